@@ -26,7 +26,7 @@ from dragoman.phrasebook.generate import (
     split_words,
 )
 from dragoman.phrasebook.german import DETERMINERS, German
-from dragoman.phrasebook.grammar import DETERMINER_MENUS, Grammar
+from dragoman.phrasebook.grammar import DETERMINER_CHOICES, Grammar
 from dragoman.phrasebook.lexicon import CASES, CONSTRUCTIONS, Adjective, Noun, Verb, load_lexicon
 from dragoman.phrasebook.realization import Clause, NounPhrase, SentencePlan
 from dragoman.types import Pair
@@ -138,7 +138,7 @@ def test_few_combinations_are_held() -> None:
 def test_there_are_far_more_sentences_than_anyone_asks_for() -> None:
     """Counts only "DET ADJECTIVE NOUN verb DET ADJECTIVE NOUN" in the present; two such clauses make one sentence."""
     book = load_lexicon()
-    determiners = len(set(DETERMINER_MENUS["any"][0]))
+    determiners = len(set(DETERMINER_CHOICES["any"][0]))
 
     def phrases_of(menu: tuple[Noun, ...]) -> int:
         return sum(determiners * len(book.qualities[noun]) for noun in menu)
@@ -336,7 +336,7 @@ def test_verb_forms(lemma: str, present: str, past: str, perfect: str) -> None:
 
 
 def test_every_determiner_has_forms() -> None:
-    assert {name for menus in DETERMINER_MENUS.values() for menu in menus for name in menu} <= set(DETERMINERS)
+    assert {name for menus in DETERMINER_CHOICES.values() for menu in menus for name in menu} <= set(DETERMINERS)
 
 
 def test_lexicon_is_one_to_one_and_no_form_means_two_words() -> None:
@@ -421,7 +421,7 @@ def test_wrong_names_and_numbers_are_answered_at_once(give: object) -> None:
 def test_an_exhausted_grammar_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = next(plan for plan, _, _ in generate.realize_plans("train", 1, 1))
     monkeypatch.setattr(generate, "MAX_REPEATS", 20)
-    monkeypatch.setattr(Grammar, "draw_plan", lambda _: plan)
+    monkeypatch.setattr(Grammar, "sample_plan", lambda _: plan)
     monkeypatch.setattr(Grammar, "content_hash", 0, raising=False)  # which is in train
     with pytest.raises(UserError, match=r"'train' of the phrasebook has about 1 phrases, not 5"):
         list(generate_pairs("train", 5))

@@ -1,15 +1,18 @@
-"""English: inflection and word order (subject, verb, objects, manner, place, time)."""
+"""English inflection and word order (subject, verb, objects, manner, place, time).
+
+Tables of verb forms are indexed by `NounPhrase.person`: 0 for I, 1 for he, 2 for we.
+"""
 
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
 from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
 
-OBJECT_FORMS = {"I": "me", "we": "us", "he": "him", "she": "her", "they": "them"}  # of pronouns
-ENGLISH_MODALS = {"can": "could", "must": "had", "want": "wanted", "may": "", "should": ""}  # present -> past
-ENGLISH_BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}  # I, he, we
+OBJECT_PRONOUN_FORMS = {"I": "me", "we": "us", "he": "him", "she": "her", "they": "them"}
+PAST_MODALS = {"can": "could", "must": "had", "want": "wanted"}  # "may" and "should" appear in the present only
+ENGLISH_BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 HAVE = ("have", "has", "have")
-FOLLOWED_BY_COMMA = (("of", "course"), ("unfortunately",))
+FOLLOWED_BY_COMMA = (("of", "course"), ("unfortunately",))  # if they open the sentence
 DO = {"present": ("do", "does", "do"), "past": ("did", "did", "did")}
 
 
@@ -33,10 +36,11 @@ class English(Realizer):
         if opening == "circumstance" or (
             opening == "sentence_adverb" and adverbials[opening].english in FOLLOWED_BY_COMMA
         ):
-            self.add_mark(",", node + Offset.COMMA, head)
+            self.add_punctuation(",", node + Offset.COMMA, head)
         inverted = kind == "question" and opening != "subject"
-        finite, others = self.conjugate(clause, head, needs_do=inverted or clause.negated)
-        verb_is_finite = verb and finite[1] == node  # "to be" behaves like an auxiliary
+        finite, nonfinite = self.conjugate(clause, head, needs_do=inverted or clause.negated)
+        finite_node = finite[1]
+        verb_is_finite = verb and finite_node == node  # "to be" behaves like an auxiliary
         if kind != "infinitive":
             if inverted:
                 self.tokens.append(finite)
@@ -47,48 +51,48 @@ class English(Realizer):
             if not inverted:
                 self.tokens.append(finite)
             if not subject.pronoun:
-                self.agreements.append((subject.node, finite[1], subject.plural))
+                self.agreements.append((subject.node, finite_node, subject.plural))
         if kind == "question":
-            self.note("verb-position", finite[1], NEXT_WORD)
+            self.record("verb-position", finite_node, NEXT_WORD)
         elif kind in ("final", "relative") or opening or clause.follows_clause:
-            self.note("verb-position", PREVIOUS_WORD, finite[1])
+            self.record("verb-position", PREVIOUS_WORD, finite_node)
         if clause.negated and finite[0] != "cannot":
             self.add("not", node + Offset.NOT, head)
         if has_frequency and not verb_is_finite:
             self.write_adverbial(clause, "frequency", head)
-        self.tokens += others
-        thing = clause.phrases.get("accusative")
+        self.tokens += nonfinite
+        direct_object = clause.phrases.get("accusative")
         particle = (verb.particle, node + Offset.PARTICLE, node) if verb and verb.particle else None
-        has_pronoun = thing and thing.pronoun and opening != "accusative"
+        has_pronoun = direct_object and direct_object.pronoun and opening != "accusative"
         particle_last = has_pronoun and verb and not verb.inseparable  # picks it up
         if particle and not particle_last:
             self.tokens.append(particle)
-        self.write_rest(clause, ("dative", "accusative", "prepositional"), head)
+        self.write_constituents(clause, ("dative", "accusative", "prepositional"), head)
         if particle and particle_last:
             self.tokens.append(particle)
         if clause.predicate:
             self.write_predicate(clause, clause.predicate)
-        self.write_rest(clause, ("manner", "place", "circumstance", "time"), head)
+        self.write_constituents(clause, ("manner", "place", "circumstance", "time"), head)
 
     def conjugate(self, clause: Clause, head: int, *, needs_do: bool) -> tuple[Token, list[Token]]:
-        """Return the finite verb and the verb forms after it."""
+        """Return the token of the finite verb, and the tokens of the verb forms after it (infinitives, participle)."""
         node, verb, tense, modal, person = clause.node, clause.verb, clause.tense, clause.modal, clause.subject.person
         auxiliary = node + Offset.AUXILIARY
         infinitive = (verb.english[0] if verb else "be", node, head)
         if clause.kind == "infinitive":
             return ("", auxiliary, head), [("to", auxiliary, head), infinitive]
         if modal:
-            word = modal if tense == "present" else ENGLISH_MODALS[modal]
+            word = modal if tense == "present" else PAST_MODALS[modal]
             if word == "can" and clause.negated:
                 word = "cannot"
                 self.fused[auxiliary] = node + Offset.NOT
             if modal != "want" and word != "had":
                 return (word, auxiliary, head), [infinitive]
-            others = [("to", auxiliary + 1, head), infinitive]  # had to, wants to
+            to_infinitive = [("to", auxiliary + 1, head), infinitive]  # had to, wants to
             if needs_do:
                 base = "have" if modal == "must" else modal
-                return (DO[tense][person], auxiliary + 2, head), [(base, auxiliary, head), *others]
-            return (word + "s" if tense == "present" and person == 1 else word, auxiliary, head), others
+                return (DO[tense][person], auxiliary + 2, head), [(base, auxiliary, head), *to_infinitive]
+            return (word + "s" if tense == "present" and person == 1 else word, auxiliary, head), to_infinitive
         if tense == "future":
             return ("will", auxiliary, head), [infinitive]
         if tense == "perfect":
@@ -122,7 +126,7 @@ class English(Realizer):
 
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
         if phrase.pronoun != "relative":
-            return phrase.pronoun if case == NOMINATIVE else OBJECT_FORMS.get(phrase.pronoun, phrase.pronoun)
+            return phrase.pronoun if case == NOMINATIVE else OBJECT_PRONOUN_FORMS.get(phrase.pronoun, phrase.pronoun)
         assert phrase.noun is not None
         if "person" in phrase.noun.tags:
             return "who" if case == NOMINATIVE else "whom"

@@ -1,12 +1,12 @@
-"""Generate the built-in corpus: English and German sentences from a grammar, with a gold analysis of each.
+"""Generate the built-in corpus: pairs of English and German sentences with a gold analysis of each.
 
     for phrase in generate_phrases("train", 3):
         print(phrase.source, "|", phrase.target)
 
-Sentences are drawn, not stored: any number of them, the same on every machine. A stable hash of the content words,
-which are known from either language, assigns a sentence to train, dev or test. Hence these splits never share a
-sentence on either side, whatever the seeds and counts. In every sentence of `unseen`, a word appears in a construction
-from which it is held out in the other splits.
+The sentences are not stored, but sampled from a grammar, with the same result on every machine. A stable hash of the
+content words assigns a pair to train, dev or test. Since both sentences of a pair determine the content words, these
+splits never share a sentence on either side, whatever the seeds and counts. In every sentence of the split `unseen`, a
+word appears in a construction from which it is held out in the other splits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from dragoman.types import Pair, Tree
 SPLITS = ("train", "dev", "test", "unseen")
 DIRECTIONS = ("en-de", "de-en")
 PERCENTILES = {"train": (0, 84), "dev": (84, 92), "test": (92, 100)}  # of the content hash
-SENTENCE_COUNT = 10**18  # a lower bound: relative clauses, questions and more are not counted
-MAX_PHRASES = 1_000_000_000  # of one split at a time: their hashes have to fit into memory
-MAX_REPEATS = 1_000_000  # draws in a row without a new sentence after which a split counts as exhausted
+SENTENCE_COUNT = 10**18  # a lower bound of the number of sentences; it ignores relative clauses, questions and more
+MAX_PHRASES = 1_000_000_000  # per call: the hashes of all sentences have to fit into memory
+MAX_REPEATS = 1_000_000  # after so many samples in a row without a new sentence, the split is considered exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class Phenomenon:
-    """A point of grammar, and the target words (from 0) whose form or position shows that it is right."""
+    """A grammatical phenomenon, such as agreement, and the positions of the words whose form or order shows it."""
 
     name: str
     words: tuple[int, ...]
@@ -46,26 +46,31 @@ class Phenomenon:
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A sentence pair with its analysis. Words count from 0; heads count from 1, as in CoNLL-U, and 0 is the root."""
+    """A sentence pair with its analysis.
+
+    Positions of words count from 0, except for heads: these count from 1, as in CoNLL-U, and the head of the root is 0.
+    """
 
     source: str
     target: str
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
-    alignment: tuple[tuple[int, int], ...]
+    alignment: tuple[tuple[int, int], ...]  # source position, target position
     source_heads: tuple[int, ...]
     target_heads: tuple[int, ...]
     source_coref: tuple[tuple[int, int], ...]  # pronoun, antecedent
     target_coref: tuple[tuple[int, int], ...]
-    phenomena: tuple[Phenomenon, ...]
-    source_phenomena: tuple[Phenomenon, ...]  # phenomena of the opposite direction
+    phenomena: tuple[Phenomenon, ...]  # in the target
+    source_phenomena: tuple[Phenomenon, ...]
 
     @property
     def pair(self) -> Pair:
+        """Return the two texts without their analysis."""
         return Pair(self.source, self.target)
 
     @property
     def tree(self) -> Tree:
+        """Return the dependency tree of the source."""
         return Tree(self.source_words, self.source_heads)
 
 
@@ -78,7 +83,7 @@ def generate_phrases(split: str, count: int, *, seed: int = 1, direction: str = 
 def generate_pairs(
     split: str, count: int, *, seed: int = 1, direction: str = "en-de", trees: bool = False
 ) -> Iterator[Pair]:
-    """Yield the texts of `generate_phrases`, faster; with `trees`, as slowly, the source trees too."""
+    """Yield the pairs of `generate_phrases`, faster because nothing is analysed unless `trees` adds source trees."""
     check_request(split, count, direction)
     if trees:
         phrases = generate_phrases(split, count, seed=seed, direction=direction)
@@ -87,6 +92,7 @@ def generate_pairs(
 
 
 def check_request(split: str, count: int, direction: str) -> None:
+    """Raise a UserError for an unknown split or direction, or a count out of range."""
     pick(dict.fromkeys(SPLITS), split, "split of the phrasebook")
     pick(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
     if count <= 0:
@@ -101,7 +107,7 @@ def check_request(split: str, count: int, direction: str) -> None:
 def realize_plans(
     split: str, count: int, seed: int, direction: str = "en-de"
 ) -> Iterator[tuple[SentencePlan, Realizer, Realizer]]:
-    """Yield plans of one split with their source and target sentences, each new in both languages."""
+    """Yield plans of one split with their source and target sentences, without repeating a sentence on either side."""
     random = Random(hash_stably(f"phrasebook {seed} {split}".encode())).random
     grammar = Grammar(random, allow_held_out=split == "unseen")
     sources, targets = SentenceSet(count), SentenceSet(count)
@@ -112,7 +118,7 @@ def realize_plans(
         if repeats > MAX_REPEATS:
             raise UserError(f"the split {split!r} of the phrasebook has about {found:,} phrases, not {count:,}")
         try:
-            plan = grammar.draw_plan()
+            plan = grammar.sample_plan()
         except NoFittingWord:
             continue
         percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64
@@ -121,10 +127,10 @@ def realize_plans(
         english, german = English(), German()
         english.write(plan)
         german.write(plan)
-        source_slot, source_print = sources.find_slot(english.text)
-        target_slot, target_print = targets.find_slot(german.text)
+        source_slot, source_fingerprint = sources.find_slot(english.text)
+        target_slot, target_fingerprint = targets.find_slot(german.text)
         if not sources.slots[source_slot] and not targets.slots[target_slot]:
-            sources.slots[source_slot], targets.slots[target_slot] = source_print, target_print
+            sources.slots[source_slot], targets.slots[target_slot] = source_fingerprint, target_fingerprint
             found, repeats = found + 1, 0
             yield (plan, english, german) if direction == "en-de" else (plan, german, english)
 
@@ -132,17 +138,17 @@ def realize_plans(
 class SentenceSet:
     """A hash set with open addressing that stores a 32-bit fingerprint per sentence, to save memory.
 
-    Two sentences collide about once in a billion; then one of them counts as a repetition and is left out, which does
-    no harm. The system provides memory only for slots in use.
+    `slots` has 0 where it is empty. The fingerprints of two sentences collide about once in a billion; the second
+    sentence is then skipped as if it were a repetition. The operating system allocates only memory pages in use.
     """
 
     def __init__(self, count: int) -> None:
-        size = 1 << max(10, (count + count // 2).bit_length())
+        size = 1 << max(10, (count + count // 2).bit_length())  # a power of two, at most two thirds full
         self.mask = size - 1
         self.slots = memoryview(mmap.mmap(-1, 4 * size)).cast("I")
 
     def find_slot(self, text: str) -> tuple[int, int]:
-        """Return the slot of this text, whose value is 0 if the text is new, and its fingerprint."""
+        """Return the index of the slot for this text, which is empty if the text is new, and its fingerprint."""
         number = hash_stably(text.encode())
         slots, mask = self.slots, self.mask
         fingerprint, slot = (number >> 32) or 1, number & mask
@@ -152,7 +158,7 @@ class SentenceSet:
 
 
 def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
-    """Return the sentences with alignment, trees, coreference and phenomena."""
+    """Return the phrase with its alignment, trees, coreference and phenomena."""
     source_positions, target_positions = source.locate_nodes(), target.locate_nodes()
     target_meanings = target.locate_meanings()
     alignment = {
@@ -177,7 +183,7 @@ def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
 
 
 def hash_package() -> str:
-    """Return a digest of the files of this package: grammar and lexicon, and so every sentence."""
+    """Return a digest of the files of this package, which changes whenever a sentence of the corpus could change."""
     paths = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".tsv"))
     return digest_bytes(*(path.read_bytes() for path in paths), size=64)
 
@@ -191,11 +197,12 @@ def split_words(line: str) -> list[str]:
 
 
 def count_correct_phenomena(phrase: Phrase, hypothesis: str) -> dict[str, tuple[int, int]]:
-    """Return for each phenomenon of the phrase how many of its cases the hypothesis has right, and how many there are.
+    """Return, by name of phenomenon, how many of its occurrences the hypothesis translates correctly, and their number.
 
-    A case is right if its words occur in the hypothesis in the same order, whatever else differs: words that are
-    adjacent in the reference have to be adjacent, others may be up to two words further apart than there. If the
-    reference itself matches in several ways ("ist ... ist"), the hypothesis has to match in as many. Case is ignored.
+    An occurrence is correct if its words occur in the hypothesis in the same order, whatever else differs. Words that
+    are adjacent in the reference have to be adjacent; others may be up to two words further apart than in the
+    reference. If the reference matches itself in several ways ("ist ... ist"), the hypothesis has to match in as many
+    ways. Upper and lower case do not matter.
     """
     counts: dict[str, tuple[int, int]] = {}
     for phenomenon, correct in judge_phenomena(phrase, hypothesis):
@@ -205,7 +212,7 @@ def count_correct_phenomena(phrase: Phrase, hypothesis: str) -> dict[str, tuple[
 
 
 def judge_phenomena(phrase: Phrase, hypothesis: str) -> Iterator[tuple[Phenomenon, bool]]:
-    """Yield every phenomenon of the phrase, and whether the hypothesis has it right."""
+    """Yield every phenomenon of the phrase, and whether the hypothesis translates it correctly."""
     reference = [word.lower() for word in phrase.target_words]
     words = [word.lower() for word in split_words(hypothesis)]
     for phenomenon in phrase.phenomena:
@@ -214,10 +221,13 @@ def judge_phenomena(phrase: Phrase, hypothesis: str) -> Iterator[tuple[Phenomeno
 
 
 def count_matches(words: Sequence[str], reference: Sequence[str], positions: tuple[int, ...]) -> int:
-    """Return in how many ways `words` contains the reference words at these positions."""
+    """Return in how many ways `words` contains the reference words at these positions.
+
+    After each position, `ways[i]` is the number of ways that match the positions so far and end with `words[i]`.
+    """
     ways = [int(word == reference[positions[0]]) for word in words]
-    for before, position in pairwise(positions):
-        reach = 1 if position == before + 1 else position - before + 2
+    for previous, position in pairwise(positions):
+        max_distance = 1 if position == previous + 1 else position - previous + 2
         wanted = reference[position]
-        ways = [sum(ways[max(0, at - reach) : at]) if word == wanted else 0 for at, word in enumerate(words)]
+        ways = [sum(ways[max(0, i - max_distance) : i]) if word == wanted else 0 for i, word in enumerate(words)]
     return sum(ways)

@@ -1,7 +1,10 @@
-"""German: declension, conjugation and word order.
+"""German declension, conjugation and word order.
 
-The finite verb comes second in a main clause and last in a subordinate one. Infinitives, participles and separable
-prefixes close the clause.
+The finite verb comes second in a main clause and last in a subordinate clause. Infinitives, participles and separable
+prefixes come at the end of the clause; what stands between them and the finite verb is called the middle field.
+
+Tables of verb forms are indexed by `NounPhrase.person`: 0 for ich, 1 for er, 2 for wir. Paradigms are indexed by gender
+(masculine, feminine, neuter, plural), then by case (nominative, accusative, dative, genitive).
 """
 
 from __future__ import annotations
@@ -11,15 +14,15 @@ from collections.abc import Iterable
 from dragoman.phrasebook.lexicon import PLURAL, Noun
 from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
 
-Paradigm = tuple[tuple[str, ...], ...]  # forms or endings: [gender][case]
+Paradigm = tuple[tuple[str, ...], ...]  # forms or endings
 
 
 def decline(endings: str, stem: str = "") -> Paradigm:
-    """Return a paradigm: genders (masculine, feminine, neuter, plural) between bars, each with its four cases."""
+    """Return a paradigm from the endings of the four cases; bars separate the genders, "-" is no ending."""
     return tuple(tuple(stem + ending.strip("-") for ending in gender.split()) for gender in endings.split("|"))
 
 
-# Endings of adjectives: without a determiner, after "der", after "ein".
+# Endings of adjectives without a determiner, after a word like "der", and after a word like "ein".
 STRONG = decline("er en em en | e e er er | es es em en | e e en er")
 WEAK = decline("e en en en | e e en en | e e en en | en en en en")
 MIXED = decline("er en en en | e e en en | es es en en | en en en en")
@@ -30,7 +33,7 @@ THIRD_PERSON = decline("er ihn ihm - | sie sie ihr - | es es ihm - | sie sie ihn
 LIKE_DIESER = "er en em es | e e er er | es es em es | e e en er"
 LIKE_EIN = "- en em es | e e er er | - - em es | e e en er"
 INVARIABLE = "- - - - | - - - - | - - - - | - - - -"
-DETERMINERS: dict[str, tuple[Paradigm, Paradigm]] = {  # English -> its forms, the endings of an adjective after it
+DETERMINERS: dict[str, tuple[Paradigm, Paradigm]] = {  # English -> German forms, endings of an adjective after them
     "": (decline(INVARIABLE), STRONG),
     "the": (ARTICLE, WEAK),
 } | {
@@ -51,7 +54,7 @@ PRONOUNS = {  # nominative, accusative, dative
     "what": ("was", "was", ""),
 } | dict(zip(("he", "she", "it", "they"), THIRD_PERSON))
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "zu dem": "zum", "zu der": "zur", "von dem": "vom"}
-BE = {"present": ("bin", "ist", "sind"), "past": ("war", "war", "waren")}  # ich, er, wir
+BE = {"present": ("bin", "ist", "sind"), "past": ("war", "war", "waren")}
 AUXILIARIES = {"haben": ("habe", "hat", "haben"), "sein": BE["present"], "werden": ("werde", "wird", "werden")}
 MODAL_FORMS = {
     "can": {"present": ("kann", "kann", "können"), "past": ("konnte", "konnte", "konnten")},
@@ -61,7 +64,7 @@ MODAL_FORMS = {
     "should": {"present": ("soll", "soll", "sollen"), "past": ("sollte", "sollte", "sollten")},
 }
 INDEFINITE = frozenset(("", "a", "some", "several", "many", "two", "three", "four", "five", "six", "ten"))
-# The order between the finite verb and the end of the clause, without pronouns.
+# The order of the middle field. An indefinite accusative object follows the adverb of manner.
 MIDDLE_FIELD = ("time", "circumstance", "frequency", "dative", "accusative", "manner")
 MIDDLE_FIELD_WITH_INDEFINITE = ("time", "circumstance", "frequency", "dative", "manner", "accusative")
 
@@ -89,9 +92,9 @@ class German(Realizer):
             else:
                 self.add("zu", node + Offset.AUXILIARY, head)
                 self.add(verb.infinitive, node, head)
-            self.note("verb-position", node + Offset.COMMA, node, NEXT_WORD)
+            self.record("verb-position", node + Offset.COMMA, node, NEXT_WORD)
             return
-        finite, others = self.conjugate(clause, head)
+        finite, nonfinite = self.conjugate(clause, head)
         verb_last = clause.kind in ("final", "relative")
         inverted = opening not in ("", "subject") or clause.follows_clause
         subject_first = clause.kind == "main" and not inverted
@@ -100,38 +103,38 @@ class German(Realizer):
         if not verb_last:
             self.tokens.append(finite)
             if inverted:
-                self.note("verb-position", PREVIOUS_WORD, finite[1])
+                self.record("verb-position", PREVIOUS_WORD, finite[1])
         if not subject_first and opening != "subject":
             self.write_noun_phrase(subject, "subject", head)
         self.write_middle_field(clause, head)
-        self.tokens += others
+        self.tokens += nonfinite
         if verb_last:
             self.tokens.append(finite)
-            subordinator = clause.phrases[opening].node if opening else node + Offset.CONJUNCTION
-            self.note("verb-position", subordinator, finite[1], NEXT_WORD)
-        elif others and others[-1][1] == node + Offset.PARTICLE:
-            self.note("verb-position", finite[1], node + Offset.PARTICLE, NEXT_WORD)
+            introducing_word = clause.phrases[opening].node if opening else node + Offset.CONJUNCTION
+            self.record("verb-position", introducing_word, finite[1], NEXT_WORD)
+        elif nonfinite and nonfinite[-1][1] == node + Offset.PARTICLE:
+            self.record("verb-position", finite[1], node + Offset.PARTICLE, NEXT_WORD)
         if not subject.pronoun:
             self.agreements.append((subject.node, finite[1], subject.plural))
 
     def write_middle_field(self, clause: Clause, head: int) -> None:
-        """Write what stands between the finite verb and the end: pronouns, time, objects, manner, place."""
-        thing, recipient = clause.phrases.get("accusative"), clause.phrases.get("dative")
-        indefinite = thing and thing.determiner in INDEFINITE
+        """Write pronouns, time, objects, manner and place, and then the predicate adjective."""
+        direct_object, indirect_object = clause.phrases.get("accusative"), clause.phrases.get("dative")
+        indefinite = direct_object and direct_object.determiner in INDEFINITE
         order: Iterable[str] = MIDDLE_FIELD_WITH_INDEFINITE if indefinite else MIDDLE_FIELD
-        if recipient and recipient.pronoun:
+        if indirect_object and indirect_object.pronoun:
             order = dict.fromkeys(("dative", *order))
-        if thing and thing.pronoun:
+        if direct_object and direct_object.pronoun:
             order = dict.fromkeys(("accusative", *order))
-        self.write_rest(clause, order, head)
+        self.write_constituents(clause, order, head)
         if clause.negated and not clause.has_kein:
             self.add("nicht", clause.node + Offset.NOT, head)
-        self.write_rest(clause, ("place", "prepositional"), head)
+        self.write_constituents(clause, ("place", "prepositional"), head)
         if clause.predicate:
             self.write_predicate(clause, clause.predicate)
 
     def conjugate(self, clause: Clause, head: int) -> tuple[Token, list[Token]]:
-        """Return the finite verb and the verb forms that close the clause."""
+        """Return the token of the finite verb, and the tokens of the verb forms at the end of the clause."""
         node, verb, tense, person = clause.node, clause.verb, clause.tense, clause.phrases["subject"].person
         auxiliary = node + Offset.AUXILIARY
         if clause.modal or tense == "future":
@@ -151,12 +154,12 @@ class German(Realizer):
     # ---- noun phrases
 
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
-        """Write the determiner, which may fuse with the preposition, and the adjectives with the endings after it."""
+        """Write the determiner and the adjectives. A preposition and the article may contract: in dem -> im."""
         node = phrase.node
         gender = PLURAL if phrase.plural else noun.gender
         forms, endings = DETERMINERS["no" if phrase.negation >= 0 else phrase.determiner]
         word, ending = forms[gender][case], endings[gender][case]
-        inflected = []  # nodes that show the declension
+        inflected = []  # nodes of the words whose form shows the declension
         contraction = None
         if phrase.preposition and phrase.determiner == "the":
             contraction = CONTRACTIONS.get(f"{phrase.preposition.german} {word}")
@@ -178,7 +181,7 @@ class German(Realizer):
             self.add(phrase.colour.stem + ending, node + Offset.COLOUR, node)
             inflected.append(node + Offset.COLOUR)
         if phrase.adjective or phrase.colour:
-            self.note("adjective", *inflected, node)
+            self.record("adjective", *inflected, node)
 
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
         if phrase.noun is None:

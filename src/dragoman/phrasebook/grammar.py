@@ -1,10 +1,11 @@
-"""The synchronous grammar: draws the plan of a sentence, which `english.py` and `german.py` realize.
+"""The synchronous grammar: samples sentence plans, which `english.py` and `german.py` turn into words.
 
-Whatever must hold in both languages is decided here. For instance, a pronoun refers to a noun only if no other noun
-of the sentence could be meant, neither in English nor in German.
+The grammar makes every choice that both languages share. For instance, it replaces a noun by a pronoun only if the
+pronoun could refer to no other noun of the sentence, neither in English nor in German.
 
-Draws use `random()` alone, whose sequence Python promises to keep. A word may be held out from one construction; every
-draw checks that first, so the two never meet outside the split `unseen`.
+The corpus has to be the same on every machine. Therefore the grammar calls nothing but `random()`, whose sequence is
+stable across versions of Python. The probabilities were set by hand; changing one of them, or the order of the calls,
+changes the corpus. A word that is held out from a construction is never sampled in it, except for the split `unseen`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from dragoman.phrasebook.realization import BLOCK_SIZE, Clause, ClauseKind, Noun
 Choice = TypeVar("Choice")
 
 
-def expand_weights(menu: str) -> tuple[str, ...]:
-    """Return the entries of "the*3 a", each repeated according to its weight; "-" is the empty string."""
-    entries = [entry.partition("*") for entry in menu.split()]
+def expand_weights(text: str) -> tuple[str, ...]:
+    """Return the words of a text such as "the*3 a -", each repeated as often as its weight; "-" is the empty string."""
+    entries = [entry.partition("*") for entry in text.split()]
     return tuple("" if name == "-" else name for name, _, weight in entries for _ in range(int(weight or 1)))
 
 
-DETERMINER_MENUS = {  # for the singular, for the plural, and for mass nouns if they differ from the singular
-    name: tuple(map(expand_weights, menus))
-    for name, *menus in (
+DETERMINER_CHOICES = {  # for singular nouns, for plural nouns, and for mass nouns if they differ from the singular
+    name: tuple(map(expand_weights, weights))
+    for name, *weights in (
         (
             "any",
             "the*18 a*8 this*4 every*2 my*3 our*3 his*3 her*3",
@@ -50,7 +51,7 @@ DETERMINER_MENUS = {  # for the singular, for the plural, and for mass nouns if 
     )
 }
 POSSESSIVES = ("my", "our", "his", "her")
-POSSESSABLE = frozenset(  # tags of nouns that may follow a possessive
+POSSESSABLE_TAGS = frozenset(  # a noun with one of these tags may follow a possessive
     {"kin", "small", "pet", "vehicle", "furniture", "device", "instrument", "room", "house", "garden"}
     | {"text", "thought", "problem", "wedding"}
 )
@@ -60,18 +61,18 @@ FIRST_PERSON = expand_weights("I*3 we*2")
 RECIPIENT_PRONOUNS = ("I", "he", "she", "we", "they")
 OBJECT_PRONOUNS = ("I", "he", "we")
 GERMAN_PRONOUNS = {"he": "er", "she": "sie", "they": "sie", "I": "ich", "we": "wir"}
-ANTECEDENT_DETERMINERS = frozenset(
+ANTECEDENT_DETERMINERS = frozenset(  # determiners of noun phrases to which a pronoun may refer
     ("the", "a", "this", *POSSESSIVES, "two", "three", "four", "five", "six", "ten", "many", "some", "several")
 )
 SIMPLE_TENSES = ("present", "past")
 TENSES = expand_weights("present*9 past*6 perfect*3 future*3")
-PAIRED_TENSES = expand_weights("present*9 past*7 future*2")
+COORDINATED_TENSES = expand_weights("present*9 past*7 future*2")
 SUBORDINATE_TENSES = expand_weights("present*9 past*7")
 MODALS = {"present": expand_weights("can*3 must*2 want*2 may should*2"), "past": expand_weights("can must want")}
 NEGATED_MODALS = {"present": expand_weights("can*3 want*2 may should*2"), "past": expand_weights("can want")}
 COORDINATORS = expand_weights("but/aber*4 and/und*3")
 SUBORDINATORS = expand_weights("because/weil*5 although/obwohl*3 if/wenn*2 before/bevor*2 until/bis as_soon_as/sobald")
-TEMPORAL = ("before", "until", "as soon as")  # they join events, not descriptions
+TEMPORAL = ("before", "until", "as soon as")  # conjunctions that join events, not descriptions
 QUESTION_WORDS = expand_weights("-*4 who what whom which where when why")
 QUESTION_ADVERBS = {
     english: Adverbial((english,), (german,))
@@ -79,22 +80,24 @@ QUESTION_ADVERBS = {
 }
 RELATIVE_ROLES = expand_weights("subject*3 accusative*2 dative prepositional")
 WITH, DESPITE = Preposition.parse("with/mit+dat"), Preposition.parse("despite/trotz+gen")
-PLACE_PREPOSITIONS = {text[:2]: Preposition.parse(text) for text in ("in/in+dat", "on/auf+dat", "at/an+dat")}  # by tag
+# The tags "in", "on" and "at" of a noun name the preposition with which it denotes a place.
+PLACE_PREPOSITIONS = {text[:2]: Preposition.parse(text) for text in ("in/in+dat", "on/auf+dat", "at/an+dat")}
 AROUND_FURNITURE = tuple(
     map(Preposition.parse, ("on/auf+dat", "under/unter+dat", "behind/hinter+dat", "beside/neben+dat"))
 )
 EVENT_PREPOSITIONS = tuple(map(Preposition.parse, ("during/während+gen", "after/nach+dat")))
+MAX_ATTEMPTS = 12  # to find a word that may be used, before another plan is sampled
 
 
 class NoFittingWord(Exception):
-    """No word may fill a position of the plan; the caller draws another plan."""
+    """Raised if no allowed word was found for a position of the plan. The caller samples another plan."""
 
 
 class Grammar:
-    """Samples complete sentences.
+    """Samples sentence plans by a random number generator.
 
-    `content_hash` is the sum of the hashes of the content words, which either language reveals. Unless
-    `allow_held_out`, no word meets the construction it is held out from; else `found_held_out` says whether one did.
+    After each call of `sample_plan`, `content_hash` is the sum of the hashes of the content words. `found_held_out` is
+    whether the plan has a word in the construction from which it is held out; this needs `allow_held_out`.
     """
 
     def __init__(self, random: Callable[[], float], *, allow_held_out: bool) -> None:
@@ -102,79 +105,85 @@ class Grammar:
         self.allow_held_out = allow_held_out
         self.lexicon = load_lexicon()
 
-    def draw_plan(self) -> SentencePlan:
-        """Draw a sentence; `content_hash` and `found_held_out` then say which split it belongs to."""
+    def sample_plan(self) -> SentencePlan:
+        """Sample a sentence, and set `content_hash` and `found_held_out`, which decide its split."""
         self.found_held_out = False
         self.content_hash = 0
-        self.new_block = count(0, BLOCK_SIZE).__next__  # returns the first node of a new block
+        self.new_block = count(0, BLOCK_SIZE).__next__  # allocates a block of node ids and returns the first
         self.noun_phrases: list[NounPhrase] = []
-        self.used: set[object] = set()  # nouns, verbs, adjectives, and the lemmas of these adjectives' opposites
+        # Words that may not be sampled again: nouns, verbs, adjectives, and the lemmas of the adjectives' opposites.
+        self.used: set[object] = set()
         return SENTENCE_TYPES[bisect(SENTENCE_LIMITS, self.random())](self)
 
-    def draw_simple(self) -> SentencePlan:
-        clause = self.draw_clause("main", self.pick(TENSES), front=self.random() < 0.3)
+    def sample_simple(self) -> SentencePlan:
+        """Sample a sentence of one main clause, which may have a relative clause."""
+        clause = self.sample_clause("main", self.pick(TENSES), front=self.random() < 0.3)
         return SentencePlan((clause,), clause)
 
-    def draw_coordinated(self) -> SentencePlan:
-        tense = self.pick(PAIRED_TENSES)
-        first = self.draw_clause("main", tense, position="first")
-        second = self.draw_second_clause("main", tense)
+    def sample_coordinated(self) -> SentencePlan:
+        """Sample two main clauses joined by "and" or "but"."""
+        tense = self.pick(COORDINATED_TENSES)
+        first = self.sample_clause("main", tense, position="first")
+        second = self.sample_second_clause("main", tense)
         second.conjunction = split_conjunction(self.pick(COORDINATORS))
         return SentencePlan((first, second), first)
 
-    def draw_subordinated(self) -> SentencePlan:
+    def sample_subordinated(self) -> SentencePlan:
+        """Sample a main clause with a subordinate clause ("because ...") before or after it."""
         conjunction = split_conjunction(self.pick(SUBORDINATORS))
         tense = "present" if conjunction[0] == "if" else self.pick(SUBORDINATE_TENSES)
         fronted = self.random() < 0.4
-        event = conjunction[0] in TEMPORAL
-        first = self.draw_clause("final" if fronted else "main", tense, position="first", event=event)
-        second = self.draw_second_clause("main" if fronted else "final", tense, event=event, follows_clause=fronted)
+        is_event = conjunction[0] in TEMPORAL
+        first = self.sample_clause("final" if fronted else "main", tense, position="first", is_event=is_event)
+        kind: ClauseKind = "main" if fronted else "final"
+        second = self.sample_second_clause(kind, tense, is_event=is_event, follows_clause=fronted)
         (first if fronted else second).conjunction = conjunction
         return SentencePlan((first, second), second if fronted else first)
 
-    def draw_reported(self) -> SentencePlan:
-        """Draw a verb of saying or thinking with a clause: she hopes that ..."""
+    def sample_reported(self) -> SentencePlan:
+        """Sample a verb of saying or thinking with a complement clause: she hopes that ..."""
         tense = self.pick(("present", "present", "past"))
-        frame = self.draw_frame(self.lexicon.reporting)
-        clause = self.draw_clause("main", tense, frame=frame, position="first")
-        clause.complement = self.draw_second_clause("final", tense)
+        frame = self.sample_frame(self.lexicon.reporting)
+        clause = self.sample_clause("main", tense, frame=frame, position="first")
+        clause.complement = self.sample_second_clause("final", tense)
         clause.complement.conjunction = ("that", "dass") if frame.clause == "that" else ("whether", "ob")
         return SentencePlan((clause,), clause)
 
-    def draw_controlled(self) -> SentencePlan:
-        """Draw a verb with an infinitive, whose subject it controls: she tries to ..."""
-        frame = self.draw_frame(self.lexicon.controlling)
-        clause = self.draw_clause("main", self.pick(TENSES), frame=frame, position="first")
-        frame = self.draw_frame(self.lexicon.voluntary)
-        clause.complement = self.draw_clause(
+    def sample_controlled(self) -> SentencePlan:
+        """Sample a control verb with an infinitive that has the same subject: she tries to ..."""
+        frame = self.sample_frame(self.lexicon.controlling)
+        clause = self.sample_clause("main", self.pick(TENSES), frame=frame, position="first")
+        frame = self.sample_frame(self.lexicon.voluntary)
+        clause.complement = self.sample_clause(
             "infinitive", "present", frame=frame, position="second", role="subject", filler=clause.subject
         )
         return SentencePlan((clause,), clause)
 
-    def draw_question(self) -> SentencePlan:
+    def sample_question(self) -> SentencePlan:
+        """Sample a question, with a question word or to be answered by yes or no."""
         tense = self.pick(TENSES)
-        clause = self.draw_clause("question", tense, question_word=self.pick(QUESTION_WORDS))
+        clause = self.sample_clause("question", tense, question_word=self.pick(QUESTION_WORDS))
         return SentencePlan((clause,), clause)
 
     # ---- clauses
 
-    def draw_second_clause(
-        self, kind: ClauseKind, tense: str, *, event: bool = False, follows_clause: bool = False
+    def sample_second_clause(
+        self, kind: ClauseKind, tense: str, *, is_event: bool = False, follows_clause: bool = False
     ) -> Clause:
-        """Draw a clause with a pronoun for a noun of the first, if there is an unambiguous one."""
-        antecedent = self.draw_antecedent() if self.random() < 0.8 else None
+        """Sample a clause that often refers to a noun of the first clause by a pronoun, if that is unambiguous."""
+        antecedent = self.sample_antecedent() if self.random() < 0.8 else None
         role, pronoun = "", None
         if antecedent is not None and antecedent.noun is not None:
             noun, plural = antecedent.noun, antecedent.plural
             pronoun = NounPhrase(self.new_block(), noun, plural, "they" if plural else noun.pronoun, antecedent)
             as_object = self.random() < 0.4 and noun in self.lexicon.frames_by_role["accusative"]
             role = "accusative" if as_object else "subject"
-        return self.draw_clause(
-            kind, tense, position="second", event=event, follows_clause=follows_clause, role=role, filler=pronoun
+        return self.sample_clause(
+            kind, tense, "second", is_event=is_event, follows_clause=follows_clause, role=role, filler=pronoun
         )
 
-    def draw_antecedent(self) -> NounPhrase | None:
-        """Draw a noun phrase whose pronoun could refer to no other, in English or in German."""
+    def sample_antecedent(self) -> NounPhrase | None:
+        """Sample a noun phrase that differs from all others by its pronoun, both in English and in German."""
         pronouns = [choose_pronouns(phrase) for phrase in self.noun_phrases]
         candidates = []
         for phrase, (english, german) in zip(self.noun_phrases, pronouns, strict=True):
@@ -183,14 +192,14 @@ class Grammar:
                 continue
             if phrase.negation >= 0 or phrase.determiner not in ANTECEDENT_DETERMINERS:
                 continue
-            if sum(english == e or german == g for e, g in pronouns) == 1:  # itself
+            if sum(english == e or german == g for e, g in pronouns) == 1:  # only the phrase itself
                 candidates.append((phrase, noun))
         if not candidates:
             return None
         phrase, noun = self.pick(candidates)
         return phrase if self.is_allowed(noun, ("antecedent",)) else None
 
-    def draw_clause(
+    def sample_clause(
         self,
         kind: ClauseKind,
         tense: str,
@@ -198,27 +207,29 @@ class Grammar:
         frame: Frame | None = None,
         front: bool = False,
         follows_clause: bool = False,
-        event: bool = False,
+        is_event: bool = False,
         question_word: str = "",
         role: str = "",
         filler: NounPhrase | None = None,
     ) -> Clause:
-        """Draw a clause.
+        """Sample a clause.
 
-        `position` is "only", "first" or "second"; only the clauses of a sentence without others are elaborate, with a
-        relative clause, for instance. `filler` is given for the argument `role`: a pronoun, a relative pronoun, the
-        subject of an infinitive. `front` moves an adjunct before the subject, `event` excludes descriptions.
+        `position` is "only", "first" or "second"; the only clause of a sentence may get more adjuncts and a relative
+        clause. `filler` is a noun phrase that the caller chose for the argument `role`: a pronoun, a relative pronoun,
+        or the subject of an infinitive. The rest is sampled, the verb too unless `frame` is given. `front` adds an
+        adjunct before the subject. `is_event` excludes descriptions such as "the lamp is old".
         """
         phrases = {role: filler} if filler else {}
         clause = Clause(self.new_block(), kind, tense, phrases, {}, follows_clause, question_word)
-        clause.negated = kind != "infinitive" and frame is None and not event and self.random() < 0.14
+        clause.negated = kind != "infinitive" and frame is None and not is_event and self.random() < 0.14
         if kind == "relative":
             clause.opening = role
         elif question_word in QUESTION_ADVERBS:
             clause.opening = "question_adverb"
             clause.adverbials[clause.opening] = QUESTION_ADVERBS[question_word]
         noun, second = filler.noun if filler else None, position == "second"
-        if frame is None and self.draw_is_description(role, noun, second, event or question_word not in ("", "why")):
+        may_describe = not is_event and question_word in ("", "why")
+        if frame is None and self.sample_is_description(role, noun, second, may_describe):
             self.add_description(clause, second)
         else:
             constructions = (
@@ -228,10 +239,10 @@ class Grammar:
                 "auxiliary" if tense == "future" else "",
             )
             if frame is None:
-                menu = self.lexicon.question_frames.get(question_word, self.lexicon.frames)
+                frames = self.lexicon.question_frames.get(question_word, self.lexicon.frames)
                 if noun is not None:
-                    menu = self.lexicon.frames_by_role[role].get(noun) or self.lexicon.frames
-                frame = self.draw_frame(menu, constructions)
+                    frames = self.lexicon.frames_by_role[role].get(noun) or self.lexicon.frames
+                frame = self.sample_frame(frames, constructions)
             elif not self.is_allowed(frame.verb, constructions):
                 raise NoFittingWord
             self.used.add(frame.verb)
@@ -247,22 +258,22 @@ class Grammar:
             self.add_relative_clause(clause)
         return clause
 
-    def draw_is_description(self, role: str, noun: Noun | None, second: bool, excluded: bool) -> bool:
-        """Draw whether the clause describes its subject with "to be" and an adjective."""
+    def sample_is_description(self, role: str, noun: Noun | None, second: bool, allowed: bool) -> bool:
+        """Sample whether the clause describes its subject with "to be" and an adjective."""
         if role == "subject" and noun is not None:
-            return noun not in self.lexicon.frames_by_role["subject"] or (not excluded and self.random() < 0.4)
-        return not role and not excluded and self.random() < (0.1 if second else 0.22)
+            return noun not in self.lexicon.frames_by_role["subject"] or (allowed and self.random() < 0.4)
+        return not role and allowed and self.random() < (0.1 if second else 0.22)
 
     def add_description(self, clause: Clause, second: bool) -> None:
         """Add a subject and an adjective: the lamp is very old, the dog is older than the cat."""
         lexicon = self.lexicon
         if "subject" not in clause.phrases:
             personal = self.random() < 0.5
-            self.add_subject(clause, lexicon.described, personal=personal, second=second, extend=True)
+            self.add_subject(clause, lexicon.describable, personal=personal, second=second, extend=True)
         noun = clause.subject.noun
         common = None if noun is None or noun.proper else noun
-        menu = lexicon.qualities[common] + lexicon.colours[common] if common else lexicon.moods
-        adjective = clause.predicate = self.draw_adjective(menu)
+        adjectives = lexicon.qualities[common] + lexicon.colours[common] if common else lexicon.moods
+        adjective = clause.predicate = self.sample_adjective(adjectives)
         if adjective is None:
             raise NoFittingWord
         chance = self.random()
@@ -271,10 +282,10 @@ class Grammar:
         elif chance < 0.3 and common and clause.kind != "relative" and adjective.kind != "colour":
             nouns = find_similar(common, adjective)
             if len(nouns) > 3:
-                clause.comparison = self.draw_noun_phrase(nouns, "subject", "definite")
+                clause.comparison = self.sample_noun_phrase(nouns, "subject", "definite")
 
     def add_arguments(self, clause: Clause, frame: Frame, second: bool) -> None:
-        """Fill every argument of the verb that has no filler yet."""
+        """Sample the arguments of the verb that the clause does not have yet."""
         phrases, fillers = clause.phrases, frame.fillers
         if clause.question_word == "who":
             phrases["subject"], clause.opening = NounPhrase(self.new_block(), None, pronoun="who"), "subject"
@@ -283,80 +294,84 @@ class Grammar:
             self.add_subject(clause, fillers["subject"], personal=frame.personal, second=second, extend=extend)
         for role in ("dative", "accusative", "prepositional"):
             if fillers[role] and role not in phrases:
-                phrases[role] = self.draw_object(clause, fillers, role)
+                phrases[role] = self.sample_object(clause, fillers, role)
         if "prepositional" in phrases:
             phrases["prepositional"].preposition = frame.preposition
         if frame.predicates:
             noun = clause.subject.noun
             adjectives = self.lexicon.qualities[noun] if noun and not noun.proper else self.lexicon.moods
-            clause.predicate = self.draw_adjective([a for a in adjectives if a.lemma in frame.predicates])
+            clause.predicate = self.sample_adjective([a for a in adjectives if a.lemma in frame.predicates])
             if clause.predicate is None:
                 raise NoFittingWord
 
     def add_subject(self, clause: Clause, nouns: Sequence[Noun], *, personal: bool, second: bool, extend: bool) -> None:
-        """Add a pronoun, a name or a noun phrase. In the second clause "he" would be ambiguous, "I" is not."""
+        """Add a pronoun, a name or a noun phrase. A second clause gets only "I" and "we": "he" might be ambiguous."""
         chance = self.random()
         if personal and chance < 0.13:
-            subject = self.draw_pronoun(FIRST_PERSON if second else SUBJECT_PRONOUNS)
+            subject = self.sample_pronoun(FIRST_PERSON if second else SUBJECT_PRONOUNS)
         elif personal and chance < 0.24:
-            noun = self.draw_noun(self.lexicon.names, "name")
+            noun = self.sample_noun(self.lexicon.names, "name")
             subject = NounPhrase(self.new_block(), noun)
             self.noun_phrases.append(subject)
         else:
             determiners = "definite" if clause.negated else "no" if chance > 0.97 else "any"
-            subject = self.draw_noun_phrase(nouns, "subject", determiners, extend=extend)
+            subject = self.sample_noun_phrase(nouns, "subject", determiners, extend=extend)
         clause.phrases["subject"] = subject
 
-    def draw_object(self, clause: Clause, fillers: Mapping[str, Sequence[Noun]], role: str) -> NounPhrase:
-        menu, subject, question_word = fillers[role], clause.subject, clause.question_word
+    def sample_object(self, clause: Clause, fillers: Mapping[str, Sequence[Noun]], role: str) -> NounPhrase:
+        """Sample an object: a question word, a pronoun, or a noun phrase with one of the `fillers` of its role."""
+        nouns, subject, question_word = fillers[role], clause.subject, clause.question_word
         if question_word in ("what", "whom") and role != "prepositional":
             clause.opening = role
             return NounPhrase(self.new_block(), None, pronoun="what" if question_word == "what" else "who")
         if question_word == "which" and role == "accusative":
             clause.opening = role
-            return self.draw_noun_phrase(menu, role, "which")
+            return self.sample_noun_phrase(nouns, role, "which")
         may_be_pronoun = not subject.pronoun and clause.kind != "infinitive" and role != "prepositional"
-        if may_be_pronoun and "person" in menu[0].tags and self.random() < 0.1:
-            return self.draw_pronoun(OBJECT_PRONOUNS if role == "accusative" else RECIPIENT_PRONOUNS)
+        if may_be_pronoun and "person" in nouns[0].tags and self.random() < 0.1:
+            return self.sample_pronoun(OBJECT_PRONOUNS if role == "accusative" else RECIPIENT_PRONOUNS)
         if clause.negated:
-            # German puts "kein" into one object only: beside a direct object, the indirect one is definite
+            # German allows "kein" in one object only, so an indirect object beside a direct one is definite.
             definite = role == "prepositional" or (role == "dative" and fillers["accusative"])
             determiners = "definite" if definite else "negated"
         else:
             determiners = "recipient" if role == "dative" else "any"
-        phrase = self.draw_noun_phrase(menu, role, determiners)
+        phrase = self.sample_noun_phrase(nouns, role, determiners)
         if clause.negated and phrase.determiner in ("", "a") and role != "prepositional":
             phrase.negation = clause.node + Offset.NOT
             clause.has_kein = True
         return phrase
 
     def add_verb_adjuncts(self, clause: Clause, frame: Frame) -> None:
-        """Add perhaps a modal verb, and perhaps an adverb of manner, a place or a companion."""
+        """Add perhaps a modal verb, and perhaps an adverb of manner, a place or a companion ("with my friend")."""
         modals = (NEGATED_MODALS if clause.negated else MODALS).get(clause.tense)
-        active = frame.animate and not frame.clause and not frame.stative and clause.kind != "infinitive"
-        if modals and active and self.random() < 0.16 and self.is_allowed(frame.verb, ("auxiliary",)):
+        may_have_modal = frame.animate and not frame.clause and not frame.stative and clause.kind != "infinitive"
+        if modals and may_have_modal and self.random() < 0.16 and self.is_allowed(frame.verb, ("auxiliary",)):
             clause.modal = self.pick(modals)
         chance = self.random()
         if "manner" in frame.adjuncts and chance < 0.15 and not clause.negated:
-            adjective = self.draw_adjective(self.lexicon.manners)
+            adjective = self.sample_adjective(self.lexicon.manners)
             if adjective:
                 clause.adverbials["manner"] = adjective.adverb
         elif "place" in frame.adjuncts and 0.15 < chance < 0.4 and clause.question_word != "where":
-            place = clause.phrases["place"] = self.draw_noun_phrase(self.lexicon.places, "prepositional", "definite")
+            place = clause.phrases["place"] = self.sample_noun_phrase(self.lexicon.places, "prepositional", "definite")
             assert place.noun is not None
             tags = place.noun.tags
             place.preposition = next(p for tag, p in PLACE_PREPOSITIONS.items() if tag in tags)
         elif "company" in frame.adjuncts and 0.4 < chance < 0.5:
-            place = clause.phrases["place"] = self.draw_noun_phrase(self.lexicon.people, "prepositional", "possessor")
+            place = clause.phrases["place"] = self.sample_noun_phrase(self.lexicon.people, "prepositional", "possessor")
             place.preposition = WITH
 
     def add_sentence_adjuncts(self, clause: Clause, *, elaborate: bool, front: bool) -> None:
-        """Add perhaps a time, a frequency, a circumstance or a sentence adverb; `front` makes it the opening."""
+        """Add perhaps a time, a frequency, a circumstance or a sentence adverb.
+
+        With `front`, one of them is always added, as the opening of the clause. `elaborate` allows circumstances.
+        """
         lexicon, chance, adjective = self.lexicon, self.random(), clause.predicate
         if adjective and (adjective.kind != "state" or clause.comparison):
             if not front:
                 return
-            chance = 0.55 + chance / 4  # a lasting quality has no time
+            chance = 0.55 + chance / 4  # excludes "time" below: a lasting quality is not limited to a time
         may_be_frequent = not (clause.question_word or clause.negated or clause.modal)
         if front:
             name = "time" if chance < 0.55 else "sentence_adverb" if chance < 0.8 else "circumstance"
@@ -375,19 +390,19 @@ class Grammar:
         elif name != "circumstance":
             clause.adverbials[name] = self.pick(lexicon.adverbials[name])
         elif self.random() < 0.4:
-            phrase = clause.phrases[name] = self.draw_noun_phrase(lexicon.weather, name, "the")
+            phrase = clause.phrases[name] = self.sample_noun_phrase(lexicon.weather, name, "the")
             phrase.preposition = DESPITE
         else:
-            phrase = clause.phrases[name] = self.draw_noun_phrase(lexicon.events, name, "definite")
+            phrase = clause.phrases[name] = self.sample_noun_phrase(lexicon.events, name, "definite")
             phrase.preposition = self.pick(EVENT_PREPOSITIONS)
 
     def add_relative_clause(self, clause: Clause) -> None:
-        """Add perhaps a relative clause to the subject, or to an object that nothing follows in either language."""
-        subject, thing, chance = clause.subject, clause.phrases.get("accusative"), self.random()
+        """Add perhaps a relative clause to the subject, or to a direct object at the end of the clause."""
+        subject, direct_object, chance = clause.subject, clause.phrases.get("accusative"), self.random()
         if may_have_relative(subject) and chance < 0.26 and clause.opening != "subject":
             phrase = subject
-        elif thing is not None and may_have_relative(thing) and chance > 0.72 and ends_with_object(clause):
-            phrase = thing
+        elif direct_object and chance > 0.72 and may_have_relative(direct_object) and ends_with_object(clause):
+            phrase = direct_object
         else:
             return
         noun = phrase.noun
@@ -398,20 +413,24 @@ class Grammar:
         role = self.pick(roles) if roles else "subject"
         pronoun = NounPhrase(self.new_block(), noun, phrase.plural, "relative", phrase)
         tense = clause.tense if clause.tense in SIMPLE_TENSES else "present"
-        phrase.relative = self.draw_clause("relative", tense, position="second", role=role, filler=pronoun)
+        phrase.relative = self.sample_clause("relative", tense, position="second", role=role, filler=pronoun)
 
     # ---- noun phrases
 
-    def draw_noun_phrase(
-        self, menu: Sequence[Noun], role: str, determiners: str, *, extend: bool = False
+    def sample_noun_phrase(
+        self, nouns: Sequence[Noun], role: str, determiners: str, *, extend: bool = False
     ) -> NounPhrase:
-        """Draw a noun with its determiner and perhaps adjectives; `extend` allows a genitive or "with ..." after it."""
-        noun = self.draw_noun(menu, role)
+        """Sample a noun with a determiner and perhaps adjectives.
+
+        `determiners` is a key of `DETERMINER_CHOICES`. `extend` allows a possessor or a prepositional phrase after
+        the noun.
+        """
+        noun = self.sample_noun(nouns, role)
         phrase = NounPhrase(self.new_block(), noun, not noun.mass and self.random() < 0.36)
         self.noun_phrases.append(phrase)
-        menus = DETERMINER_MENUS[determiners]
-        phrase.determiner = self.pick(menus[2 if noun.mass and len(menus) > 2 else phrase.plural])
-        if phrase.determiner in POSSESSIVES and not noun.tags & POSSESSABLE:
+        choices = DETERMINER_CHOICES[determiners]
+        phrase.determiner = self.pick(choices[2 if noun.mass and len(choices) > 2 else phrase.plural])
+        if phrase.determiner in POSSESSIVES and not noun.tags & POSSESSABLE_TAGS:
             phrase.determiner = "the"
         elif phrase.determiner == "a" and "family" in noun.tags:
             phrase.determiner = self.pick(POSSESSIVES)
@@ -422,13 +441,13 @@ class Grammar:
         return phrase
 
     def add_adjectives(self, phrase: NounPhrase, noun: Noun, role: str) -> None:
-        """Add an adjective of quality, one of colour, or one of each."""
+        """Add an adjective of quality, of colour, or both."""
         constructions = (role if role in ("subject", "accusative") else "other", "plural" if phrase.plural else "")
         colours = self.lexicon.colours[noun]
         if colours and self.random() < 0.3:
-            phrase.colour = self.draw_adjective(colours, constructions)
+            phrase.colour = self.sample_adjective(colours, constructions)
         if phrase.colour is None or self.random() < 0.25:
-            phrase.adjective = self.draw_adjective(self.lexicon.qualities[noun], constructions)
+            phrase.adjective = self.sample_adjective(self.lexicon.qualities[noun], constructions)
             if phrase.adjective and self.random() < 0.12 and phrase.determiner in ("the", "a", "this", ""):
                 phrase.degree = self.pick(self.lexicon.adverbials["degree"])
 
@@ -437,15 +456,16 @@ class Grammar:
         lexicon = self.lexicon
         if noun in lexicon.possessors and self.random() < 0.7:
             phrase.determiner = "the"
-            phrase.possessor = self.draw_noun_phrase(lexicon.possessors[noun], "possessor", "possessor")
+            phrase.possessor = self.sample_noun_phrase(lexicon.possessors[noun], "possessor", "possessor")
         elif "person" in noun.tags:
-            phrase.postmodifier = self.draw_noun_phrase(lexicon.carried, "prepositional", "carried")
+            phrase.postmodifier = self.sample_noun_phrase(lexicon.carried, "prepositional", "carried")
             phrase.postmodifier.preposition = WITH
         elif noun.tags & {"small", "text"} and "furniture" not in noun.tags:
-            phrase.postmodifier = self.draw_noun_phrase(lexicon.furniture, "prepositional", "definite")
+            phrase.postmodifier = self.sample_noun_phrase(lexicon.furniture, "prepositional", "definite")
             phrase.postmodifier.preposition = self.pick(AROUND_FURNITURE)
 
-    def draw_pronoun(self, pronouns: Sequence[str]) -> NounPhrase:
+    def sample_pronoun(self, pronouns: Sequence[str]) -> NounPhrase:
+        """Sample a pronoun that refers to nobody in the sentence."""
         pronoun = self.pick(pronouns)
         phrase = NounPhrase(self.new_block(), None, pronoun in ("we", "they"), pronoun)
         self.noun_phrases.append(phrase)
@@ -453,38 +473,41 @@ class Grammar:
 
     # ---- words
 
-    def pick(self, menu: Sequence[Choice]) -> Choice:
-        return menu[int(self.random() * len(menu))]
+    def pick(self, choices: Sequence[Choice]) -> Choice:
+        """Return one of the choices, each with the same probability."""
+        return choices[int(self.random() * len(choices))]
 
     def is_allowed(self, word: Noun | Verb | Adjective, constructions: tuple[str, ...]) -> bool:
-        """Return whether the word may appear in these constructions, and note if it is held out from one."""
+        """Return whether the word may appear in these constructions, and set `found_held_out` if it is held out."""
         if word.held_out and word.held_out in constructions:
             if not self.allow_held_out:
                 return False
             self.found_held_out = True
         return True
 
-    def draw_noun(self, menu: Sequence[Noun], role: str) -> Noun:
-        for _ in range(12):
-            noun = menu[int(self.random() * len(menu))]
+    def sample_noun(self, nouns: Sequence[Noun], role: str) -> Noun:
+        """Sample a noun that was not used before and may appear in this role."""
+        for _ in range(MAX_ATTEMPTS):
+            noun = nouns[int(self.random() * len(nouns))]
             if noun not in self.used and (noun.held_out != role or self.is_allowed(noun, (role,))):
                 self.used.add(noun)
                 self.content_hash += noun.hash
                 return noun
         raise NoFittingWord
 
-    def draw_frame(self, menu: Sequence[Frame], constructions: tuple[str, ...] = ()) -> Frame:
-        for _ in range(12):
-            frame = menu[int(self.random() * len(menu))]
+    def sample_frame(self, frames: Sequence[Frame], constructions: tuple[str, ...] = ()) -> Frame:
+        """Sample a frame with a verb that was not used before and may appear in these constructions."""
+        for _ in range(MAX_ATTEMPTS):
+            frame = frames[int(self.random() * len(frames))]
             if frame.verb not in self.used and self.is_allowed(frame.verb, constructions):
                 return frame
         raise NoFittingWord
 
-    def draw_adjective(self, menu: Sequence[Adjective], constructions: tuple[str, ...] = ()) -> Adjective | None:
-        """Draw an adjective that contradicts none before it, or None if the one drawn may not be used."""
-        if not menu:
+    def sample_adjective(self, choices: Sequence[Adjective], constructions: tuple[str, ...] = ()) -> Adjective | None:
+        """Sample one adjective; return None if it, or its opposite, was used before or if it may not be used here."""
+        if not choices:
             return None
-        adjective = menu[int(self.random() * len(menu))]
+        adjective = choices[int(self.random() * len(choices))]
         if adjective in self.used or adjective.lemma in self.used or not self.is_allowed(adjective, constructions):
             return None
         self.used.add(adjective)
@@ -494,12 +517,13 @@ class Grammar:
 
 
 def split_conjunction(entry: str) -> tuple[str, str]:
+    """Return the English and the German conjunction of an entry such as "as_soon_as/sobald"."""
     english, _, german = entry.replace("_", " ").partition("/")
     return english, german
 
 
 def choose_pronouns(phrase: NounPhrase) -> tuple[str, str]:
-    """Return the English and the German pronoun for a noun phrase; "sie" is the same word for she, it and they."""
+    """Return the English and the German pronoun for a noun phrase."""
     noun = phrase.noun
     if noun is None:
         return phrase.pronoun, GERMAN_PRONOUNS.get(phrase.pronoun, "")
@@ -507,7 +531,7 @@ def choose_pronouns(phrase: NounPhrase) -> tuple[str, str]:
 
 
 def is_tense_ambiguous(clause: Clause, verb: Verb) -> bool:
-    """Return whether English leaves the tense open: "they read", but not "he reads" or "did they read"."""
+    """Return whether the English tense is ambiguous: "they read", but not "he reads" or "they did not read"."""
     same_form = clause.tense == "past" and verb.english[0] == verb.english[2] and not clause.modal
     has_do = clause.negated or (clause.kind == "question" and clause.opening != "subject")
     return same_form and not has_do and clause.subject.person != 1
@@ -515,14 +539,15 @@ def is_tense_ambiguous(clause: Clause, verb: Verb) -> bool:
 
 def ends_with_object(clause: Clause) -> bool:
     """Return whether the object ends the clause, both in English and in German."""
-    verb_follows = clause.tense not in SIMPLE_TENSES or clause.modal or (clause.verb and clause.verb.prefix)
+    german_verb_follows = clause.tense not in SIMPLE_TENSES or clause.modal or (clause.verb and clause.verb.prefix)
     adjuncts = {"time", "circumstance", "place", "manner"} & (clause.phrases.keys() | clause.adverbials.keys())
-    not_follows = clause.negated and not clause.has_kein
-    return clause.opening != "accusative" and not (verb_follows or adjuncts - {clause.opening} or not_follows)
+    nicht_follows = clause.negated and not clause.has_kein
+    following = german_verb_follows or adjuncts - {clause.opening} or nicht_follows
+    return clause.opening != "accusative" and not following
 
 
 def may_have_relative(phrase: NounPhrase) -> bool:
-    """Return whether a relative clause may follow: its pronoun must not seem to refer to a noun in between."""
+    """Return whether a relative clause may follow. After "the writer of the books" its referent would be ambiguous."""
     noun = phrase.noun
     if phrase.pronoun or noun is None or noun.proper or noun.mass:
         return False
@@ -530,11 +555,12 @@ def may_have_relative(phrase: NounPhrase) -> bool:
 
 
 SENTENCE_TYPES: tuple[Callable[[Grammar], SentencePlan], ...] = (
-    Grammar.draw_simple,
-    Grammar.draw_coordinated,
-    Grammar.draw_subordinated,
-    Grammar.draw_reported,
-    Grammar.draw_controlled,
-    Grammar.draw_question,
+    Grammar.sample_simple,
+    Grammar.sample_coordinated,
+    Grammar.sample_subordinated,
+    Grammar.sample_reported,
+    Grammar.sample_controlled,
+    Grammar.sample_question,
 )
-SENTENCE_LIMITS = (0.42, 0.57, 0.75, 0.84, 0.88)  # cumulative probabilities of these types, except for the last
+# Cumulative probabilities of the types but the last, which has the rest.
+SENTENCE_LIMITS = (0.42, 0.57, 0.75, 0.84, 0.88)

@@ -1,20 +1,23 @@
 """The lexicon: nouns, adjectives, verbs and adverbials with their inflected forms, read from the .tsv tables.
 
-The tables hold what no rule predicts; regular forms are derived here. Cases are numbered nominative 0, accusative 1,
-dative 2, genitive 3; genders masculine 0, feminine 1, neuter 2. The plural counts as a fourth gender, 3, because German
-articles and adjectives do not distinguish gender in the plural.
+The tables list the irregular forms; this module derives the regular ones. Cases are numbered nominative 0, accusative
+1, dative 2, genitive 3; genders masculine 0, feminine 1, neuter 2. The plural counts as a fourth gender, 3, because
+German articles and adjectives do not distinguish gender in the plural.
 
-    nouns.tsv        genitive and german_plural are endings if they begin with a hyphen; a plural "." marks a mass noun.
-                     tags say what the noun denotes, possessors the tags of what it may belong to ("the roof of ...").
-    adjectives.tsv   stem is the irregular stem before an ending (teuer, teur-es). kind is "colour", or "state" for what
-                     may change by tomorrow. tags say which nouns the adjective fits.
-    verbs.tsv        a bar separates a separable prefix (an|rufen); "look-for" keeps its particle before the object, and
-                     "pick_up" lets an object pronoun stand between. The last columns say which nouns (by tag) fill each
-                     argument, which clauses may follow, and which adjuncts fit.
-    adverbials.tsv   affirmative ones ("every day") fit neither a negated clause nor one with "to be".
+    nouns.tsv        A genitive or german_plural that begins with a hyphen is an ending; a german_plural "." marks a
+                     mass noun. tags classify what the noun denotes. possessors are the tags of the nouns that may
+                     follow in the genitive ("the roof of the house").
+    adjectives.tsv   stem is the irregular German stem before an ending (teuer, teur-es). kind is "colour", "state" for
+                     a temporary condition (tired), or empty for a lasting quality. tags select the nouns that the
+                     adjective may describe.
+    verbs.tsv        A bar follows a separable German prefix (an|rufen). An English particle after a hyphen (look-for)
+                     always precedes the object; after an underscore (pick_up) it follows an object pronoun. The columns
+                     subject, dative, accusative and prepositional hold the tags of the nouns that may fill these
+                     arguments; clauses and adjuncts list what else the verb may take.
+    adverbials.tsv   Affirmative adverbials ("every day") fit neither a negated clause nor one with "to be".
 
-Every English word translates exactly one German word and the other way round, and no form belongs to two words.
-Therefore either sentence of a pair reveals its content words, and the splits are computed from those.
+Each English word has exactly one German translation and vice versa, and no form belongs to two words. Therefore the
+content words of a pair can be read off either of its sentences. `generate.py` computes the split of a pair from them.
 """
 
 from __future__ import annotations
@@ -29,22 +32,23 @@ from dragoman.io import hash_stably
 
 NOMINATIVE, ACCUSATIVE, DATIVE, GENITIVE = range(4)
 MASCULINE, FEMININE, NEUTER, PLURAL = range(4)
-ROLES = ("subject", "dative", "accusative", "prepositional")  # of the arguments of a verb
-CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE, "dative": DATIVE, "possessor": GENITIVE}  # German, by role
+ROLES = ("subject", "dative", "accusative", "prepositional")  # arguments that a verb may take
+CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE, "dative": DATIVE, "possessor": GENITIVE}  # of German, by role
 
-# The constructions a word may be held out from, and the fraction of words that are held out from one of them.
+# To test generalization, some words are held out from one construction: the training data contains the word and the
+# construction, but never both together. Listed are the constructions, and the fraction of words that are held out.
 CONSTRUCTIONS = {
     "noun": ("subject", "accusative", "prepositional", "relative", "dative", "antecedent"),
     "verb": ("fronted", "final", "relative", "question", "negated", "auxiliary"),
     "adjective": ("subject", "accusative", "other", "plural"),
 }
-HELD_OUT_SHARE = {"noun": 0.55, "verb": 0.55, "adjective": 0.4}
+HELD_OUT_FRACTION = {"noun": 0.55, "verb": 0.55, "adjective": 0.4}
 
-Row = dict[str, str]  # a row of a table: column -> cell
+Row = dict[str, str]  # a row of a .tsv table: column -> cell
 
 
 class Preposition(NamedTuple):
-    """A preposition; `case` is the case that German uses after it."""
+    """A preposition in both languages, and the case of the German noun phrase after it."""
 
     english: str
     german: str
@@ -58,7 +62,7 @@ class Preposition(NamedTuple):
 
 
 class Adverbial(NamedTuple):
-    """A fixed phrase. Phrases with as many words in both languages are aligned word by word, others all with all."""
+    """An adverb or a fixed adverbial phrase, such as "every day" / "jeden Tag", as words of both languages."""
 
     english: tuple[str, ...]
     german: tuple[str, ...]
@@ -76,17 +80,18 @@ class Noun:
         plural = "" if plural == "." else plural
         plural_dative = plural if not plural or plural[-1] in "ns" else plural + "n"
         self.gender = ("der", "die", "das").index(row["article"])
-        weak = self.gender == MASCULINE and genitive.endswith("n")  # den Studenten, dem Studenten, des Studenten
+        # Masculine nouns of the weak declension have the same ending in all cases but the nominative: den Studenten.
+        weak = self.gender == MASCULINE and genitive.endswith("n")
         object_form = genitive if weak else base
-        self.forms = (  # [English or German][plural][case]
+        self.forms = (  # indices: 0 English, 1 German; 0 singular, 1 plural; case
             ((self.lemma,) * 4, (plural and (row["plural"] or add_s(self.lemma)),) * 4),
             ((base, object_form, object_form, genitive), (plural, plural, plural_dative, plural)),
         )
-        self.tags = frozenset([*row["tags"].split(), self.lemma])  # what the noun denotes
+        self.tags = frozenset([*row["tags"].split(), self.lemma])  # the lemma is a tag, so that tables can name a noun
         self.possessors = row["possessors"].split()
         self.proper = "name" in self.tags
         self.mass = not plural  # names count as mass nouns
-        # No pronoun replaces a noun whose natural and grammatical gender differ: das Mädchen ... she.
+        # The English pronoun. Neuter persons (das Mädchen) have none: the languages would disagree about the gender.
         self.pronoun = ("he", "she", "")[self.gender] if self.tags & {"person", "name"} else "it"
         self.hash = hash_stably(f"{'name' if self.proper else 'noun'} {self.lemma}".encode())
         self.held_out = ""
@@ -96,14 +101,14 @@ class Noun:
 
 
 class Adjective:
-    """An adjective; forms are pairs of English and German."""
+    """An adjective. `positive` and `comparative` are (English, German) pairs."""
 
     def __init__(self, row: Row) -> None:
         self.lemma, german = row["english"], row["german"]
         self.positive = (self.lemma, german)
         self.comparative = (row["comparative"] or f"more {self.lemma}", row["german_comparative"])
-        self.adverb = Adverbial(tuple(row["adverb"].split()), (german,))  # without English words: there is none
-        self.stem = row["stem"] or german.removesuffix("e")  # of German, before an ending
+        self.adverb = Adverbial(tuple(row["adverb"].split()), (german,))  # unused if English has no adverb
+        self.stem = row["stem"] or german.removesuffix("e")  # German stem before an ending
         self.kind = row["kind"]
         self.opposites = row["opposites"].split()
         self.tags = frozenset(row["tags"].split())
@@ -112,16 +117,16 @@ class Adjective:
 
 
 class Verb:
-    """A verb."""
+    """A verb with its English and German forms."""
 
     def __init__(self, row: Row) -> None:
         self.lemma = row["english"]
         base, *particle = re.split("[-_]", self.lemma)
         self.particle = "".join(particle)
-        self.inseparable = "-" in self.lemma  # the particle precedes even a pronoun: looks for it
-        # base, third person, past, participle
+        self.inseparable = "-" in self.lemma  # the English particle precedes even a pronoun: looks for it
+        # Base form, third person, past, participle.
         self.english = (base, add_s(base), row["past"] or base + "ed", row["participle"] or base + "ed")
-        self.prefix, _, self.infinitive = row["german"].rpartition("|")  # prefix of a separable German verb
+        self.prefix, _, self.infinitive = row["german"].rpartition("|")  # only separable verbs have a prefix
         stem = self.infinitive.removesuffix("n").removesuffix("e")
         first_person = stem[:-2] + "le" if self.infinitive.endswith("eln") else stem + "e"
         self.present = (first_person, row["third_person"], self.infinitive)  # ich, er, wir
@@ -133,34 +138,36 @@ class Verb:
 
 
 class Frame:
-    """A valency frame: one way to use a verb. `fillers` has the nouns that fit each argument, by role."""
+    """A valency frame: one combination of arguments that a verb can take."""
 
     def __init__(self, row: Row, verb: Verb, nouns: tuple[Noun, ...], clause: str = "") -> None:
         self.verb = verb
-        self.clause = clause  # that, whether, to or nothing
-        self.fillers = {role: select_nouns(nouns, *row[role].split()) for role in ROLES}
+        self.clause = clause  # introduces the clausal complement, if the frame has one: "that", "whether" or "to"
+        self.fillers = {role: select_nouns(nouns, *row[role].split()) for role in ROLES}  # empty: no such argument
         self.preposition = Preposition.parse(row["preposition"]) if row["preposition"] else None
         self.predicates = frozenset(row["predicates"].split())  # adjectives that complete the verb: remains calm
-        self.adjuncts = frozenset(row["adjuncts"].split())  # place, company, manner
-        self.stative = bool(row["stative"])
+        self.adjuncts = frozenset(row["adjuncts"].split())  # of place, company, manner
+        self.stative = bool(row["stative"])  # describes a state or something involuntary: no modal verb fits
+        # Whether all possible subjects are people or animals, and whether some are people.
         self.animate = all(noun.tags & {"person", "animal"} for noun in self.fillers["subject"])
         self.personal = any("person" in noun.tags for noun in self.fillers["subject"])
 
 
-def choose_held_out(part: str, lemma: str, **possible: bool) -> str:
-    """Return the construction that this word appears in only in the split `unseen`, or an empty string.
+def choose_held_out(part_of_speech: str, lemma: str, **possible: bool) -> str:
+    """Return the construction from which this word is held out, or an empty string.
 
-    `possible` tells whether the word can appear in a construction at all; by default it can.
+    Only the split `unseen` has the word in that construction. The choice depends on a hash of the word alone. A keyword
+    such as `dative=False` excludes a construction in which the word cannot appear at all.
     """
-    number = hash_stably(f"held {part} {lemma}".encode())
-    if number % 1000 >= 1000 * HELD_OUT_SHARE[part]:
+    number = hash_stably(f"held {part_of_speech} {lemma}".encode())
+    if number % 1000 >= 1000 * HELD_OUT_FRACTION[part_of_speech]:
         return ""
-    constructions = [name for name in CONSTRUCTIONS[part] if possible.get(name, True)]
-    return constructions[(number >> 20) % len(constructions)]
+    constructions = [name for name in CONSTRUCTIONS[part_of_speech] if possible.get(name, True)]
+    return constructions[(number >> 20) % len(constructions)]  # higher bits, independent of the test above
 
 
 def add_s(word: str) -> str:
-    """Form an English plural or third person: cats, boxes, cherries."""
+    """Return the English plural of a noun or third person of a verb: cats, boxes, cherries, goes."""
     if word.endswith(("s", "x", "ch", "sh", "z")) or word in ("go", "echo"):
         return word + "es"
     if word.endswith("y") and word[-2] not in "aeou":
@@ -169,6 +176,7 @@ def add_s(word: str) -> str:
 
 
 def read_table(name: str) -> list[Row]:
+    """Read NAME.tsv from this package; its first line names the columns."""
     text = Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
 
@@ -179,7 +187,7 @@ def select_nouns(nouns: tuple[Noun, ...], *tags: str) -> tuple[Noun, ...]:
 
 
 class BilingualLexicon:
-    """All words, and for each position in a sentence the words that fit it."""
+    """All words and frames of the tables, and indexes of those that can be used for a given purpose."""
 
     def __init__(self) -> None:
         self.nouns = tuple(map(Noun, read_table("nouns")))
@@ -189,48 +197,48 @@ class BilingualLexicon:
         for row in read_table("verbs"):
             verb = Verb(row)
             self.verbs.append(verb)
-            # One frame with noun phrases, unless the verb takes nothing but clauses, and one for each clause.
-            bare = row | dict.fromkeys((*ROLES[1:], "preposition", "adjuncts"), "")
+            # A verb has one frame with noun phrases, unless it takes only clauses, and one frame for each clause type.
+            without_objects = row | dict.fromkeys((*ROLES[1:], "preposition", "adjuncts"), "")
             clauses = row["clauses"].split()
             if any(row[role] for role in ROLES[1:]) or not clauses:
                 self.all_frames.append(Frame(row, verb, self.nouns))
-            self.all_frames += [Frame(bare, verb, self.nouns, clause) for clause in clauses]
+            self.all_frames += [Frame(without_objects, verb, self.nouns, clause) for clause in clauses]
         self.index_frames()
         self.index_words()
 
     def index_frames(self) -> None:
-        """Select the frames for each kind of clause, question and argument."""
+        """Group the frames by type of clause, by question word, and by the nouns that can fill each argument."""
         self.frames = [frame for frame in self.all_frames if not frame.clause]
-        self.reporting = [frame for frame in self.all_frames if frame.clause in ("that", "whether")]
-        self.controlling = [frame for frame in self.all_frames if frame.clause == "to"]
+        self.reporting = [frame for frame in self.all_frames if frame.clause in ("that", "whether")]  # hopes that
+        self.controlling = [frame for frame in self.all_frames if frame.clause == "to"]  # tries to
         personal = [frame for frame in self.frames if frame.animate and frame.personal]
-        self.voluntary = [frame for frame in personal if not frame.stative]
-        single = [frame for frame in self.frames if not (frame.fillers["accusative"] and frame.fillers["dative"])]
-        transitive = [frame for frame in single if frame.fillers["accusative"]]
-        takes_person = {
+        self.voluntary = [frame for frame in personal if not frame.stative]  # may follow "tries to"
+        not_ditransitive = [f for f in self.frames if not (f.fillers["accusative"] and f.fillers["dative"])]
+        transitive = [frame for frame in not_ditransitive if frame.fillers["accusative"]]
+        takes_person = {  # whether the object can be a person
             frame: any("person" in noun.tags for noun in frame.fillers["accusative"] or frame.fillers["dative"])
-            for frame in single
+            for frame in not_ditransitive
         }
         self.question_frames = {
             "who": personal,
             "what": [frame for frame in transitive if not takes_person[frame]],
-            "whom": [frame for frame in single if takes_person[frame]],
+            "whom": [frame for frame in not_ditransitive if takes_person[frame]],
             "which": transitive,
             "where": [frame for frame in self.frames if "place" in frame.adjuncts],
         }
         self.frames_by_role: dict[str, dict[Noun, list[Frame]]] = {role: {} for role in ROLES}
         for role, by_noun in self.frames_by_role.items():
-            for frame in self.frames if role == "subject" else single:
+            for frame in self.frames if role == "subject" else not_ditransitive:
                 for noun in frame.fillers[role]:
                     by_noun.setdefault(noun, []).append(frame)
 
     def index_words(self) -> None:
-        """Select nouns, adjectives and adverbials by what they are used for."""
+        """Group nouns, adjectives and adverbials by use."""
         nouns = self.nouns
         fitting = {noun: [a for a in self.adjectives if a.tags & noun.tags] for noun in nouns}
-        self.colours = {noun: [a for a in some if a.kind == "colour"] for noun, some in fitting.items()}
-        self.qualities = {noun: [a for a in some if a.kind != "colour"] for noun, some in fitting.items()}
-        self.described = [noun for noun in nouns if self.qualities[noun]]
+        self.colours = {noun: [a for a in fitting[noun] if a.kind == "colour"] for noun in nouns}
+        self.qualities = {noun: [a for a in fitting[noun] if a.kind != "colour"] for noun in nouns}
+        self.describable = [noun for noun in nouns if self.qualities[noun]]
         self.possessors = {noun: select_nouns(nouns, *noun.possessors) for noun in nouns if noun.possessors}
         self.people, self.names = select_nouns(nouns, "person"), select_nouns(nouns, "name")
         self.carried, self.furniture = select_nouns(nouns, "carried"), select_nouns(nouns, "furniture")
@@ -238,8 +246,8 @@ class BilingualLexicon:
         self.places = select_nouns(nouns, "in", "on", "at")
         self.manners = [adjective for adjective in self.adjectives if adjective.adverb.english]
         self.moods = [adjective for adjective in self.adjectives if "person" in adjective.tags]
-        self.adverbials: dict[str, list[Adverbial]] = {}  # by kind; times by tense
-        self.neutral_times: dict[str, list[Adverbial]] = {}
+        self.adverbials: dict[str, list[Adverbial]] = {}  # by kind; adverbials of time by tense
+        self.neutral_times: dict[str, list[Adverbial]] = {}  # without the affirmative ones
         for row in read_table("adverbials"):
             adverbial = Adverbial(tuple(row["english"].split()), tuple(row["german"].split()))
             for key in row["tenses"].split() or [row["kind"]]:
@@ -256,7 +264,8 @@ def load_lexicon() -> BilingualLexicon:
 
 @cache
 def find_similar(noun: Noun, adjective: Adjective) -> tuple[Noun, ...]:
-    """Return nouns to compare `noun` with: they share a kind with it, and the adjective fits them too."""
-    kinds = noun.tags - {noun.lemma, "goods", "small", "portable", "carried", "idea", "in", "on", "at"}
+    """Return nouns to compare `noun` with: things of the same kind that the adjective describes too."""
+    too_broad = {"goods", "small", "portable", "carried", "idea", "in", "on", "at"}
+    kinds = noun.tags - too_broad - {noun.lemma}
     fit = (other for other in load_lexicon().nouns if other.tags & kinds and other.tags & adjective.tags)
     return tuple(other for other in fit if not other.mass and other is not noun)

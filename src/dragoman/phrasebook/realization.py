@@ -1,11 +1,13 @@
-"""Plans of sentences, and the part of their realization that English and German share.
+"""Sentence plans, and the part of their realization that English and German share.
 
-A realizer writes tokens in the word order of its language. Each token has a node and the node of its head. From these
-follow the word alignment, the dependency tree and the words that show each grammatical phenomenon.
+A plan describes a sentence independently of the language. `Realizer` turns a plan into tokens in the word order of one
+language; its subclasses are `English` and `German`. Each token has a node, an integer id that identifies what the token
+stands for in the plan, and the node of its head. Tokens of the two languages that express the same meaning have nodes
+of the same meaning, so the word alignment and the dependency trees follow from the nodes.
 
-A node is an integer id. Each noun phrase or clause owns a block of 64 ids, and its own `node` is the first of them; an
-`Offset` names a meaning in the block. Meanings are 4 apart, so `node >> 2` is the meaning and the low two bits tell
-apart words that share it.
+Each noun phrase and clause has a block of 64 node ids. Its attribute `node` is the first id of the block, and `Offset`
+names the ids within the block. Offsets are multiples of 4: `node >> 2` identifies the meaning, and the low two bits
+distinguish the words that express this meaning together, such as "more" and "expensive".
 """
 
 from __future__ import annotations
@@ -17,22 +19,22 @@ from typing import ClassVar, Literal, NamedTuple
 
 from dragoman.phrasebook.lexicon import CASES, Adjective, Adverbial, Noun, Preposition, Verb
 
-BLOCK_SIZE = 64  # node ids of a noun phrase or clause
+BLOCK_SIZE = 64  # node ids per noun phrase or clause
 
 
 class Offset:
-    """Offsets of the meanings in a block of node ids."""
+    """Offsets of the nodes in the block of a noun phrase or a clause."""
 
-    # In the block of a noun phrase:
+    # Noun phrases:
     NOUN, DETERMINER, ADJECTIVE, COLOUR, PREPOSITION, DEGREE, OF = range(0, 28, 4)
-    # In the block of a clause. Times of two words, such as "last week", use the meanings at TIME and TIME + 4:
+    # Clauses. The words of a time, such as "last week", have one meaning each: TIME and TIME + 4.
     VERB, NOT, AUXILIARY, CONJUNCTION, FREQUENCY, MANNER, COMMA, CLOSING_COMMA = range(0, 32, 4)
     PREDICATE, PREDICATE_DEGREE, THAN, QUESTION_WORD, SENTENCE_ADVERB, TIME, _, STOP = range(32, 64, 4)
-    # The English particle or the German separable prefix shares the meaning of its verb, but has its own node:
+    # An English particle or a German separable prefix is part of the meaning of the verb:
     PARTICLE = 2
 
 
-# In a "final" clause, such as one with "because", the German verb comes last.
+# "final" is a subordinate clause with a conjunction such as "because"; the German finite verb is at its end.
 ClauseKind = Literal["main", "final", "relative", "question", "infinitive"]
 
 
@@ -41,9 +43,9 @@ class NounPhrase:
     """A noun phrase or a pronoun."""
 
     node: int
-    noun: Noun | None  # if this is a pronoun, the noun that it refers to
+    noun: Noun | None  # if `pronoun` is set, the noun to which the pronoun refers
     plural: bool = False
-    pronoun: str = ""  # I, we, he, she, it, they, who, what, relative; empty for a noun
+    pronoun: str = ""  # I, we, he, she, it, they, who, what, or "relative" for any relative pronoun; empty for a noun
     antecedent: NounPhrase | None = None
     preposition: Preposition | None = None
     determiner: str = ""
@@ -65,10 +67,11 @@ class NounPhrase:
 class Clause:
     """A verb with its arguments and adjuncts.
 
-    `phrases` are the noun phrases by role: subject, dative, accusative, prepositional, place (or company), and
-    circumstance ("despite the rain"). `adverbials` are by name: time, frequency, manner, sentence_adverb, and
-    question_adverb ("where"). `opening` names the phrase or adverbial that comes first, such as a relative pronoun,
-    a question word, or an adjunct before the subject.
+    The keys of `phrases` are the roles subject, dative, accusative, prepositional, place (also for company: "with my
+    friend") and circumstance ("despite the rain"). The keys of `adverbials` are time, frequency, manner,
+    sentence_adverb ("unfortunately") and question_adverb ("where"). `opening` is the key of the phrase or adverbial at
+    the beginning of the clause: a relative pronoun, a question word, or an adjunct before the subject. It is empty in
+    clauses with the usual word order.
     """
 
     node: int
@@ -76,7 +79,7 @@ class Clause:
     tense: str
     phrases: dict[str, NounPhrase]
     adverbials: dict[str, Adverbial]
-    follows_clause: bool = False  # another clause comes first in the sentence, which inverts the German word order
+    follows_clause: bool = False  # a subordinate clause precedes: in German, the verb then precedes the subject
     question_word: str = ""
     opening: str = ""
     negated: bool = False
@@ -91,23 +94,23 @@ class Clause:
 
     @property
     def subject(self) -> NounPhrase:
-        """Return the subject, which every clause has; an infinitive has that of the main clause."""
+        """Return the subject. An infinitive has the subject of the clause that it depends on."""
         return self.phrases["subject"]
 
     @property
     def head(self) -> int:
-        """Return the node of the head: the verb, or with "to be" the predicate."""
+        """Return the node of the head of the clause: the verb or, in a clause with "to be", the predicate."""
         return self.node if self.verb else self.node + Offset.PREDICATE
 
 
 class SentencePlan(NamedTuple):
-    """One or two clauses in the order of the sentence; `root` is the main clause, or the first of two main clauses."""
+    """A sentence of one or two clauses, in this order. `root` is the main clause, or the first of two main clauses."""
 
     clauses: tuple[Clause, ...]
     root: Clause
 
 
-# Placeholders in the list of nodes of a phenomenon: the word before the first node, the word after the last node.
+# Placeholders in the list of nodes of a phenomenon, for the word before the first node and after the last node.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
 ADVERBIAL_OFFSETS = {
     "frequency": Offset.FREQUENCY,
@@ -116,27 +119,28 @@ ADVERBIAL_OFFSETS = {
     "question_adverb": Offset.QUESTION_WORD,
 }
 
-Token = tuple[str, int, int]  # word, node, node of the head; `Realizer.governors` overrides it for heads of clauses
+# Word, node, node of the head. For the head of a clause, `Realizer.governors` replaces the last.
+Token = tuple[str, int, int]
 
 
 class Realizer(ABC):
-    """Writes one sentence. Subclasses implement the inflection and the word order of one language."""
+    """Writes one sentence and records its analysis. Each subclass has the inflection and word order of a language."""
 
     __slots__ = ("agreements", "fused", "governors", "nouns", "phenomena", "references", "text", "tokens", "words")
 
-    index: ClassVar[int]  # position of this language in (English, German) pairs
+    index: ClassVar[int]  # index of this language in (English, German) pairs
     than: ClassVar[str]
     genitive: ClassVar[str]  # preposition before a possessor
     encloses_clauses: ClassVar[bool]  # whether commas enclose every relative and complement clause
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.fused: dict[int, int] = {}  # node of a word -> second node that it expresses: im, cannot, kein
+        self.fused: dict[int, int] = {}  # node of a word -> node of a second meaning of this word: im, cannot, kein
         self.governors: dict[int, int] = {}  # node of the head of a clause -> node that the clause depends on
         self.phenomena: list[tuple[str, tuple[int, ...]]] = []  # name, nodes
-        self.nouns: list[tuple[int, bool]] = []  # node, plural
-        self.agreements: list[tuple[int, int, bool]] = []  # subject, finite verb, plural
-        self.references: list[tuple[int, int]] = []  # pronoun, antecedent
+        self.nouns: list[tuple[int, bool]] = []  # node, whether it is plural
+        self.agreements: list[tuple[int, int, bool]] = []  # nodes of subject and finite verb, whether they are plural
+        self.references: list[tuple[int, int]] = []  # nodes of pronoun and antecedent
 
     # ---- differences between the languages
 
@@ -146,29 +150,30 @@ class Realizer(ABC):
 
     @abstractmethod
     def write_predication(self, clause: Clause, head: int) -> None:
-        """Write subject, verb, arguments and adjuncts, except for the opening, which is written already."""
+        """Write subject, verb, arguments and adjuncts. The caller has already written the opening."""
 
     @abstractmethod
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
         """Write the determiner and the adjectives of a noun phrase."""
 
     @abstractmethod
-    def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str: ...
+    def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
+        """Return the form of a pronoun in this case."""
 
     # ---- sentences and clauses
 
     def write(self, plan: SentencePlan) -> None:
-        """Write the sentence. The clause that depends on the root stands before or after it."""
+        """Write the sentence: the root clause, and before or after it the other clause, if there is one."""
         first, root, last = plan.clauses[0], plan.root, plan.clauses[-1]
         if first is not root:
             self.write_clause(first, root.head)
-            self.add_mark(",", first.node + Offset.COMMA, first.head)
+            self.add_punctuation(",", first.node + Offset.COMMA, first.head)
         self.write_clause(root, 0)
         if last is not root:
             if self.is_comma_before(last):
-                self.add_mark(",", last.node + Offset.COMMA, last.head)
+                self.add_punctuation(",", last.node + Offset.COMMA, last.head)
             self.write_clause(last, root.head)
-        self.add_mark("?" if root.kind == "question" else ".", root.node + Offset.STOP, root.head)
+        self.add_punctuation("?" if root.kind == "question" else ".", root.node + Offset.STOP, root.head)
         self.words = [token[0] for token in self.tokens]
         self.words[0] = self.words[0][0].upper() + self.words[0][1:]
         self.text = " ".join(self.words[:-1]).replace(" ,", ",") + self.words[-1]
@@ -186,11 +191,11 @@ class Realizer(ABC):
         self.write_predication(clause, head)
         if complement:
             if self.encloses_clauses:
-                self.add_mark(",", complement.node + Offset.COMMA, complement.head)
+                self.add_punctuation(",", complement.node + Offset.COMMA, complement.head)
             self.write_clause(complement, head)
 
-    def write_rest(self, clause: Clause, names: Iterable[str], head: int) -> None:
-        """Write the named phrases and adverbials that the clause has, except for the opening."""
+    def write_constituents(self, clause: Clause, names: Iterable[str], head: int) -> None:
+        """Write those of the named phrases and adverbials that the clause has, except for the opening."""
         phrases, adverbials, opening = clause.phrases, clause.adverbials, clause.opening
         if len(phrases) == 1 and not adverbials:  # nothing but the subject
             return
@@ -201,9 +206,9 @@ class Realizer(ABC):
                 self.write_adverbial(clause, name, head)
 
     def write_adverbial(self, clause: Clause, name: str, head: int) -> None:
+        """Write an adverbial. The last word of a time is its head; in other adverbials the first word is."""
         first, *others = clause.adverbials[name][self.index]
         if name == "time":
-            # each word of a time has its own meaning, and the last word is the head of the others
             last = clause.node + Offset.TIME + 4 * len(others)
             for position, word in enumerate((first, *others), -len(others)):
                 self.add(word, last + 4 * position, last if position else head)
@@ -213,7 +218,7 @@ class Realizer(ABC):
             self.add_words(" ".join(others), node + 1, node)
 
     def write_predicate(self, clause: Clause, adjective: Adjective) -> None:
-        """Write the adjective after the verb: very old, older than the cat."""
+        """Write the predicate adjective with its degree or comparison: very old, older than the cat."""
         node = clause.node
         if clause.degree:
             self.add(clause.degree[self.index][0], node + Offset.PREDICATE_DEGREE, node + Offset.PREDICATE)
@@ -237,10 +242,10 @@ class Realizer(ABC):
         if phrase.pronoun:
             self.add(self.inflect_pronoun(phrase, case), node, head)
             if phrase.pronoun == "relative":
-                self.note("relative", PREVIOUS_WORD, node)
+                self.record("relative", PREVIOUS_WORD, node)
             elif phrase.antecedent is not None:
                 self.references.append((node, phrase.antecedent.node))
-                self.note("pronoun", PREVIOUS_WORD, node)
+                self.record("pronoun", PREVIOUS_WORD, node)
             return
         assert phrase.noun is not None
         self.write_premodifiers(phrase, phrase.noun, case)
@@ -254,40 +259,42 @@ class Realizer(ABC):
         if phrase.relative:
             relative = phrase.relative
             if self.encloses_clauses:
-                self.add_mark(",", relative.node + Offset.COMMA, relative.head)
+                self.add_punctuation(",", relative.node + Offset.COMMA, relative.head)
             self.write_clause(relative, node)
             if self.encloses_clauses:
-                self.add_mark(",", relative.node + Offset.CLOSING_COMMA, relative.head)
+                self.add_punctuation(",", relative.node + Offset.CLOSING_COMMA, relative.head)
 
     # ---- tokens and phenomena
 
     def add(self, word: str, node: int, head: int) -> None:
+        """Add a token."""
         self.tokens.append((word, node, head))
 
     def add_words(self, text: str, node: int, head: int) -> None:
-        """Add the words of `text` (there may be none), all with the same head."""
+        """Add the words of `text`, if there are any, with consecutive nodes and the same head."""
         for offset, word in enumerate(text.split()):
             self.tokens.append((word, node + offset, head))
 
-    def add_mark(self, mark: str, node: int, head: int) -> None:
-        """Add a punctuation mark, which replaces a comma before it."""
+    def add_punctuation(self, mark: str, node: int, head: int) -> None:
+        """Add a punctuation mark. If the last token is a comma, the mark replaces it."""
         if self.tokens[-1][0] == ",":
             self.tokens.pop()
         self.tokens.append((mark, node, head))
 
-    def note(self, phenomenon: str, *nodes: int) -> None:
+    def record(self, phenomenon: str, *nodes: int) -> None:
+        """Record which nodes show a grammatical phenomenon."""
         self.phenomena.append((phenomenon, nodes))
 
     # ---- analysis of the finished sentence
 
     def locate_nodes(self) -> dict[int, int]:
-        """Return the position of each node's word."""
+        """Return a dict from nodes to positions in the sentence."""
         return {token[1]: position for position, token in enumerate(self.tokens)}
 
     def list_heads(self, positions: dict[int, int], root: int) -> tuple[int, ...]:
         """Return the position of each word's head, counted from 1; the root has 0."""
-        get = self.governors.get
-        return tuple([0 if node == root else positions[get(node, head)] + 1 for _, node, head in self.tokens])
+        governors = self.governors
+        return tuple([0 if node == root else positions[governors.get(node, head)] + 1 for _, node, head in self.tokens])
 
     def locate_meanings(self) -> dict[int, list[int]]:
         """Return the positions of the words that express each meaning (`node >> 2`)."""
@@ -299,19 +306,20 @@ class Realizer(ABC):
         return table
 
     def locate_phenomena(self, positions: dict[int, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield each phenomenon and the positions that show it.
+        """Yield each phenomenon with the positions of the words that show it.
 
-        Agreement of subject and verb is reported only if a noun of the other number (an attractor) stands between them.
+        Subject-verb agreement counts only if a noun of the other number (an attractor) stands between subject and verb.
+        The word before the verb is then included, to locate the verb.
         """
         nouns = [(positions[node], plural) for node, plural in self.nouns]
         for subject, finite, plural in self.agreements:
             first, last = positions.get(subject, -1), positions.get(finite, -1)
-            if 0 <= first < last and any(first < at < last and number != plural for at, number in nouns):
+            if 0 <= first < last and any(first < i < last and other != plural for i, other in nouns):
                 yield "agreement", (first, last - 1, last) if last - 1 > first else (first, last)
         for name, nodes in self.phenomena:
             found = [positions[node] for node in nodes if node >= 0]
             if nodes[0] == PREVIOUS_WORD and found[0] > 0:
                 found.insert(0, found[0] - 1)
-            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:
+            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:  # at the beginning, the next word instead
                 found.append(found[-1] + 1)
             yield name, tuple(found)
