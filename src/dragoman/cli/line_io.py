@@ -208,13 +208,13 @@ class WarningLog:
 
     def log(self, number: int, warnings: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
         """Log and count the warnings of a line; return its distinct kinds of warnings and flags."""
-        from dragoman.inference.postprocess import warning_kinds
+        from dragoman.inference.postprocess import list_warning_kinds
 
-        kinds, maximum = warning_kinds(warnings), max(MAX_LOGGED_WARNINGS // self.processes, 1)
+        kinds, maximum = list_warning_kinds(warnings), max(MAX_LOGGED_WARNINGS // self.processes, 1)
         kinds_and_flags = list(dict.fromkeys([*kinds, *flags]))
         self.lines.update(kinds_and_flags)
         for warning in warnings:
-            if self.lines[warning_kinds([warning])[0]] <= maximum:
+            if self.lines[list_warning_kinds([warning])[0]] <= maximum:
                 self.print(f"line {number}: {warning}", WARNING)
         for kind in kinds:
             if self.lines[kind] == maximum + 1:

@@ -196,7 +196,7 @@ def measure_bins(
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
     """Return gradient norms by token distance (inspection/gradient_flow.py), with one sentence per batch row."""
     examples = [
-        segment.example(translator.tokenizers.target.encode(pair.target))
+        segment.make_example(translator.tokenizers.target.encode(pair.target))
         for number, pair in enumerate(pairs)
         for segment in islice(translator.split_line(Line(pair.source), tree=pair.tree, line_index=number), 1)
     ]

@@ -284,9 +284,9 @@ def predict_labels(classifier: Classifier, test: EvaluationSet, metrics: Sequenc
 
 def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     """Return how many outputs have each kind of warning."""
-    from dragoman.inference.postprocess import warning_kinds
+    from dragoman.inference.postprocess import list_warning_kinds
 
-    return dict(Counter(kind for output in outputs for kind in warning_kinds(output.warnings)))
+    return dict(Counter(kind for output in outputs for kind in list_warning_kinds(output.warnings)))
 
 
 def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:

@@ -164,7 +164,7 @@ def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
     return shared >= COPY_SHARE * max(len(source), len(output))
 
 
-def warning_kinds(warnings: Iterable[str]) -> list[str]:
+def list_warning_kinds(warnings: Iterable[str]) -> list[str]:
     """Return the distinct kinds of a line's warnings: their texts without numbers and details, for counting."""
     return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
 
@@ -183,7 +183,12 @@ def drop_duplicates(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
-    """Join the hypotheses of a line's segments into one; the alignment becomes block-diagonal."""
+    """Join the hypotheses of a line's segments into one; the alignment becomes block-diagonal.
+
+    Without segments (an empty line), return an empty hypothesis.
+    """
+    if len(parts) <= 1:
+        return parts[0] if parts else Hypothesis("", 0.0, [], [], [], 0.0)
     tokens = [token for part in parts for token in part.tokens]
     source_tokens = [token for part in parts for token in part.source_tokens]
     with_eos = sum(len(part.tokens) + 1 for part in parts)

@@ -1,10 +1,11 @@
-"""Translation: lines in, hypotheses out.
+"""The Translator, which turns lines of text into translations (hypotheses).
 
     translator = dragoman.load("runs/demo")
     translator.translate(["A man walks his dog."])
 
-`Translator.translate_nbest` is the complete pipeline: lines are split into segments short enough for the model, an
-engine decodes them, and its results become hypotheses with text, warnings and alignments.
+`Translator.translate_nbest` is the complete pipeline: it splits lines into segments that are short enough for the
+model, an engine decodes the segments, and the search results become hypotheses with text, warnings and alignments.
+`Translator.stream` translates one line and yields its words while the search is still running.
 
 Shapes   B rows of a batch   S source width   T target width
 """
@@ -18,7 +19,7 @@ from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -41,19 +42,29 @@ from dragoman.models.base import Seq2Seq
 from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, TokenFeature, Tree
 
 BeamObserver = Callable[[BeamState], None]
-COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)  # a CJK character is a word
+# The text up to the end of its last complete word: before a space, or after a CJK character (a word by itself) that is
+# not the last character.
+COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)
 NO_TREE_WARNING = "read without a tree"
-EMPTY_HYPOTHESIS = Hypothesis("", 0.0, [], [], [], 0.0)  # the translation of an empty line
+
+
+class DecodeArguments(TypedDict, total=False):
+    """Optional arguments of `Translator.translate`, `nbest` and `stream`."""
+
+    beam: int | None  # beam width; the default is that of the run
+    search: Mapping[str, Any] | None  # overrides search settings of the run, such as {"no_repeat": 3}
+    dictionary: Mapping[str, str] | None  # translations of source words, for search.unknown=dictionary
+    tag: str  # tag of all lines that have none, for models trained with tags
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """The options of one call. `tag` is the default for lines that have no tag."""
+    """The options of one call: DecodeArguments merged with the settings of the run, and checked."""
 
     search: SearchSettings
-    dictionary: Mapping[str, str]  # for search.unknown=dictionary
+    dictionary: Mapping[str, str]
     tag: str = ""
-    align: bool = True
+    align: bool = True  # whether hypotheses get alignments
 
 
 class SourceSegment(NamedTuple):
@@ -65,19 +76,19 @@ class SourceSegment(NamedTuple):
     line_index: int
     tag_ids: Sequence[int] = ()  # precede `ids` in the input of the model
     features: Mapping[str, TokenFeature] = {}  # further inputs per token, such as trees
-    warning: str = ""
+    warning: str = ""  # about the input of the model; becomes a warning of every hypothesis
     constraints: DecodingConstraints = DecodingConstraints()
-    limit: int = 0  # maximum tokens of the translation, EOS included
+    limit: int = 0  # maximum number of tokens of the translation, EOS included
 
-    def example(self, target: Sequence[int] = ()) -> Example:
-        """Return this source with a target as an example, as the forward pass of the model reads it."""
+    def make_example(self, target: Sequence[int] = ()) -> Example:
+        """Return an example with this source and the target, for the forward pass of the model."""
         source = np.array([*self.tag_ids, *self.ids], dtype=np.int64)
         return Example(source, np.array(target, dtype=np.int64), self.line_index, self.features)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Translator(Predictor[Seq2Seq]):
-    """A sequence-to-sequence model of any kind and the engine that decodes; by default PyTorch in float32."""
+    """A sequence-to-sequence model and the engine that decodes with it; by default PyTorch in float32."""
 
     engine: Engine = None  # type: ignore[assignment]  # set in __post_init__
 
@@ -91,18 +102,16 @@ class Translator(Predictor[Seq2Seq]):
         self,
         lines: Sequence[str | Line],
         *,
-        beam: int | None = None,
         trees: Sequence[Tree | None] | None = None,
-        search: Mapping[str, Any] | None = None,
-        dictionary: Mapping[str, str] | None = None,
-        tag: str = "",
         align: bool = True,
+        **arguments: Unpack[DecodeArguments],
     ) -> list[Hypothesis]:
-        """Return the best translation of each line, in the order of the lines; see `nbest` for the options.
+        """Return the best translation of each line, in the order of the lines. An empty line stays empty.
 
-        An empty line stays empty. Without `align` the hypotheses have no alignments, which is faster.
+        A `Line` can have constraints on its translation. `trees`, for models with model.position=tree, has a tree or
+        None for each line. Without `align` the hypotheses have no alignments, which is faster.
         """
-        options = self.make_options(beam=beam, count=1, search=search, dictionary=dictionary, tag=tag, align=align)
+        options = self.make_options(count=1, align=align, **arguments)
         return [hypotheses[0] for hypotheses in self.translate_nbest(lines, options, trees=trees)]
 
     def nbest(
@@ -110,21 +119,15 @@ class Translator(Predictor[Seq2Seq]):
         lines: Sequence[str | Line],
         *,
         count: int | None = None,
-        beam: int | None = None,
         trees: Sequence[Tree | None] | None = None,
-        search: Mapping[str, Any] | None = None,
-        dictionary: Mapping[str, str] | None = None,
-        tag: str = "",
         align: bool = True,
+        **arguments: Unpack[DecodeArguments],
     ) -> list[list[Hypothesis]]:
         """Return up to `count` different translations of each line, best first; only one if the line had to be split.
 
-        A `Line` can have constraints on its translation. `search` overrides search settings of the run, such as
-        {"no_repeat": 3}; `dictionary` is for search.unknown=dictionary. `trees`, for models with model.position=tree,
-        has a tree or None for each line. `tag`, for models trained with tags, is the default for lines without a tag.
+        The default of `count` is search.nbest of the run. For the other arguments see `translate`.
         """
-        options = self.make_options(beam=beam, count=count, search=search, dictionary=dictionary, tag=tag, align=align)
-        return self.translate_nbest(lines, options, trees=trees)
+        return self.translate_nbest(lines, self.make_options(count=count, align=align, **arguments), trees=trees)
 
     def make_options(
         self,
@@ -136,7 +139,10 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         align: bool = True,
     ) -> DecodeOptions:
-        """Return the options of a call: the run's search settings with overrides, checked against the model."""
+        """Return the search settings of the run with overrides, and the other options of a call.
+
+        Raise a UserError if the model does not support them.
+        """
         settings = merge_search(self.recipe.search, search, beam=beam, count=count, aligns=self.model.aligns)
         unknown = settings.unknown
         if unknown != "drop" and not isinstance(self.tokenizers.target, WordTokenizer):
@@ -152,41 +158,29 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses for each line, best first."""
         lines = check_lines(lines, "translate", types=(str, Line))
-        if trees is not None:
-            self.check_trees(trees, len(lines))
+        trees = self.check_trees(trees, len(lines))
         texts = [line if isinstance(line, str) else line.text for line in lines]
         segments: list[SourceSegment] = []
         for index, ids in enumerate(self.tokenizers.source.encode_all(texts)):
-            tree = trees[index] if trees else None
-            segments += self.make_segments(lines[index], options, ids, tree=tree, line_index=index)
+            segments += self.make_segments(lines[index], options, ids, tree=trees[index], line_index=index)
         by_line: list[list[list[Hypothesis]]] = [[] for _ in lines]
         for segment, hypotheses in zip(segments, self.decode_segments(segments, options), strict=True):
             by_line[segment.line_index].append(hypotheses)
-        results = []
-        for parts in by_line:
-            if len(parts) == 1:
-                results.append(postprocess.drop_duplicates(parts[0])[: options.search.nbest])
-            else:
-                results.append([join_hypotheses([part[0] for part in parts])] if parts else [EMPTY_HYPOTHESIS])
-        return results
+        return [
+            postprocess.drop_duplicates(parts[0])[: options.search.nbest]
+            if len(parts) == 1
+            else [join_hypotheses([hypotheses[0] for hypotheses in parts])]
+            for parts in by_line
+        ]
 
-    def stream(
-        self,
-        line: str | Line,
-        *,
-        beam: int | None = None,
-        search: Mapping[str, Any] | None = None,
-        dictionary: Mapping[str, str] | None = None,
-        tag: str = "",
-    ) -> Generator[str, None, Hypothesis]:
+    def stream(self, line: str | Line, **arguments: Unpack[DecodeArguments]) -> Generator[str, None, Hypothesis]:
         """Yield the translation of a line in parts, each as soon as the search cannot change it any more.
 
         The parts joined together equal the result of `translate`; the generator returns the hypothesis. Some options
         can change the text until the end of the search: a method other than beam and greedy, required terms, coverage,
         replaced unknown words, an engine other than torch. The text then comes in one part per segment of the line.
         """
-        options = self.make_options(beam=beam, count=1, search=search, dictionary=dictionary, tag=tag)
-        return self.stream_line(line, options)
+        return self.stream_line(line, self.make_options(count=1, **arguments))
 
     def stream_line(self, line: str | Line, options: DecodeOptions) -> Generator[str, None, Hypothesis]:
         """Yield the translation of a line in parts and return the hypothesis, as `stream` does."""
@@ -196,7 +190,7 @@ class Translator(Predictor[Seq2Seq]):
                 yield " "
             work = partial(self.decode_segments, [segment], options)
             parts.append((yield from stream_text(work, self.tokenizers.target.decode)))
-        return join_hypotheses(parts) if len(parts) > 1 else parts[0] if parts else EMPTY_HYPOTHESIS
+        return join_hypotheses(parts)
 
     def score(
         self,
@@ -210,8 +204,7 @@ class Translator(Predictor[Seq2Seq]):
         sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
         if len(sources) != len(targets):
             raise UserError("score takes a list of sources and a list of as many targets")
-        if trees is not None:
-            self.check_trees(trees, len(sources))
+        trees = self.check_trees(trees, len(sources))
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
         tag_ids = self.encode_tag(tag)
         target_ids = self.tokenizers.target.encode_all(targets)
@@ -220,14 +213,14 @@ class Translator(Predictor[Seq2Seq]):
             text = sources[index]
             segment = SourceSegment(text, ids, Line(text), index, tag_ids if ids else ())
             if self.reads_trees:
-                segment = self._add_tree(segment, trees[index] if trees else None, whole=True)
-            examples.append(segment.example(target_ids[index]))
+                segment = self._add_tree(segment, trees[index], is_full_line=True)
+            examples.append(segment.make_example(target_ids[index]))
         return score_pairs(self, examples)
 
     def encode_tag(self, tag: str) -> Sequence[int]:
-        """Return the ids of a tag; raise a UserError if it is unknown, or missing and required.
+        """Return the ids of a tag; raise a UserError if the tag is unknown, or missing and required.
 
-        If no tag is given and the model was always trained with the same one, that one is used.
+        If `tag` is empty and all training data had the same tag, that tag is the default.
         """
         if not (tag or self.tokenizers.tags):
             return ()
@@ -246,9 +239,13 @@ class Translator(Predictor[Seq2Seq]):
 
     @property
     def reads_trees(self) -> bool:
+        """Whether dependency trees are an input of the model (model.position=tree)."""
         return "tree" in self.recipe.model.features
 
-    def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
+    def check_trees(self, trees: Sequence[Tree | None] | None, lines: int) -> Sequence[Tree | None]:
+        """Return a tree or None for each line; raise a UserError if the trees do not suit the model or the lines."""
+        if trees is None:
+            return [None] * lines
         if not self.reads_trees:
             raise UserError("this model does not use trees (only models with model.position=tree do); leave them out")
         if len(trees) != lines:
@@ -256,6 +253,7 @@ class Translator(Predictor[Seq2Seq]):
         for number, tree in enumerate(trees, 1):
             if tree and (problem := find_tree_fault(tree)):
                 raise UserError(f"the tree of line {number} is not a tree: {problem}")
+        return trees
 
     def make_segments(
         self,
@@ -283,7 +281,7 @@ class Translator(Predictor[Seq2Seq]):
     def split_line(
         self, line: Line, ids: list[int] | None = None, *, tree: Tree | None = None, line_index: int = 0
     ) -> list[SourceSegment]:
-        """Return the line as one segment, or split into sentences if it is longer than any source in training.
+        """Return the line as one segment, or as one per sentence if it is longer than any source in training.
 
         A sentence of more than `max_unsplit` tokens is split further: between words, or inside a word that is too long.
         """
@@ -295,35 +293,38 @@ class Translator(Predictor[Seq2Seq]):
             segments = [SourceSegment(text, ids, line, line_index)]
         else:
             texts = postprocess.split_sentences(text) if len(ids) > self.longest else [text]
-            for unit in (postprocess.NON_SPACES, postprocess.NON_SPACE):
-                texts = [part for long in texts for part in self._split_units(long, unit)]
+            for unit in (postprocess.NON_SPACES, postprocess.NON_SPACE):  # first between words, then between characters
+                texts = [part for text in texts for part in self._split_text(text, unit)]
             segments = [SourceSegment(part, encode(part), line, line_index) for part in texts]
         if self.reads_trees:
-            segments = [self._add_tree(segment, tree, whole=len(segments) == 1) for segment in segments]
+            segments = [self._add_tree(segment, tree, is_full_line=len(segments) == 1) for segment in segments]
         return segments
 
-    def _split_units(self, text: str, unit: re.Pattern[str]) -> list[str]:
-        """Split a text of more than `max_unsplit` tokens into runs of units, each of at most `longest` tokens."""
+    def _split_text(self, text: str, unit: re.Pattern[str]) -> list[str]:
+        """Split a text of more than `max_unsplit` tokens into parts of at most `longest` tokens.
+
+        `unit` matches what must not be split: a word or a character.
+        """
         encode = self.tokenizers.source.encode
         if len(encode(text)) <= self.max_unsplit:
             return [text]
-        first, *rest = (match.span() for match in unit.finditer(text))
-        runs = [first]
-        for start, end in rest:
-            if len(encode(text[runs[-1][0] : end])) > self.longest:
-                runs.append((start, end))
+        first, *others = (match.span() for match in unit.finditer(text))
+        spans = [first]
+        for start, end in others:
+            if len(encode(text[spans[-1][0] : end])) > self.longest:
+                spans.append((start, end))
             else:
-                runs[-1] = (runs[-1][0], end)
-        return [text[start:end] for start, end in runs]
+                spans[-1] = (spans[-1][0], end)
+        return [text[start:end] for start, end in spans]
 
-    def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, whole: bool) -> SourceSegment:
-        """Add the tree of the line, or a warning that the model gets none. `whole`: the segment is the whole line."""
-        record = FEATURES["tree"].locate(Pair(segment.text, "", tree if whole else None))
+    def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, is_full_line: bool) -> SourceSegment:
+        """Return the segment with the tree of its line, or with a warning that the model reads it without a tree."""
+        record = FEATURES["tree"].locate(Pair(segment.text, "", tree if is_full_line else None))
         aligned = FEATURES["tree"].align(record, segment.text, segment.ids, self.tokenizers.source)
         segment = segment._replace(features={"tree": aligned})
         if len(aligned.record):
             return segment
-        reason = ": its words do not spell the line" if whole else ": the line was split"
+        reason = ": its words do not spell the line" if is_full_line else ": the line was split"
         return segment._replace(warning=NO_TREE_WARNING + (reason if tree else ""))
 
     def decode_segments(
@@ -331,17 +332,17 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment.
 
-        `observe`, for a single segment, is called with the beam after each step if its common prefix is final. Without
-        alignments, each result becomes text as soon as it arrives, while the engine decodes other jobs.
+        `observe`, for a single segment, is called with the beam after each step, unless later steps can change the
+        common prefix of all hypotheses. Without alignments, each result becomes text as soon as it is found, while the
+        engine decodes other jobs.
         """
         search, engine = options.search, self.engine
         jobs = [Job([*item.tag_ids, *item.ids], item.limit, item.constraints, item.features) for item in segments]
-        results: Iterable[tuple[int, list[SearchResult]]]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
-            # The common prefix of all hypotheses of a beam is final unless something may reorder or change them.
-            plain = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
-            if observe and isinstance(engine, TorchEngine) and plain and not segments[0].constraints.must:
+            # Nothing reorders or changes the hypotheses of a beam afterwards, so their common prefix is final.
+            is_final = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
+            if observe and isinstance(engine, TorchEngine) and is_final and not segments[0].constraints.must:
                 results = engine.iter_results(jobs, search, observe)
             else:
                 # Get all results of the beam: some may have the same text, and reranking changes their order.
@@ -352,7 +353,7 @@ class Translator(Predictor[Seq2Seq]):
             if options.align or search.coverage > 0 or search.unknown != "drop":
                 aligned = enumerate(self.add_alignments(segments, dict(results), search.coverage))
             else:
-                aligned = ((index, [(result, []) for result in found]) for index, found in results)
+                aligned = ((index, [(result, []) for result in unaligned]) for index, unaligned in results)
             for index, pairs in aligned:
                 hypotheses[index] = [self.make_hypothesis(segments[index], *pair, options) for pair in pairs]
         return hypotheses
@@ -363,16 +364,17 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[list[tuple[SearchResult, AlignmentRows]]]:
         """Return each result with its alignment: cross-attention weights from a forward pass over the hypothesis.
 
+        With `coverage`, the weight of the coverage penalty, sort the results of each segment by score and penalty.
         Alignments are empty if the model has no attention over source tokens.
         """
         flat = [(index, result) for index in range(len(segments)) for result in results[index]]
         alignments: list[AlignmentRows] = [[] for _ in flat]
-        examples = [segments[index].example(result.tokens) for index, result in flat] if self.model.aligns else []
+        examples = [segments[index].make_example(result.tokens) for index, result in flat] if self.model.aligns else []
         for indices, batch in self.iter_batches(examples, bucket_widths):
             weight_BTS = self.model.alignment(batch).cpu()
             for row, i in enumerate(indices):
-                tag, length = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
-                weight_TS = weight_BTS[row, : len(examples[i].target), tag:length]  # without the attention to a tag
+                start, end = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
+                weight_TS = weight_BTS[row, : len(examples[i].target), start:end]  # without the attention to the tag
                 alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
         for (index, result), alignment in zip(flat, alignments, strict=True):
@@ -380,55 +382,55 @@ class Translator(Predictor[Seq2Seq]):
         return [postprocess.rerank_by_coverage(pairs, coverage) for pairs in aligned] if coverage else aligned
 
     def make_hypothesis(
-        self, segment: SourceSegment, found: SearchResult, alignment: AlignmentRows, options: DecodeOptions
+        self, segment: SourceSegment, result: SearchResult, alignment: AlignmentRows, options: DecodeOptions
     ) -> Hypothesis:
-        """Return a search result as users see it: text, subwords, alignment, warnings and flags."""
+        """Return the hypothesis of a search result: text, subwords, alignment, warnings and flags."""
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
-        lengths = len(segment.ids), len(found.tokens)
-        if UNK in found.tokens and unknown != "drop":
+        lengths = len(segment.ids), len(result.tokens)
+        if UNK in result.tokens and unknown != "drop":
             words = postprocess.list_source_words(source, segment.text, segment.ids)
-            rows = alignment or [[]] * len(found.tokens)
-            text = postprocess.fill_unknowns(found.tokens, rows, target, words, unknown, options.dictionary)
+            rows = alignment or [[]] * len(result.tokens)
+            text = postprocess.fill_unknowns(result.tokens, rows, target, words, unknown, options.dictionary)
         else:
-            text = target.decode(found.tokens)
+            text = target.decode(result.tokens)
         warnings = [segment.warning] if segment.warning else []
         if lengths[0] > self.longest:
             warnings.append(f"longer than any sentence of training ({lengths[0]} tokens against {self.longest})")
-        if not found.finished:
-            full = lengths[1] == self.max_tokens
-            why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
-            warnings.append(f"cut at {lengths[1]} tokens, the most that {why}")
+        if not result.finished:
+            is_full = lengths[1] == self.max_tokens
+            limits = "model.max_length allows" if is_full else "search.max_ratio and max_extra allow"
+            warnings.append(f"cut at {lengths[1]} tokens, the most that {limits}")
         flags = postprocess.find_flags(segment.text, text, lengths, self.statistics)
-        lost = [postprocess.FLAG_UNKNOWN] if UNK in found.tokens and unknown == "drop" else []
-        changed = postprocess.check_placeholders(segment.text, text, self.statistics)
+        dropped = [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
+        placeholder_warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
         if segment.constraints.any:
             warnings += list_unmet(segment.line, segment.constraints, text)
         return Hypothesis(
             text=text,
-            score=found.score,
-            tokens=target.pieces(found.tokens),
+            score=result.score,
+            tokens=target.pieces(result.tokens),
             alignment=alignment,
             source_tokens=source.pieces(segment.ids),
-            logp=found.logp,
-            warnings=(*warnings, *changed),
-            flags=(*flags, *lost, *(postprocess.warning_kinds(changed) if changed else ())),
+            logp=result.logp,
+            warnings=(*warnings, *placeholder_warnings),
+            flags=(*flags, *dropped, *postprocess.list_warning_kinds(placeholder_warnings)),
         )
 
 
 def merge_search(
-    own: SearchSettings,
+    settings_of_run: SearchSettings,
     changes: Mapping[str, Any] | None = None,
     *,
     beam: int | None = None,
     count: int | None = None,
     aligns: bool = True,
 ) -> SearchSettings:
-    """Return the search settings of a run with overrides, all of them checked.
+    """Return the search settings of a run with overrides; raise a UserError if they are invalid.
 
-    `aligns`: whether the model's attention tells source tokens apart, which some settings need.
+    `aligns`: whether the model's attention distinguishes source tokens, which some settings need.
     """
     given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
-    settings = build(SearchSettings, {**own.model_dump(), **(changes or {}), **given}, where="search")
+    settings = build(SearchSettings, {**settings_of_run.model_dump(), **(changes or {}), **given}, where="search")
     check_search_settings(settings)
     pick(postprocess.UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
     needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
@@ -442,7 +444,10 @@ def merge_search(
 
 
 def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
-    """Return the most tokens of a translation, EOS included: what the constraints need comes on top."""
+    """Return the maximum number of tokens, EOS included, of the translation of a source with so many tokens.
+
+    The tokens of a forced prefix and of required terms are added to the usual maximum.
+    """
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
     return min(max(usual, constraints.minimum + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
 
@@ -452,9 +457,9 @@ class StreamClosed(Exception):
 
 
 def find_certain_prefix(beams: BeamState) -> list[int]:
-    """Return the prefix that the result of the first sentence is certain to have.
+    """Return the common prefix of all active hypotheses and the best finished one, of the first sentence.
 
-    It is the common prefix of all active hypotheses and the best finished one.
+    Whatever the search finds later, its result starts with this prefix.
     """
     length = int(beams.length_B[0])
     rows = zip(beams.token_BWT[0].tolist(), beams.logp_BW[0].tolist())
@@ -474,10 +479,10 @@ def keep_complete_words(text: str) -> str:
 def stream_text(
     work: Callable[[BeamObserver], list[list[Hypothesis]]], decode: Callable[[list[int]], str]
 ) -> Generator[str, None, Hypothesis]:
-    """Yield the text of a hypothesis in parts, each once it is certain; return the hypothesis.
+    """Yield the text of a hypothesis in parts, each as soon as it is final; return the hypothesis.
 
-    `work` runs in a separate thread, calls an observer after each decoding step and returns the hypotheses of one
-    sentence. It is cancelled when the consumer closes the generator.
+    `work` runs in a separate thread, calls its argument after each decoding step and returns the hypotheses of one
+    segment. When the consumer closes the generator, the next such call raises StreamClosed, which ends the thread.
     """
     messages: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
     closed = Event()
