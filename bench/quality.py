@@ -38,7 +38,7 @@ from dragoman.hardware import cpu_name
 from dragoman.inference.loading import copy_weights, load, open_engine
 from dragoman.inference.model_card import rank_validation, read_card, read_events
 from dragoman.inference.translator import Translator
-from dragoman.metrics.metrics import select_best_metric
+from dragoman.metrics.metrics import choose_checkpoint_metric
 from dragoman.recipe import read_recipe
 from dragoman.run_dir import RunFolder, load_tensors, mean
 from dragoman.training.checkpoint import best_file
@@ -160,7 +160,7 @@ def score_curve(run: Path) -> Iterator[dict[str, Any]]:
     folder, translator = RunFolder(run), load(run)
     assert isinstance(translator, Translator)
     recipe = translator.recipe
-    metric = select_best_metric(recipe.train.metric, recipe.model.task, recipe.data.metrics)
+    metric = choose_checkpoint_metric(recipe.train.metric, recipe.model.task, recipe.data.metrics)
     events = [event for event in read_events(folder.metrics) if event["event"] == "validate"]
     known: dict[tuple[int, ...], float] = {}  # steps of the averaged checkpoints -> score
     for number, event in enumerate(events, 1):

@@ -28,7 +28,7 @@ from dragoman.metrics.metrics import METRICS
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
 LM_METRICS = {"loss", "perplexity", "bits_per_character"}  # of language models: not in METRICS
-LOWER = LM_METRICS | {name for name, metric in METRICS.items() if not metric.higher}  # lower is better
+LOWER = LM_METRICS | {name for name, metric in METRICS.items() if not metric.higher_is_better}  # lower is better
 
 
 class Task(NamedTuple):

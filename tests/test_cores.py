@@ -62,24 +62,29 @@ def test_parts_of_a_core_count_as_one(quota: float, wanted: int | None, monkeypa
 def test_threads_keep_to_the_quota_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 64)
     monkeypatch.setattr(cores, "cpu_quota", lambda: 3.0)
-    monkeypatch.setattr(cores, "_kept", "")
-    monkeypatch.setenv(cores.THREADS, "7")
+    monkeypatch.setattr(cores, "_limited_threads", "")
+    monkeypatch.setenv(cores.THREADS_VARIABLE, "7")
     cores.limit_threads()
-    assert os.environ[cores.THREADS] == "7"
-    assert cores.thread_limited_environment(2)[cores.THREADS] == "7"
-    monkeypatch.delenv(cores.THREADS)
+    assert os.environ[cores.THREADS_VARIABLE] == "7"
+    assert cores.thread_limited_environment(2)[cores.THREADS_VARIABLE] == "7"
+    monkeypatch.delenv(cores.THREADS_VARIABLE)
     cores.limit_threads()
-    assert os.environ[cores.THREADS] == "3"
-    assert [cores.thread_limited_environment(jobs)[cores.THREADS] for jobs in (1, 2, 3, 5)] == ["3", "1", "1", "1"]
+    assert os.environ[cores.THREADS_VARIABLE] == "3"
+    assert [cores.thread_limited_environment(jobs)[cores.THREADS_VARIABLE] for jobs in (1, 2, 3, 5)] == [
+        "3",
+        "1",
+        "1",
+        "1",
+    ]
 
 
 def test_without_a_quota_only_neighbours_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 8)
     monkeypatch.setattr(cores, "cpu_quota", lambda: 64.0)
-    monkeypatch.setattr(cores, "_kept", "")
-    monkeypatch.setenv(cores.THREADS, "")
-    monkeypatch.delenv(cores.THREADS)
+    monkeypatch.setattr(cores, "_limited_threads", "")
+    monkeypatch.setenv(cores.THREADS_VARIABLE, "")
+    monkeypatch.delenv(cores.THREADS_VARIABLE)
     cores.limit_threads()
-    assert cores.THREADS not in os.environ
-    assert cores.THREADS not in cores.thread_limited_environment(1)
-    assert cores.thread_limited_environment(3)[cores.THREADS] == "2"
+    assert cores.THREADS_VARIABLE not in os.environ
+    assert cores.THREADS_VARIABLE not in cores.thread_limited_environment(1)
+    assert cores.thread_limited_environment(3)[cores.THREADS_VARIABLE] == "2"

@@ -52,7 +52,7 @@ def test_features_by_flags(flags: frozenset[str], expected: str, exact: bool) ->
     ],
 )
 def test_limits(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: SAPPHIRE_RAPIDS)
+    monkeypatch.setattr(hardware, "read_cpu_flags", lambda: SAPPHIRE_RAPIDS)
     assert str(cpu_features(environment)) == expected
 
 
@@ -63,7 +63,7 @@ def test_a_mask_that_names_no_feature_is_refused() -> None:
 
 def test_this_cpu_has_features() -> None:
     assert isinstance(cpu_features({}), CpuFeatures)
-    assert hardware.cpu_flags()
+    assert hardware.read_cpu_flags()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_this_cpu_has_features() -> None:
 def test_the_best_precision_is_one_with_instructions(
     flags: frozenset[str], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (hardware.MASK, *hardware.ISA):
+    for name in (hardware.FEATURES_VARIABLE, *hardware.ISA_VARIABLES):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(hardware, "read_cpu_flags", lambda: flags)
     assert best_precision(torch.device("cpu")) == precision

@@ -20,7 +20,7 @@ def test_freed_memory_goes_back_once_much_of_it_has_piled_up(monkeypatch: pytest
     """Blocks that are still in use stand between those that were freed, as they do after lines of many lengths."""
     size, count = 64 << 10, 3000
     hardware.keep_freed_memory()
-    monkeypatch.setattr(hardware, "_released", 0)
+    monkeypatch.setattr(hardware, "_resident_after_release", 0)
     hardware.release_memory()
     before = hardware.resident_memory()
     blocks = [LIBC.malloc(size) for _ in range(count)]

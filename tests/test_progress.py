@@ -19,7 +19,7 @@ from toy_run import files
 def test_without_a_terminal_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seldom: float
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_INTERVAL", seldom)
+    monkeypatch.setattr(progress, "LOG_SECONDS", seldom)
     with progress.ProgressBar("translating", total=1000, unit="lines") as bar:
         for done in (400, 800):
             bar.update(done)
@@ -34,8 +34,8 @@ def test_without_a_terminal_a_line_now_and_then(
 def test_on_a_terminal_it_is_gone_in_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quick: float
 ) -> None:
-    monkeypatch.setattr(progress, "SHORT", quick)
-    monkeypatch.setattr(progress, "REFRESH", 0.0)
+    monkeypatch.setattr(progress, "MIN_SHOWN_SECONDS", quick)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress.ProgressBar("translating", total=1000, unit="lines") as bar:
         bar.update(400)

@@ -1,4 +1,4 @@
-"""Dragoman learns to map one sequence to another, translation first, and lets people look inside.
+"""Dragoman trains and runs sequence-to-sequence models, above all for translation, and shows how they work.
 
 import dragoman
 dragoman.train("recipe.yaml", out="run")
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dragoman.types import PairScore as PairScore
     from dragoman.types import Score as Score
 
-_EXPORTS = {
+_EXPORTS = {  # module -> public names, separated by spaces
     "config.settings": "SampleSettings",
     "errors": "UserError",
     "evaluation.systems": "evaluate",
@@ -46,12 +46,12 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import dragoman` is quick and changes nothing."""
+    """Import a public name when it is first used, so that `import dragoman` is quick and has no side effects."""
     if name == "__version__":
-        return import_module("importlib.metadata").version("dragoman")  # slow to import
+        return import_module("importlib.metadata").version("dragoman")  # importlib.metadata is slow to import
     if name not in _MODULES:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
-    import_module("dragoman.hardware").set_runtime_defaults()  # before PyTorch is imported
+    import_module("dragoman.hardware").set_runtime_defaults()  # PyTorch reads these environment variables on import
     return getattr(import_module(f"dragoman.{_MODULES[name]}"), name)
 
 

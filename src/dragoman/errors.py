@@ -1,8 +1,8 @@
-"""Errors that a command reports without a traceback. Also handles Ctrl-C: exit code 130, no traceback.
+"""Errors that a command reports without a traceback, and the handler of Ctrl-C (exit code 130, no traceback).
 
-Python turns Ctrl-C into KeyboardInterrupt. While modules are imported and while the interpreter shuts down, nothing
-catches it, and some libraries turn it into another exception. This module imports almost nothing, so that its
-handler is installed before the rest of Dragoman is imported.
+Python turns Ctrl-C into KeyboardInterrupt. No code catches that exception while modules are imported or while the
+interpreter shuts down, and some libraries turn it into another exception. This module imports almost nothing, so that
+its handler can be installed before the rest of Dragoman is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UserError(ValueError):
 
 
 class Stop(Exception):
-    """The command ends early, by a signal or because another process died. Checkpoints already written are intact.
+    """Raised to end a command early, after a signal or because another process died. Written checkpoints are intact.
 
     `code` is the exit code.
     """
@@ -31,19 +31,20 @@ class Stop(Exception):
         self.code = code
 
 
-INTERRUPTED = 130  # exit code
-interrupt_is_caught = False  # whether a caller catches KeyboardInterrupt; if not, Ctrl-C ends the process
-# Whether KeyboardInterrupt was raised: a library may have turned it into the exception that arrives later.
+INTERRUPTED = 130  # exit code after Ctrl-C
+interrupt_is_caught = False  # set by a caller that catches KeyboardInterrupt; otherwise Ctrl-C ends the process
+# Whether KeyboardInterrupt was raised. If so, a later exception may be one that a library made of it.
 interrupt_was_raised = False
 
 
 def handle_interrupts() -> None:
-    """Handle Ctrl-C, unless the parent process (nohup, or a script) started this one with SIGINT ignored."""
+    """Install the handler of Ctrl-C, unless the parent process (nohup, or a script) has made this one ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _raise_interrupt)
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt if a caller catches it; otherwise end the process at once."""
     global interrupt_was_raised
     if not interrupt_is_caught:
         with suppress(OSError):

@@ -1,8 +1,9 @@
 """The hardware: CPU features and quotas, threads, devices, precision and memory.
 
-Kernels, precisions and engines are chosen by `cpu_features`. The CPU quota of a container is often far below the cores
-of the machine. PyTorch still starts one thread per core, and 64 threads on a quota of two cores spend most of their
-time waiting, so `limit_threads` sets the number of threads.
+Kernels, precisions and engines are chosen according to `cpu_features`. The CPU quota of a container is often far below
+the number of cores of the machine. PyTorch still starts one thread per core, and 64 threads on a quota of two cores
+spend most of their time waiting, so `limit_threads` sets the number of threads. PyTorch is imported inside functions,
+because commands that do not use it should start quickly.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from dragoman.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-GROWTH = 64 << 20  # bytes of freed memory that may accumulate before it is returned to the system
-MASK = "DRAGOMAN_CPU_FEATURES"  # environment variable: features to use, such as "avx2" or "none"; default: all
-ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN's own limit, under its new and its old name
+RELEASE_THRESHOLD = 64 << 20  # bytes: growth of the process after which freed memory is returned to the kernel
+# Environment variable: the CPU features to use, such as "avx2" or "none"; all by default
+FEATURES_VARIABLE = "DRAGOMAN_CPU_FEATURES"
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN's own limit, under its new and its old name
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class CpuFeatures:
         return ", ".join(name for name, there in asdict(self).items() if there) or "none"
 
 
-NAMES = [field.name for field in fields(CpuFeatures)]
-FLAGS = {  # the names of each feature in /proc/cpuinfo and in torch.cpu.get_capabilities
+CPU_FEATURE_NAMES = [field.name for field in fields(CpuFeatures)]
+FEATURE_FLAGS = {  # the names of each feature in /proc/cpuinfo and in torch.cpu.get_capabilities
     "avx2": {"avx2"},
     "avx512": {"avx512bw", "avx512_bw"},  # oneDNN's first level of AVX-512 has F, BW, VL and DQ, which come together
     "vnni": {"avx512_vnni", "avx_vnni"},
@@ -68,7 +70,7 @@ FLAGS = {  # the names of each feature in /proc/cpuinfo and in torch.cpu.get_cap
     "dotprod": {"asimddp", "dot"},
     "i8mm": {"i8mm"},
 }
-LEVELS = {  # value of ONEDNN_MAX_CPU_ISA -> features that oneDNN may still use; higher levels allow all
+ISA_FEATURES = {  # value of ONEDNN_MAX_CPU_ISA -> features that oneDNN may still use; higher levels allow all
     "SSE41": set[str](),
     "AVX": set[str](),
     "AVX2": {"avx2"},
@@ -84,25 +86,26 @@ LEVELS = {  # value of ONEDNN_MAX_CPU_ISA -> features that oneDNN may still use;
 
 def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
     """Return the features of the CPU that oneDNN may use and DRAGOMAN_CPU_FEATURES allows."""
-    found = detect_features(cpu_flags())
-    level = next((environment[name] for name in ISA if environment.get(name)), "").upper()
-    if level in LEVELS:
-        found = found.limited_to(LEVELS[level])
-    if wanted := environment.get(MASK, "").strip():
+    found = detect_features(read_cpu_flags())
+    level = next((environment[name] for name in ISA_VARIABLES if environment.get(name)), "").upper()
+    if level in ISA_FEATURES:
+        found = found.limited_to(ISA_FEATURES[level])
+    if wanted := environment.get(FEATURES_VARIABLE, "").strip():
         names = {name.strip() for name in wanted.split(",")} - {"none", ""}
-        if unknown := sorted(names.difference(NAMES)):
-            raise UserError(f"{MASK} names {unknown[0]!r}, which is no CPU feature; use none or {', '.join(NAMES)}")
+        if unknown := sorted(names.difference(CPU_FEATURE_NAMES)):
+            known = ", ".join(CPU_FEATURE_NAMES)
+            raise UserError(f"{FEATURES_VARIABLE} names {unknown[0]!r}, which is no CPU feature; use none or {known}")
         found = found.limited_to(names)
     return found
 
 
 def detect_features(flags: frozenset[str]) -> CpuFeatures:
-    """Return the features that these flags stand for."""
-    return CpuFeatures(**{name: not names.isdisjoint(flags) for name, names in FLAGS.items()})
+    """Return the CPU features that these flags (names as in FEATURE_FLAGS) stand for."""
+    return CpuFeatures(**{name: not names.isdisjoint(flags) for name, names in FEATURE_FLAGS.items()})
 
 
 def read_cpuinfo(*names: str) -> str:
-    """Return the first value with one of these names in /proc/cpuinfo; nothing where there is no such file."""
+    """Return the first value in /proc/cpuinfo with one of these names; an empty string if there is none."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else ():
         name, _, value = line.partition(":")
@@ -112,47 +115,48 @@ def read_cpuinfo(*names: str) -> str:
 
 
 @cache
-def cpu_flags() -> frozenset[str]:
-    """Return the names of the CPU's features, from Linux or, elsewhere, from PyTorch."""
+def read_cpu_flags() -> frozenset[str]:
+    """Return the CPU's feature flags as /proc/cpuinfo names them or, without that file, as PyTorch does."""
     import torch
 
     if flags := read_cpuinfo("flags", "Features"):
         return frozenset(flags.split())
-    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every PyTorch
+    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch has none
     return frozenset(name for name, there in known.items() if there is True)
 
 
 def cpu_name() -> str:
-    """Return the model name of the CPU, for reports only: what a CPU can do is not known by its name."""
+    """Return the model name of the CPU, for reports. Code is chosen by `cpu_features` instead."""
     return read_cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> None:
     """Let glibc reuse freed memory instead of returning it to the kernel. Does nothing with other C libraries.
 
-    By default glibc returns large blocks at once, and new pages for every large tensor cost a fifth of the speed of the
-    matrix product that fills it.
+    By default glibc returns large blocks at once. The kernel then has to provide new pages for every large tensor,
+    which makes the matrix product that fills the tensor a fifth slower.
     """
-    trim_threshold, mmap_threshold = -1, -3  # names of glibc's malloc.h
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, (1 << 31) - 1)
+        mallopt(mmap_threshold, 1 << 30)  # bytes from which blocks come from mmap and are unmapped when freed
+        mallopt(trim_threshold, (1 << 31) - 1)  # the largest int
 
 
-_released = 0  # resident bytes after the last `release_memory`
+_resident_after_release = 0  # resident bytes after the last `release_memory`
 
 
 def release_memory() -> None:
-    """Hand freed blocks back to the kernel once the process has grown by GROWTH bytes since the last time.
+    """Return freed memory to the kernel if the process has grown by RELEASE_THRESHOLD bytes since the last release.
 
-    After `keep_freed_memory` the C library never does so itself, and lines of many lengths leave blocks of many sizes.
+    After `keep_freed_memory` glibc never returns memory by itself, and tensors of many lengths leave free blocks that
+    later tensors do not fit into.
     """
-    global _released
+    global _resident_after_release
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim and resident_memory() > _released + GROWTH:
+    if trim and resident_memory() > _resident_after_release + RELEASE_THRESHOLD:
         trim(0)
-        _released = resident_memory()
+        _resident_after_release = resident_memory()
 
 
 def resident_memory() -> int:
@@ -171,9 +175,9 @@ def total_memory(device: torch.device) -> int:
 
 
 def best_precision(device: torch.device) -> str:
-    """Return bf16 if the device has instructions for it, else float32: emulated bf16 is slower.
+    """Return "bf16" if the device has instructions for it, else "float32", because emulated bf16 is slower.
 
-    On ARM, whose bf16 instructions have not been measured, bf16 is used only on request.
+    The default on ARM is float32: the speed of its bf16 instructions has not been measured.
     """
     import torch
 
@@ -184,91 +188,95 @@ def best_precision(device: torch.device) -> str:
 
 
 @cache
-def matrix_speed(device: torch.device, precision: str) -> float:
-    """Measure the FLOP/s of a product of large matrices, as a reference for the utilization of the device."""
+def measure_matmul_flops(device: torch.device, precision: str) -> float:
+    """Return the FLOP/s of a product of large matrices: the denominator of the device utilization in training logs."""
     import torch
 
     size = 8192 if device.type == "cuda" else 512
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    best = float("inf")
+    best = float("inf")  # seconds of the fastest of five products
     for _ in range(5):
         begun = time.perf_counter()
         product = one @ other
-        product[0, 0].item()  # waits for the result
+        product[0, 0].item()  # wait for the GPU
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best
 
 
-THREADS = "OMP_NUM_THREADS"  # read by PyTorch and other libraries
-_kept = ""  # the value that `limit_threads` has set
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # environment variable that PyTorch and other libraries read
+_limited_threads = ""  # the value of THREADS_VARIABLE that `limit_threads` set; "" if it set none
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may keep busy."""
+    """Return how many cores this process can use: those it may run on, up to its CPU quota."""
     return max(1, math.ceil(min(available_cores(), cpu_quota())))
 
 
 def available_cores() -> int:
-    """Return how many cores this process may run on, regardless of its quota."""
+    """Return how many cores this process may run on (its CPU affinity), regardless of its quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_runtime_defaults() -> None:
     """Set environment variables that PyTorch and its libraries read on import, unless the user has set them."""
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        # oneDNN, and PyTorch in every thread, cache a kernel for each shape of a matrix product, 1,024 by default:
-        # half a gigabyte after some thousand lines of many lengths.
+        # oneDNN, and PyTorch in every thread, cache one kernel for each shape of a matrix product. The default of
+        # 1,024 kernels takes half a gigabyte after a few thousand sentences of different lengths.
         os.environ.setdefault(name, "128")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow a crowded machine down (docs/LOG.md)
 
 
 def limit_threads() -> None:
-    """Set OMP_NUM_THREADS to the quota, unless it is set, for libraries that are loaded later and for subprocesses."""
-    global _kept
-    if THREADS not in os.environ and cpu_quota() < available_cores():
-        os.environ[THREADS] = _kept = str(usable_cores())
+    """Set OMP_NUM_THREADS to the CPU quota, unless the user has set it.
+
+    Libraries imported later and subprocesses read this variable.
+    """
+    global _limited_threads
+    if THREADS_VARIABLE not in os.environ and cpu_quota() < available_cores():
+        os.environ[THREADS_VARIABLE] = _limited_threads = str(usable_cores())
 
 
 def thread_limited_environment(processes: int) -> dict[str, str]:
     """Return the environment for one of several processes that share the cores.
 
-    A number of threads set by the user is not changed.
+    If the user has set the number of threads, it is kept.
     """
-    set_by_user = os.environ.get(THREADS, _kept) != _kept
-    threads = {} if set_by_user or processes == 1 else {THREADS: str(max(1, usable_cores() // processes))}
+    set_by_user = os.environ.get(THREADS_VARIABLE, _limited_threads) != _limited_threads
+    threads = {} if set_by_user or processes == 1 else {THREADS_VARIABLE: str(max(1, usable_cores() // processes))}
     return {**os.environ, **threads}
 
 
-def cpu_quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the CPU quota in cores: the minimum over the control group of this process and its parents.
+def cpu_quota(mount: Path = Path("/sys/fs/cgroup"), memberships: Path = Path("/proc/self/cgroup")) -> float:
+    """Return the CPU quota in cores: the minimum over the control group (cgroup) of this process and its ancestors.
 
-    cgroup v2 has quota and period in one file, v1 in two; -1 or max means no limit. Inside a container, the control
-    group of the container is the root.
+    cgroup v2 has quota and period in one file (cpu.max), v1 in two; -1 or max means no limit. `mount` is where cgroups
+    are mounted; `memberships` is the file that lists the cgroups of this process. Inside a container, the container's
+    cgroup is the root.
     """
-    found = [math.inf]
-    for _, kinds, path in (line.split(":", 2) for line in read_words(own) if line.count(":") > 1):
-        if kinds and "cpu" not in kinds.split(","):
+    quotas = [math.inf]
+    for _, controllers, path in (line.split(":", 2) for line in read_words(memberships) if line.count(":") > 1):
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        root = mounted / "cpu" if kinds else mounted  # also where it is mounted as cpu,cpuacct
-        inmost = root / path.lstrip("/")
-        for folder in (inmost, *inmost.parents):
+        root = mount / "cpu" if controllers else mount  # v2 lists no controllers; v1 links cpu to cpu,cpuacct
+        innermost = root / path.lstrip("/")
+        for folder in (innermost, *innermost.parents):
             version_1 = read_words(folder / "cpu.cfs_quota_us") + read_words(folder / "cpu.cfs_period_us")
             limits = read_words(folder / "cpu.max") or version_1
             if folder.is_relative_to(root) and len(limits) == 2 and all(map(str.isdigit, limits)) and int(limits[1]):
-                found.append(int(limits[0]) / int(limits[1]))
-    return min(found)
+                quotas.append(int(limits[0]) / int(limits[1]))
+    return min(quotas)
 
 
 def read_words(file: Path) -> list[str]:
-    """Return the words of a file; an empty list if it cannot be read."""
+    """Return the words of a text file; an empty list if it cannot be read."""
     try:
         return file.read_text().split()
     except OSError:
         return []
 
 
-ROWS = {"cpu": 8, "cuda": 64}  # rows per batch in inference
+BATCH_ROWS = {"cpu": 8, "cuda": 64}  # rows of a batch in inference, by device type
 
 
 def choose_device(name: str) -> torch.device:
@@ -282,12 +290,12 @@ def choose_device(name: str) -> torch.device:
             device = torch.device(name)
         except RuntimeError:
             raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
-        if device.type not in ROWS:
+        if device.type not in BATCH_ROWS:
             raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
         set_current_gpu(device)
-    if device.type == "cuda" and find_spec("triton") is None:  # our kernels need it; PyTorch brings it on Linux
+    if device.type == "cuda" and find_spec("triton") is None:  # our kernels need it; on Linux PyTorch installs it
         raise UserError(
             "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
         )
@@ -295,7 +303,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def set_current_gpu(device: torch.device) -> None:
-    """Set the current GPU, which streams, CUDA graphs and Triton kernels use wherever their tensors are."""
+    """Make this the current GPU: streams, CUDA graphs and Triton kernels use it, wherever their tensors are."""
     import torch
 
     if device.type == "cuda" and device.index is not None:

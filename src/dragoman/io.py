@@ -1,9 +1,9 @@
-"""Atomic writes, locks on folders, digests and the cache directory: one implementation each.
+"""Atomic writes, locks on folders, the cache folder, digests, and reading of text files, compressed or not.
 
 A file or folder is written inside a hidden temporary folder beside its target, `.NAME.XXXXXXXX.dragoman.tmp/NAME`, and
-then renamed. The temporary folder has a new name (mkdtemp), only its owner can open it, and it is locked while in use.
-So no file or link of the user is removed or followed, and two commands that write the same target never
-share a file.
+then renamed. The temporary folder has a new random name (mkdtemp), only its owner can open it, and it is locked while
+in use. Therefore no file or link of the user is removed or followed, and two commands that write the same target never
+write to the same temporary file.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ import zstandard
 
 from dragoman.errors import UserError
 
-SUFFIX = ".dragoman.tmp"
-TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
-KEPT_OF_NAME = 40  # characters of the target's name in a temporary name, which may have 255 bytes
-ABANDONED = 86_400.0  # seconds after which an unlocked temporary folder belongs to a command that was killed
+TEMPORARY_SUFFIX = ".dragoman.tmp"
+TEMPORARY_NAME = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
+NAME_CHARACTERS = 40  # of the target's name, kept in the name of a temporary folder, which may have 255 bytes
+ABANDONED_SECONDS = 86_400.0  # an unlocked temporary folder of this age was left by a command that was killed
 RESUME_ADVICE = "what was saved before is intact: make room or choose another folder, then continue with --resume"
-CACHE = "~/.cache/dragoman"
+DEFAULT_CACHE = "~/.cache/dragoman"
 CACHE_ENTRIES = {  # kind of a cache entry -> pattern of its name
     "token ids": re.compile(r"[0-9a-f]{24}"),
     "tokenizer": re.compile(r"[0-9a-f]{24}-tokenizer"),
     "answers of a teacher": re.compile(r"[0-9a-f]{24}-answers"),
     "model for CTranslate2": re.compile(r"ctranslate2-[0-9a-f]{24}"),
     "compiled kernels": re.compile(r"compiled"),
-    "choice of an engine": re.compile(r"engine-[0-9a-f]{24}-.*\.json"),  # of earlier versions
+    "choice of an engine": re.compile(r"engine-[0-9a-f]{24}-.*\.json"),  # made by earlier versions
 }
 
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield a path that does not exist yet, in a new temporary folder beside `path`; remove both at the end."""
-    holder = Path(tempfile.mkdtemp(SUFFIX, f".{path.name[:KEPT_OF_NAME]}.", path.parent))
+    """Yield a path that does not exist yet, in a new temporary folder beside `path`; remove that folder at the end."""
+    holder = Path(tempfile.mkdtemp(TEMPORARY_SUFFIX, f".{path.name[:NAME_CHARACTERS]}.", path.parent))
     try:
         with _open(holder) as handle:
             _lock(handle)
@@ -61,16 +61,16 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def move_into_place(made: Path, path: Path) -> None:
-    """Rename a file or folder that was made in a temporary folder, once all of it is on disk.
+    """Flush `made`, a file or folder in a temporary folder, to disk and rename it to `path`.
 
-    A folder cannot be renamed over another one, so the old folder is moved aside first; if the new one then cannot be
+    A folder cannot be renamed over another one, so an old folder is moved aside first. If the new folder then cannot be
     renamed, the old one is moved back.
     """
-    umask = os.umask(0)  # the only way to read it
+    umask = os.umask(0)  # the umask can only be read by setting it
     os.umask(umask)
     for file in [*sorted(made.rglob("*")), made] if made.is_dir() else [made]:
         if file.is_file():
-            file.chmod(0o666 & ~umask)  # some writers make files that only their owner may read
+            file.chmod(0o666 & ~umask)  # some libraries write files that only their owner may read
         _sync(file)
     if made.is_dir() and path.is_dir():
         aside = Path(tempfile.mkdtemp(dir=made.parent)) / "old"  # removed with the temporary folder
@@ -80,8 +80,8 @@ def move_into_place(made: Path, path: Path) -> None:
         except OSError:
             try:
                 os.rename(aside, path)
-            except OSError:  # the name is taken by now: another one, so that the folder is not lost
-                kept = Path(tempfile.mkdtemp(".old", f"{path.name[:KEPT_OF_NAME]}.", path.parent))
+            except OSError:  # another command has taken the name by now: keep the old folder under a new name
+                kept = Path(tempfile.mkdtemp(".old", f"{path.name[:NAME_CHARACTERS]}.", path.parent))
                 os.rename(aside, kept)
                 raise UserError(f"cannot write {str(path)!r}; what was there before is now {str(kept)!r}") from None
             raise
@@ -92,7 +92,7 @@ def move_into_place(made: Path, path: Path) -> None:
 
 @contextmanager
 def report_write_errors(path: Path, advice: str = RESUME_ADVICE) -> Iterator[None]:
-    """Raise a UserError that names `path` in place of an OSError."""
+    """Turn an OSError into a UserError that names `path` and ends with `advice`."""
     try:
         yield
     except OSError as error:
@@ -103,9 +103,9 @@ def report_write_errors(path: Path, advice: str = RESUME_ADVICE) -> Iterator[Non
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path, then rename the result to `path`. An OSError becomes a UserError.
 
-    Readers of a file see the old one or the new one; a folder that is replaced is absent for a moment in between.
+    Readers see either the old file or the new one. A folder that is replaced is absent for a moment in between.
     """
-    target = path.resolve() if path.is_dir() else path  # a link to a folder stays a link
+    target = path.resolve() if path.is_dir() else path  # replace the folder that a link points to, not the link
     with report_write_errors(path), temporary_beside(target) as made:
         write(made)
         move_into_place(made, target)
@@ -116,13 +116,14 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda made: made.write_text(text, encoding="utf-8"))
 
 
-def keep_folder(folder: Path, last: str, write: Callable[[Path], object]) -> None:
-    """Create a cache folder atomically. It is complete if it has the file `last`.
+def fill_cache_folder(folder: Path, last: str, write: Callable[[Path], object]) -> None:
+    """Create a folder of the cache atomically: `write` fills it. A folder is complete if it contains the file `last`.
 
-    If several commands create the same folder at once, the first one wins, since others may already be reading it.
+    If several commands create the same folder at once, the first complete one is kept, since other commands may already
+    be reading it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    sweep(folder.parent)
+    remove_abandoned(folder.parent)
     with temporary_beside(folder) as made:
         made.mkdir()
         write(made)
@@ -138,13 +139,13 @@ def keep_folder(folder: Path, last: str, write: Callable[[Path], object]) -> Non
 
 def is_temporary(path: Path) -> bool:
     """Return whether a path is a temporary folder made by `temporary_beside`."""
-    return bool(TEMPORARY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+    return bool(TEMPORARY_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 
-def sweep(folder: Path, *, age: float = ABANDONED) -> None:
+def remove_abandoned(folder: Path, *, age: float = ABANDONED_SECONDS) -> None:
     """Remove temporary folders of killed commands: those that are not locked and at least `age` seconds old."""
     for path in filter(is_temporary, folder.iterdir()):
-        with suppress(OSError):  # another command sweeps too
+        with suppress(OSError):  # another command may be removing it too
             if time.time() - path.stat().st_mtime >= age:
                 remove_unused(path)
 
@@ -152,12 +153,12 @@ def sweep(folder: Path, *, age: float = ABANDONED) -> None:
 def remove_unused(path: Path) -> bool:
     """Remove a folder unless a command uses it; return whether it was removed.
 
-    Commands lock the folders that they use. On a disk without locks, a temporary folder counts as in use for a day
-    after its creation.
+    Commands lock the folders that they use. On a disk without locks, a temporary folder counts as in use until it is
+    ABANDONED_SECONDS old.
     """
     with _open(path, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
         locked = _lock(handle)
-        recent = is_temporary(path) and time.time() - os.fstat(handle).st_mtime < ABANDONED
+        recent = is_temporary(path) and time.time() - os.fstat(handle).st_mtime < ABANDONED_SECONDS
         if locked is False or (locked is None and recent):
             return False
         shutil.rmtree(path)
@@ -166,7 +167,7 @@ def remove_unused(path: Path) -> bool:
 
 @contextmanager
 def _open(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
-    """Yield a handle of a folder, or with other flags of a file; closing it removes its locks."""
+    """Yield the file descriptor of a folder (of any file if flags=0). Closing it at the end removes its locks."""
     handle = os.open(path, os.O_RDONLY | flags)
     try:
         yield handle
@@ -175,12 +176,12 @@ def _open(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
 
 
 def _lock(handle: int) -> bool | None:
-    """Lock an open folder. Return False if another process has locked it, None if the disk has no locks."""
+    """Try to lock an open folder: True if locked, False if another process has a lock, None on a disk without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network disks have none
+    except OSError:  # some network disks have no locks
         return None
     return True
 
@@ -205,7 +206,7 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
 
 @contextmanager
 def share_folder(folder: Path) -> Iterator[None]:
-    """Create a folder if needed and mark it as in use with a shared lock, which several processes may hold."""
+    """Create a folder if needed and hold a shared lock on it, so that `remove_unused` does not remove it."""
     folder.mkdir(parents=True, exist_ok=True)
     with _open(folder) as handle:
         with suppress(OSError):  # some network disks have no locks
@@ -213,7 +214,7 @@ def share_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_plain(path: Path) -> None:
+def refuse_special_file(path: Path) -> None:
     """Refuse a pipe, socket or device, since reading it may block forever. A missing file is not refused."""
     try:
         mode = path.stat().st_mode
@@ -223,13 +224,13 @@ def check_plain(path: Path) -> None:
         raise UserError(f"{str(path)!r} is a pipe, socket or device, not a plain file; remove it or restore the file")
 
 
-def cache_folder(setting: str | Path = CACHE) -> Path:
+def cache_folder(setting: str | Path = DEFAULT_CACHE) -> Path:
     """Return the cache folder for the setting `data.cache` of a recipe.
 
     The default is the user's cache folder: $XDG_CACHE_HOME/dragoman if that variable is an absolute path, else CACHE.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if str(setting) == CACHE and os.path.isabs(base):
+    if str(setting) == DEFAULT_CACHE and os.path.isabs(base):
         return Path(base) / "dragoman"
     if "\0" in str(setting):
         raise UserError(f"data.cache={str(setting)!r} holds a null character; name another folder")
@@ -242,7 +243,7 @@ def cache_folder(setting: str | Path = CACHE) -> Path:
 
 
 def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the kind and path of every entry that Dragoman has made in a cache folder; skip other files."""
+    """Yield the kind and path of every entry of a cache folder that Dragoman has made. Other files are skipped."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         kind = next((kind for kind, name in CACHE_ENTRIES.items() if name.fullmatch(path.name)), "")
         if kind or is_temporary(path):
@@ -250,7 +251,7 @@ def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def digest_bytes(*parts: bytes | memoryview, size: int = 16) -> str:
-    """Return a digest of these parts together, of `size` bytes in hexadecimal."""
+    """Return the BLAKE2 digest of the concatenated parts: `size` bytes, in hexadecimal."""
     digest = hashlib.blake2b(digest_size=size)
     for part in parts:
         digest.update(part)
@@ -258,58 +259,60 @@ def digest_bytes(*parts: bytes | memoryview, size: int = 16) -> str:
 
 
 def hash_stably(content: bytes) -> int:
-    """Return a 64-bit hash that is the same on every machine."""
+    """Return a 64-bit hash that is the same in every process, unlike hash()."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def digest_file(path: Path) -> str:
-    """Return the digest of a file, without reading all of it into memory at once."""
+    """Return the digest of a file, read in blocks, as `digest_bytes` computes it of the content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     with _open(path, flags=0) as handle:
         os.fsync(handle)
 
 
-Watch = Callable[[Callable[[], int]], None]
-LONGEST_LINE = 64 << 20  # maximum bytes of a line, except in texts for language models
-DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+WatchPosition = Callable[[Callable[[], int]], None]  # receives a function that returns the number of bytes read
+LONGEST_LINE = 64 << 20  # maximum length in bytes, except in texts for language models
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
-class _Frames(io.RawIOBase):
-    """The bytes inside a .zst or .xz file of one or more frames.
+class _FrameReader(io.RawIOBase):
+    """The decompressed bytes of a .zst or .xz file of one or more frames (.xz calls them streams).
 
-    Unlike the libraries' own readers, it raises an error for a truncated file, and for damage after the first frame.
+    Unlike the readers of the libraries, this one raises an error for a truncated file, and for damage after the first
+    frame.
     """
 
-    def __init__(self, path: Path, begin: Callable[[], Any], padding: bytes = b"") -> None:
+    def __init__(self, path: Path, make_decompressor: Callable[[], Any], padding: bytes = b"") -> None:
         self.file = path.open("rb")
-        self.begin, self.padding = begin, padding
-        self.frame = begin()
-        self.begun = False
-        self.ready = memoryview(b"")
+        self.make_decompressor, self.padding = make_decompressor, padding  # padding: byte allowed between frames
+        self.decompressor = make_decompressor()  # of the current frame
+        self.inside_frame = False
+        self.ready = memoryview(b"")  # decompressed bytes not returned yet
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self.ready:
-            chunk = self.frame.unused_data if self.frame.eof else b""
-            if self.frame.eof:
-                self.frame, self.begun = self.begin(), False
+            chunk = self.decompressor.unused_data if self.decompressor.eof else b""
+            if self.decompressor.eof:
+                self.decompressor, self.inside_frame = self.make_decompressor(), False
             chunk = chunk or self.file.read(1 << 16)
-            if not self.begun:
+            if not self.inside_frame:
                 chunk = chunk.lstrip(self.padding) if self.padding else chunk
                 if self.padding and not chunk and self.file.peek(1):
                     continue
             if not chunk:
-                if self.begun:
+                if self.inside_frame:
                     raise EOFError
                 return 0
-            self.begun = True
-            self.ready = memoryview(self.frame.decompress(chunk))
+            self.inside_frame = True
+            self.ready = memoryview(self.decompressor.decompress(chunk))
         size = min(len(buffer), len(self.ready))
         buffer[:size], self.ready = self.ready[:size], self.ready[size:]
         return size
@@ -319,10 +322,10 @@ class _Frames(io.RawIOBase):
         super().close()
 
 
-def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGEST_LINE) -> Iterator[str]:
+def read_lines(path: Path, watch: WatchPosition | None = None, *, longest: float = LONGEST_LINE) -> Iterator[str]:
     """Yield the lines of a text file, compressed or not, without their ends and without a byte order mark.
 
-    `watch` is called with a function that returns how many bytes of the file on disk have been read.
+    `watch` is called with a function that returns how many bytes of the file, as it is on disk, have been read.
 
     lines = list(read_lines(Path("corpus/train.en.xz")))
     """
@@ -331,7 +334,7 @@ def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGE
         with open_file(path) as stream:
             if watch:
                 watch(partial(_bytes_read, stream, path))
-            yield from lines_of(stream, str(path), longest=longest)
+            yield from decode_lines(stream, str(path), longest=longest)
     except FileNotFoundError:
         raise UserError(f"there is no file {str(path)!r}") from None
     except IsADirectoryError:
@@ -340,11 +343,11 @@ def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGE
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
-def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
-    """Yield the lines of an open file; refuse a line of more than `longest` bytes. `name` is used in messages."""
+def decode_lines(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
+    """Decode the lines of an open binary file. Refuse a line of more than `longest` bytes. `name` is for messages."""
     number = 0
     if math.isfinite(longest) and hasattr(stream, "readline"):
-        # an endless line, such as that of /dev/zero, is not read whole
+        # read at most one byte too many, since a line may have no end, as in /dev/zero
         stream = iter(partial(stream.readline, int(longest) + 1), b"")
     try:
         for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
@@ -358,21 +361,22 @@ def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LIN
             yield line.decode()
     except UnicodeDecodeError:
         raise UserError(f"{name} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
-    except DAMAGE:
+    except DECOMPRESSION_ERRORS:
         raise UserError(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
 
 
 def _bytes_read(stream: Any, path: Path) -> int:
+    """Return how many bytes of the file on disk have been read, given the stream opened by OPENERS."""
     if stream.closed:
         return path.stat().st_size
     compressed = getattr(stream, "fileobj", None) or getattr(getattr(stream, "raw", None), "file", None)
     return int((compressed or stream).tell())
 
 
-OPENERS: dict[str, Callable[[Path], Any]] = {
+OPENERS: dict[str, Callable[[Path], Any]] = {  # by the suffix of a compressed file
     ".gz": gzip.open,
-    ".xz": lambda path: io.BufferedReader(_Frames(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
+    ".xz": lambda path: io.BufferedReader(_FrameReader(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
     ".zst": lambda path: io.BufferedReader(
-        _Frames(path, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj), 1 << 16
-    ),  # the window of zstd --long=31
+        _FrameReader(path, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj), 1 << 16
+    ),  # the maximum window, that of zstd --long=31
 }

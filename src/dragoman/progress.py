@@ -1,6 +1,7 @@
-"""Messages and progress of long operations, on stderr, and the console for results, on stdout.
+"""Messages and progress bars on stderr, and the console for results on stdout.
 
-Light to import: commands on corpora need no PyTorch.
+`log` prints messages, `ProgressBar` shows the progress of a long operation, and `Report` does both or, if another
+process already does, nothing. This module does not import PyTorch, so that commands on corpora start quickly.
 """
 
 from __future__ import annotations
@@ -16,33 +17,35 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-ERROR, WARNING, INFO, DETAIL = range(4)  # levels of messages
-UNDECODED = re.compile(r"\\u(dc[89a-f][0-9a-f])")  # a byte of a file name, as repr() shows it
-NO_WRAP = 1 << 30  # characters of a line: more than any table has
+ERROR, WARNING, INFO, DETAIL = range(4)  # levels of messages, most important first
+UNDECODED = re.compile(
+    r"\\u(dc[89a-f][0-9a-f])"
+)  # a byte of a file name that Python could not decode, as repr() shows it
+NO_WRAP = 1 << 30  # console width in characters: wider than any table, so that no line is wrapped
 CLEAR_LINE = "\r\x1b[K"
 BAR_WIDTH = 24  # characters
-SHORT = 1.0  # seconds: on a terminal, shorter operations show no progress
-REFRESH = 0.2  # seconds between two updates on a terminal
-LINE_INTERVAL = 10.0  # seconds between two lines of progress where there is no terminal
-CHECK_EVERY = 256  # items between two checks of the time
+MIN_SHOWN_SECONDS = 1.0  # on a terminal, shorter operations show no progress
+REFRESH_SECONDS = 0.2  # between two updates on a terminal
+LOG_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
+ITEMS_PER_CHECK = 256  # `iterate` updates the display after as many items
 
 T = TypeVar("T")
 _verbosity = INFO  # messages above this level are not printed
 
 
 def set_verbosity(level: int) -> None:
-    """Print messages up to this level: -q sets WARNING, -qq ERROR and -v DETAIL."""
+    """Print messages up to this level. The option -q sets WARNING, -qq sets ERROR and -v sets DETAIL."""
     global _verbosity
     _verbosity = level
 
 
 def is_shown(level: int) -> bool:
-    """Return whether messages of this level are printed. Progress is shown where INFO is."""
+    """Return whether messages of this level are printed. Progress bars are shown if INFO messages are."""
     return level <= _verbosity
 
 
 def log(message: str, level: int = INFO) -> None:
-    """Print a message to stderr. On a terminal it replaces the progress line, which is printed again below it."""
+    """Print a message to stderr. On a terminal it replaces the progress bar, which the next update draws below it."""
     if level > _verbosity:
         return
     # Restore bytes of file names that Python could not decode, e.g. in a locale without UTF-8: '\\udcc3\\udcbc' is 'ü'.
@@ -53,7 +56,7 @@ def log(message: str, level: int = INFO) -> None:
 
 
 class PipeConsole(Console):
-    """A console for a file or another program: lines are not wrapped and have no trailing spaces."""
+    """A console for output to a file or another program. Lines are not wrapped and have no trailing spaces."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         with self.capture() as captured:
@@ -63,7 +66,7 @@ class PipeConsole(Console):
 
 
 def results_console() -> Console:
-    """Return a console for stdout. On a terminal tables fit its width; otherwise they are as wide as needed."""
+    """Return a console for stdout. On a terminal, tables fit its width; elsewhere they are as wide as needed."""
     if sys.stdout.isatty():
         return Console(highlight=False, emoji=False, soft_wrap=True)
     return PipeConsole(highlight=False, emoji=False, soft_wrap=True, width=NO_WRAP)
@@ -72,8 +75,9 @@ def results_console() -> Console:
 class ProgressBar:
     """Show the progress of an operation: a bar with the time left on a terminal, otherwise a line every few seconds.
 
-    The fraction done is computed from `total` items, or from the bytes read of `files`: pass `watch` to `read_pairs`.
-    `passes` is how often the files are read. Without `total` and `files` only a count is shown.
+    The fraction done is computed from `total`, the number of items. For `files` it is computed from the number of bytes
+    read, which readers report through `watch`. `passes` is how often all items are processed. Without `total` and
+    `files` only a count is shown.
 
         with ProgressBar("scoring", total=1000, unit="lines") as bar:
             bar.update(250)
@@ -99,11 +103,11 @@ class ProgressBar:
         paths = [Path(file) for file in files]
         regular = all(path.is_file() for path in paths)  # a pipe has no size
         self.bytes = passes * sum(path.stat().st_size for path in paths) if regular else 0
-        self.positions: list[Callable[[], int]] = []
-        self.done: float = 0
-        self.skipped: float = 0  # done in an earlier run, so not counted for the speed
-        self.drawn = False  # whether the bar is visible on the terminal
-        self.start = self.last = time.monotonic()
+        self.positions: list[Callable[[], int]] = []  # one function per file: bytes read so far
+        self.done: float = 0  # items
+        self.skipped: float = 0  # items done before an interruption, which do not count for the speed
+        self.is_drawn = False  # whether the bar is visible on the terminal
+        self.start = self.last = time.monotonic()  # last: time of the last update
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -116,71 +120,70 @@ class ProgressBar:
         self.positions.append(position)
 
     def iterate(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items and count them, in addition to those of earlier passes."""
+        """Yield the items and count them as done. Counting continues after the items of earlier passes."""
         before = count = int(self.done)
         try:
             for count, item in enumerate(items, before + 1):
                 yield item
-                if count % CHECK_EVERY == 0:
+                if count % ITEMS_PER_CHECK == 0:
                     self.update(count)
         finally:
             self.done = count
             self.close()
 
     def skip(self, count: int) -> None:
-        """Count items that were done in an earlier run."""
+        """Count items as done that were done before an interruption."""
         self.done, self.skipped = self.done + count, self.skipped + count
 
     def advance(self, count: int) -> None:
-        """Count further items that are done."""
+        """Count further items as done."""
         self.update(self.done + count)
 
     def update(self, done: float, text: str = "") -> None:
-        """Set how many items are done, and refresh the display at intervals; `text` replaces the counts."""
+        """Set how many items are done, and refresh the display at intervals. `text` replaces count and speed."""
         self.done = done
         now, terminal = time.monotonic(), sys.stderr.isatty()
-        if not self.visible or not is_shown(INFO):
-            return
-        if now - self.last <= (REFRESH if terminal else LINE_INTERVAL) or (terminal and now - self.start < SHORT):
+        interval, minimum = (REFRESH_SECONDS, MIN_SHOWN_SECONDS) if terminal else (LOG_SECONDS, 0.0)
+        if not self.visible or not is_shown(INFO) or now - self.last <= interval or now - self.start < minimum:
             return
         self.last = now
-        share = self.share()
-        details = text or self.describe(share, now - self.start)
+        fraction = self.fraction()
+        details = text or self.describe(fraction, now - self.start)
         if not terminal:
             self.log(text or f"{self.name}: {details}")
             return
-        bar = f" {'━' * round(share * BAR_WIDTH):─<{BAR_WIDTH}}" if share else ""
+        bar = f" {'━' * round(fraction * BAR_WIDTH):─<{BAR_WIDTH}}" if fraction else ""
         line, width = f"{self.name}{bar} {details}", terminal_width()
-        line = line if len(line) < width else details[: width - 1]  # a line that wraps could not be replaced
+        line = line if len(line) < width else details[: width - 1]  # a line that wraps cannot be overwritten
         sys.stderr.write(f"\r{line}\x1b[K")
         sys.stderr.flush()
-        self.drawn = True
+        self.is_drawn = True
 
-    def share(self) -> float:
-        """Return the fraction that is done, from 0 to 1; 0 if unknown."""
+    def fraction(self) -> float:
+        """Return the fraction of the work that is done, from 0 to 1; 0 if unknown."""
         if self.total:
             return min(self.done / self.total, 1.0)
         return min(sum(position() for position in self.positions) / self.bytes, 1.0) if self.bytes else 0.0
 
-    def describe(self, share: float, seconds: float) -> str:
-        """Return percentage, count, speed and time left, as far as they are known."""
-        parts = [f"{share:.0%}"] if share else []
+    def describe(self, fraction: float, seconds: float) -> str:
+        """Return percentage, count, speed and remaining time, as far as they are known."""
+        parts = [f"{fraction:.0%}"] if fraction else []
         if self.passes == 1:
             speed = (self.done - self.skipped) / seconds
             count = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
             parts += [f"{count} {self.unit}", f"{speed:,.{0 if speed >= 10 else 1}f}/s"]
-        share_now = share - (self.skipped / self.total if self.total else 0)
-        if share_now > 0:
-            left = seconds * (1 - share) / share_now
+        timed = fraction - (self.skipped / self.total if self.total else 0)  # the fraction done in these seconds
+        if timed > 0:
+            left = seconds * (1 - fraction) / timed
             parts.append(f"{left:.0f} s left" if left < 100 else f"{timedelta(seconds=round(left))} left")
         return ", ".join(parts)
 
     def close(self) -> None:
         """Remove the bar from the terminal."""
-        if self.drawn:
+        if self.is_drawn:
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
-            self.drawn = False
+            self.is_drawn = False
 
 
 def terminal_width() -> int:
@@ -192,16 +195,16 @@ def terminal_width() -> int:
 
 
 class Report:
-    """Print messages and progress of an operation; if quiet, nothing, because another process prints them."""
+    """Print messages and show progress bars. A quiet report shows nothing, for example because another process does."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
 
     def log(self, message: str, level: int = INFO) -> None:
-        """Print a message of one of the levels above."""
+        """Print a message of one of the levels ERROR, WARNING, INFO and DETAIL, unless this report is quiet."""
         if not self.quiet:
             log(message, level)
 
     def progress(self, name: str, *, total: float = 0, unit: str = "lines") -> ProgressBar:
-        """Return a progress bar, which is not shown if this report is quiet."""
+        """Return a progress bar, invisible if this report is quiet."""
         return ProgressBar(name, total=total, unit=unit, visible=not self.quiet, log=self.log)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from dragoman.config.settings import build, parse_yaml, prefix_errors, to_yaml
 from dragoman.errors import UserError
-from dragoman.io import check_plain, digest_bytes, report_write_errors, write_atomically, write_text
+from dragoman.io import digest_bytes, refuse_special_file, report_write_errors, write_atomically, write_text
 from dragoman.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class RunFolder:
         self.check_name()
         files = (self.format, self.config, self.model, self.metrics, self.scores)
         for path in (*files, *self.tokenizer.rglob("*")):
-            check_plain(path)
+            refuse_special_file(path)
         if not self.format.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()
@@ -230,7 +230,7 @@ def upgrade_settings(values: Any) -> Any:
 
 def read_json(path: Path) -> dict[str, object]:
     """Read a JSON object of a run folder; raise a UserError if the file is missing, damaged or not a regular file."""
-    check_plain(path)
+    refuse_special_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -45,7 +45,7 @@ def test_error_rates(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> No
     ("gold", "culprit"),
     [
         (["0-0", "0-0", "0-5", "", ""], "line 3: the link 0-5 is out of range"),
-        (["0-0", "0:0", "", "", ""], "line 2: '0:0' is no link"),
+        (["0-0", "0:0", "", "", ""], "line 2: '0:0' is not a link"),
         (["0-0"], "has 1 lines but there are 5 pairs"),
     ],
 )

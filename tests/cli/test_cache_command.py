@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import UserError
-from dragoman.io import cache_folder, lock_folder, sweep, temporary_beside, write_atomically
+from dragoman.io import cache_folder, lock_folder, remove_abandoned, temporary_beside, write_atomically
 from toy_run import Call, one_sentence, quietly
 
 
@@ -109,7 +109,7 @@ def test_age_decides_where_a_disk_has_no_locks(
     folder.mkdir()
     then = time.time() - days * 86_400
     os.utime(folder, (then, then))
-    sweep(tmp_path, age=0.0)
+    remove_abandoned(tmp_path, age=0.0)
     assert len(list(tmp_path.iterdir())) == left
 
 

@@ -20,7 +20,7 @@ from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.data.preparation import parse_corpora
 from dragoman.errors import UserError
 from dragoman.io import OPENERS
-from dragoman.progress import CHECK_EVERY, ProgressBar, set_verbosity
+from dragoman.progress import ITEMS_PER_CHECK, ProgressBar, set_verbosity
 from dragoman.types import Pair
 from toy_run import Call, environment, files, one_sentence, pairs, write_lines, write_recipe
 
@@ -241,24 +241,27 @@ def test_a_quick_work_shows_no_progress(
 
 def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=True)
-    for _ in ProgressBar("reading", total=8 * CHECK_EVERY).iterate(range(8 * CHECK_EVERY)):
-        clock.now += 2 / CHECK_EVERY
+    for _ in ProgressBar("reading", total=8 * ITEMS_PER_CHECK).iterate(range(8 * ITEMS_PER_CHECK)):
+        clock.now += 2 / ITEMS_PER_CHECK
     first, *_, last = capsys.readouterr().err.split("\r")[1:]
-    assert first == f"reading ━━━{'─' * 21} 12%, {CHECK_EVERY} of 2,048 pairs, {CHECK_EVERY // 2}/s, 14 s left\x1b[K"
+    assert (
+        first
+        == f"reading ━━━{'─' * 21} 12%, {ITEMS_PER_CHECK} of 2,048 pairs, {ITEMS_PER_CHECK // 2}/s, 14 s left\x1b[K"
+    )
     assert last == "\x1b[K"  # it is gone in the end
 
 
 def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=False)
-    for _ in ProgressBar("reading", total=8 * CHECK_EVERY).iterate(range(8 * CHECK_EVERY)):
-        clock.now += 6 / CHECK_EVERY
+    for _ in ProgressBar("reading", total=8 * ITEMS_PER_CHECK).iterate(range(8 * ITEMS_PER_CHECK)):
+        clock.now += 6 / ITEMS_PER_CHECK
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "reading: 25%, 512 of 2,048 pairs, 43/s, 36 s left"
     assert len(lines) == 4
     set_verbosity(1)
     try:
-        for _ in ProgressBar("reading").iterate(range(8 * CHECK_EVERY)):
-            clock.now += 6 / CHECK_EVERY
+        for _ in ProgressBar("reading").iterate(range(8 * ITEMS_PER_CHECK)):
+            clock.now += 6 / ITEMS_PER_CHECK
     finally:
         set_verbosity(2)
     assert capsys.readouterr().err == ""
@@ -274,11 +277,11 @@ def test_bytes_of_files_tell_how_far_it_is(tmp_path: Path, suffix: str) -> None:
     shares = []
     for number, _ in enumerate(progress.iterate(read_pairs(CorpusSettings(tsv=str(path)), watch=progress.watch))):
         if number % 1000 == 0:
-            shares.append(progress.share())
+            shares.append(progress.fraction())
     assert shares == sorted(shares)
     assert shares[0] < 0.15 < shares[30] < 0.4
-    assert progress.share() == 0.5  # of two passes
-    assert ProgressBar("reading", files=[str(tmp_path / "none")]).share() == 0
+    assert progress.fraction() == 0.5  # of two passes
+    assert ProgressBar("reading", files=[str(tmp_path / "none")]).fraction() == 0
 
 
 def test_a_list_of_nothing_is_no_corpus() -> None:

@@ -85,7 +85,7 @@ def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
         reader = line_io.StreamLines(endless, longest=1 << 20)
         assert 1 << 20 < len(next(iter(reader))) <= (1 << 20) + (1 << 16)
         monkeypatch.setattr(line_io, "LONGEST_LINE", 1 << 20)
-        monkeypatch.setattr(file_io.lines_of, "__kwdefaults__", {"longest": 1 << 20})
+        monkeypatch.setattr(file_io.decode_lines, "__kwdefaults__", {"longest": 1 << 20})
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
         with pytest.raises(UserError, match="the input line 1 has more than the 1 MiB allowed"):
             next(line_io.read_batches(None, 2))

@@ -22,7 +22,7 @@ from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.evaluation.report import format_breakdowns, format_scores
 from dragoman.evaluation.systems import (
-    FREQUENCIES,
+    FREQUENCY_BUCKETS,
     EvaluationOptions,
     EvaluationSet,
     Scorer,
@@ -30,7 +30,7 @@ from dragoman.evaluation.systems import (
     WordCounts,
     count_warnings,
     count_words,
-    fit_buckets,
+    make_equal_buckets,
     predict_lines,
     predict_tests,
     read_parallel_files,
@@ -216,7 +216,7 @@ def test_systems_are_compared_on_the_same_lines_alone() -> None:
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 8))
 def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
-    found = fit_buckets(lengths, most)
+    found = make_equal_buckets(lengths, most)
     assert 1 <= len(found) <= most
     held = [[n for n in lengths if low <= n <= high] for low, high in found]
     assert all(held)
@@ -227,7 +227,7 @@ def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
 def test_lengths_are_those_of_the_lines_apart() -> None:
     """Each bucket has the score of its lines, as if there were no others."""
     texts = spoilt(0.3)
-    counts = {name: METRICS[name].counted(texts, [RIGHT]) for name in ("bleu", "exact")}
+    counts = {name: METRICS[name].check_and_count(texts, [RIGHT]) for name in ("bleu", "exact")}
     found = score_by_length(output_of(texts), counts)
     assert found["unit"] == "words"
     assert sum(row["lines"] for row in found["buckets"]) == len(SOURCES)
@@ -239,7 +239,7 @@ def test_lengths_are_those_of_the_lines_apart() -> None:
 
 def test_what_has_no_spaces_is_counted_in_characters() -> None:
     chinese = SystemOutput(EvaluationSet(["他在跑步。", "她在这里看书。"], [["a", "b"]]), ["a", "b"])
-    found = score_by_length(chinese, {"exact": METRICS["exact"].counted(["a", "b"], [["a", "b"]])})
+    found = score_by_length(chinese, {"exact": METRICS["exact"].check_and_count(["a", "b"], [["a", "b"]])})
     assert (found["unit"], [row["high"] for row in found["buckets"]]) == ("characters", [5, 7])
 
 
@@ -258,8 +258,8 @@ def test_rare_words_by_hand() -> None:
 
 
 def test_rarities_leave_no_gap() -> None:
-    highs = [high for _, high in FREQUENCIES]
-    assert [low for low, _ in FREQUENCIES] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
+    highs = [high for _, high in FREQUENCY_BUCKETS]
+    assert [low for low, _ in FREQUENCY_BUCKETS] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
     assert highs[-1] is None
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from dragoman.errors import UserError
 from dragoman.evaluation.report import (
     LINES_SHOWN,
-    PIECE,
+    TOKEN,
     Span,
     compute_line_chrf,
-    find_common,
-    find_different,
+    find_common_tokens,
+    find_differing_lines,
     mark_differences,
     render_evaluation,
     shorten_names,
@@ -131,10 +131,10 @@ def test_who_gave_no_answers_has_no_page() -> None:
 
 def test_the_lines_that_differ_most() -> None:
     value_SN = np.array([[50.0, 50, 50, 50, 50], [90, 50, 49, 20, 60], [50, 50, 50, 50, 50]])
-    assert find_different(value_SN, 1) == [0, 3]
-    assert find_different(value_SN, 5) == [0, 3, 4, 2]
-    assert find_different(value_SN[1:2], 1) == [3, 2]
-    assert find_different(value_SN[:1].repeat(2, 0), 3) == []
+    assert find_differing_lines(value_SN, 1) == [0, 3]
+    assert find_differing_lines(value_SN, 5) == [0, 3, 4, 2]
+    assert find_differing_lines(value_SN[1:2], 1) == [3, 2]
+    assert find_differing_lines(value_SN[:1].repeat(2, 0), 3) == []
 
 
 def test_lines_are_judged_by_their_own_chrf() -> None:
@@ -152,10 +152,10 @@ def test_marks_leave_the_text_as_it_is(text: str, reference: str, other: str) ->
 
 @given(TEXT, TEXT)
 def test_what_is_common_is_in_both(one: str, other: str) -> None:
-    pieces = PIECE.findall(one)
+    pieces = TOKEN.findall(one)
     assert "".join(pieces) == one
-    found = [pieces[at] for at in sorted(find_common(pieces, PIECE.findall(other)))]
-    rest = iter(PIECE.findall(other))
+    found = [pieces[at] for at in sorted(find_common_tokens(pieces, TOKEN.findall(other)))]
+    rest = iter(TOKEN.findall(other))
     assert all(piece in rest for piece in found)  # in this order
 
 

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.evaluation.figures import (
-    CHARACTER,
+    CHARACTER_WIDTH,
     LABEL_HEIGHT,
     MARGIN_BOTTOM,
     MARGIN_TOP,
     LineChart,
     Point,
     Series,
-    linear_ticks,
-    logarithmic_ticks,
+    choose_linear_ticks,
+    choose_log_ticks,
     render_chart,
     spread_apart,
 )
@@ -75,7 +75,7 @@ def label_boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
     found = {}
     for text in texts_of(svg, "name"):
         left, baseline = float(text.attrib["x"]), float(text.attrib["y"])
-        found[str(text.text)] = (left, baseline - 10, left + CHARACTER * len(str(text.text)), baseline + 3)
+        found[str(text.text)] = (left, baseline - 10, left + CHARACTER_WIDTH * len(str(text.text)), baseline + 3)
     return found
 
 
@@ -173,13 +173,13 @@ def test_nothing_to_draw_is_no_chart() -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_ticks_are_few_and_inside(low: float, size: float) -> None:
-    ticks = linear_ticks(low, low + size)
+    ticks = choose_linear_ticks(low, low + size)
     assert 3 <= len(ticks) <= 7
     assert all(low - 1e-6 * size <= tick <= low + size * (1 + 1e-6) for tick in ticks)
 
 
 @given(st.floats(-12, 12), st.floats(1, 20))
 def test_logarithmic_ticks_are_few_and_inside(low: float, size: float) -> None:
-    ticks = logarithmic_ticks(low, low + size)
+    ticks = choose_log_ticks(low, low + size)
     assert 3 <= len(ticks) <= 12
     assert all(low - 1e-6 <= math.log10(tick) <= low + size + 1e-6 for tick in ticks)

@@ -30,7 +30,7 @@ def test_text() -> None:
     assert gold.sure == {(0, 0)}
     assert gold.possible == {(0, 0), (1, 2), (3, 1)}
     assert format_links([(0, 0), (1, 2)]) == "0-0 1-2"
-    with pytest.raises(UserError, match=r"gold.txt, line 2: '1:2' is no link"):
+    with pytest.raises(UserError, match=r"gold.txt, line 2: '1:2' is not a link"):
         parse_links("0-0 1:2", "gold.txt, line 2")
 
 

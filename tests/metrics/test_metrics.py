@@ -16,12 +16,12 @@ from rouge_score.rouge_scorer import RougeScorer
 from dragoman.errors import UserError
 from dragoman.inference.model_card import read_card
 from dragoman.metrics.metrics import (
-    AUTO_METRIC,
+    BEST_METRIC,
     DEFAULT_METRICS,
     METRICS,
+    choose_checkpoint_metric,
     compute_edit_distance,
     compute_metrics,
-    select_best_metric,
 )
 from dragoman.run_dir import RunFolder
 from dragoman.training.trainer import train
@@ -57,9 +57,9 @@ def test_a_perfect_system(name: str) -> None:
     """Nothing is better than to equal one of the references, and nothing of them is as bad as it gets."""
     metric, mixed = METRICS[name], [REFERENCE[0], *SECOND[1:]]
     best, middling, worst = (metric(lines, [REFERENCE, SECOND]).value for lines in (mixed, HYPOTHESES, ["x"] * 3))
-    assert best == pytest.approx(100 if metric.higher else 0)
+    assert best == pytest.approx(100 if metric.higher_is_better else 0)
     assert metric.goodness(best) > metric.goodness(middling) >= metric.goodness(worst)
-    assert worst == pytest.approx(0 if metric.higher else 100, abs=10)
+    assert worst == pytest.approx(0 if metric.higher_is_better else 100, abs=10)
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -128,23 +128,21 @@ def test_rouge_by_hand() -> None:
     assert values == pytest.approx([100 * 4 / 7, 100 * 2 / 5, 100 * 4 / 7])
 
 
-def test_what_best_means() -> None:
-    assert {task: metric and metric.name for task in AUTO_METRIC for metric in [select_best_metric("auto", task)]} == {
-        "translate": "bleu",
-        "classify": "accuracy",
-        "generate": None,
-    }
-    assert select_best_metric("loss", "translate") is None
-    assert select_best_metric("exact", "classify") is METRICS["exact"]
-    assert all(name in METRICS for name in (*DEFAULT_METRICS, *AUTO_METRIC.values()) if name != "loss")
+def test_the_metric_of_the_best_checkpoint() -> None:
+    assert choose_checkpoint_metric("auto", "translate") is METRICS["bleu"]
+    assert choose_checkpoint_metric("auto", "classify") is METRICS["accuracy"]
+    assert choose_checkpoint_metric("auto", "generate") is None
+    assert choose_checkpoint_metric("loss", "translate") is None
+    assert choose_checkpoint_metric("exact", "classify") is METRICS["exact"]
+    assert all(name in METRICS for name in (*DEFAULT_METRICS, *BEST_METRIC.values()) if name != "loss")
     with pytest.raises(UserError, match=r"no metric of models that generate called 'bleu' \(there are: auto, loss\)"):
-        select_best_metric("bleu", "generate")
+        choose_checkpoint_metric("bleu", "generate")
     with pytest.raises(UserError, match="called 'lossy'; did you mean 'loss'"):
-        select_best_metric("lossy", "translate")
+        choose_checkpoint_metric("lossy", "translate")
     with pytest.raises(
         UserError, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, line_error_rate\)"
     ):
-        select_best_metric("bleu", "classify")
+        choose_checkpoint_metric("bleu", "classify")
 
 
 def test_evaluate_gives_what_was_asked_for_in_that_order() -> None:
@@ -193,9 +191,9 @@ def test_empty_lines_are_scored_as_such() -> None:
 
 def test_the_earlier_name_of_the_line_error_rate_still_works(small: Path, tmp_path: Path, call: Call) -> None:
     """In recipes, on the command line and in records; what is written has today's name."""
-    assert METRICS["line_error_rate"].shown == "line error rate"
+    assert METRICS["line_error_rate"].title == "line error rate"
     assert [score.name for score in compute_metrics(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
-    assert select_best_metric("wrong", "classify") is METRICS["line_error_rate"]
+    assert choose_checkpoint_metric("wrong", "classify") is METRICS["line_error_rate"]
     run = quietly(small, tmp_path / "run", "train.steps=2", "train.metric=wrong", "data.metrics=[wrong, per]")
     assert RunFolder(run).recipe().data.metrics == ("line_error_rate", "per")
     assert "line_error_rate" in next(event for event in events(run) if event["event"] == "validate")

@@ -21,8 +21,8 @@ from dragoman.metrics.significance import (
     compare_with_first,
     compute_interval,
     compute_p_value,
-    randomise_systems,
-    split_trials,
+    run_randomisation_test,
+    split_into_chunks,
 )
 from toy_run import sentences, translated
 
@@ -41,7 +41,7 @@ def spoilt(share: float, seed: int) -> list[str]:
 
 
 def counted(lines: list[str], names: tuple[str, ...] = NAMES, times: int = 1) -> Counts:
-    return {name: METRICS[name].counted(lines * times, [REFERENCE * times]) for name in names}
+    return {name: METRICS[name].check_and_count(lines * times, [REFERENCE * times]) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +58,19 @@ LINES = st.lists(st.text("ab c.", max_size=12), min_size=3, max_size=3)
 def test_scores_of_sums_are_the_scores(name: str, found: list[str], wanted: list[str]) -> None:
     """What a metric says of lines is a function of the sums of what it counts in each; the fast twin says the same."""
     metric = METRICS[name]
-    whole = metric.counted(found, [wanted])
-    alone = [metric.counted([line], [[right]]) for line, right in zip(found, wanted, strict=True)]
+    whole = metric.check_and_count(found, [wanted])
+    alone = [metric.check_and_count([line], [[right]]) for line, right in zip(found, wanted, strict=True)]
     np.testing.assert_array_equal(whole.line_NK, np.concatenate([one.line_NK for one in alone]))
     sums_TK = np.stack([whole.line_NK.sum(0), *whole.line_NK])
-    np.testing.assert_allclose(metric.values(sums_TK), [whole.value, *(one.value for one in alone)], atol=1e-9)
+    np.testing.assert_allclose(metric.compute_scores(sums_TK), [whole.value, *(one.value for one in alone)], atol=1e-9)
 
 
 @given(found=LINES, wanted=LINES)
 def test_parts_of_bleu_are_those_of_sacrebleu(found: list[str], wanted: list[str]) -> None:
     """Whatever is missing: lines, words or matches."""
     metric = METRICS["bleu"]
-    assert metric.parts is not None
-    parts = metric.parts(metric.counted(found, [wanted]).line_NK.sum(0))
+    assert metric.decompose is not None
+    parts = metric.decompose(metric.check_and_count(found, [wanted]).line_NK.sum(0))
     right = BLEU(force=True).corpus_score(found, [wanted])
     assert parts["precisions"] == right.precisions
     assert parts["brevity_penalty"] == right.bp
@@ -123,7 +123,7 @@ def test_more_lines_make_surer() -> None:
         wide, narrow = (np.ptp(compute_interval(bootstrap_scores(one)[name])) for one in (few, many))
         assert narrow == pytest.approx(wide / 2, rel=0.15)
     close = [counted(spoilt(0.3, seed), times=times) for times in (1, 9) for seed in (1, 2)]
-    unsure, sure = (randomise_systems(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))
+    unsure, sure = (run_randomisation_test(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))
     assert unsure > 0.05 > sure
 
 
@@ -134,37 +134,32 @@ def test_chance_is_rarely_called_significant() -> None:
 
     def system() -> Counts:
         right = ["a" if good else "b" for good in rng.random(lines) < 0.6]
-        return {"exact": METRICS["exact"].counted(right, [["a"] * lines])}
+        return {"exact": METRICS["exact"].check_and_count(right, [["a"] * lines])}
 
-    found = [randomise_systems(system(), system(), trials=300)["exact"] for _ in range(300)]
+    found = [run_randomisation_test(system(), system(), trials=300)["exact"] for _ in range(300)]
     assert 0.04 < np.mean(np.array(found) <= 0.1) < 0.13
 
 
-def test_the_seed_is_all_there_is_of_chance(pair: tuple[Counts, Counts]) -> None:
+def test_samples_depend_only_on_the_seed(monkeypatch: pytest.MonkeyPatch, pair: tuple[Counts, Counts]) -> None:
     first, second = pair
-    assert bootstrap_scores(first, trials=50)["bleu"].tolist() == bootstrap_scores(first, trials=50)["bleu"].tolist()
-    assert (
-        bootstrap_scores(first, trials=50)["bleu"].tolist()
-        != bootstrap_scores(first, trials=50, seed=2)["bleu"].tolist()
-    )
-    assert (
-        bootstrap_scores({"ter": first["ter"]}, trials=50)["ter"].tolist()
-        == bootstrap_scores(first, trials=50)["ter"].tolist()
-    )
-    assert randomise_systems(first, second, trials=200) == randomise_systems(first, second, trials=200)
+    values = bootstrap_scores(first, trials=50)
+    assert values["bleu"].tolist() == bootstrap_scores(first, trials=50)["bleu"].tolist()
+    assert values["ter"].tolist() == bootstrap_scores({"ter": first["ter"]}, trials=50)["ter"].tolist()
+    assert run_randomisation_test(first, second, trials=200) == run_randomisation_test(first, second, trials=200)
+    monkeypatch.setattr(significance, "SEED", 2)
+    assert values["bleu"].tolist() != bootstrap_scores(first, trials=50)["bleu"].tolist()
 
 
-def test_portions_are_all_of_the_trials(monkeypatch: pytest.MonkeyPatch, pair: tuple[Counts, Counts]) -> None:
-    """However little is held at a time; and who waits hears how far it is."""
-    told: list[int] = []
-    assert sum(split_trials(103, 10, told.append)) == told[-1] == 103
-    whole = bootstrap_scores(pair[0], trials=103)
-    monkeypatch.setattr(significance, "MAX_DRAWS", 10 * len(REFERENCE))
-    told.clear()
-    parts = bootstrap_scores(pair[0], trials=103, tick=told.append)
-    assert told == [*range(10, 101, 10), 103]
+def test_results_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch, pair: tuple[Counts, Counts]) -> None:
+    assert sum(split_into_chunks(103, 10)) == 103
+    whole, p_whole = bootstrap_scores(pair[0], trials=103), run_randomisation_test(*pair, trials=103)
+    monkeypatch.setattr(significance, "MAX_RANDOM_NUMBERS", 10 * len(REFERENCE))
+    in_chunks = bootstrap_scores(pair[0], trials=103)
     for name in NAMES:
-        np.testing.assert_allclose(parts[name], whole[name])
+        np.testing.assert_allclose(in_chunks[name], whole[name])
+    progress: list[int] = []
+    assert run_randomisation_test(*pair, trials=103, tick=progress.append) == p_whole
+    assert progress == [*range(10, 101, 10), 103]
 
 
 def test_metrics_that_only_one_has_are_not_compared(pair: tuple[Counts, Counts]) -> None:

@@ -13,7 +13,7 @@ from dragoman.metrics.metrics import (
     METRICS,
     MOSES_LANGUAGES,
     count_bleu,
-    detect_eastern_script,
+    detect_east_asian_language,
     extract_words,
     make_sacrebleu,
     select_metrics,
@@ -40,10 +40,10 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("language", TEXTS)
 def test_a_script_is_known(language: str) -> None:
-    assert detect_eastern_script(TEXTS[language]) == language
-    assert detect_eastern_script([*TEXTS[""] * 3, "他"]) == ""
-    assert detect_eastern_script([*TEXTS["zh"], "の"]) == "zh"
-    assert detect_eastern_script([]) == detect_eastern_script(["...", ""]) == ""
+    assert detect_east_asian_language(TEXTS[language]) == language
+    assert detect_east_asian_language([*TEXTS[""] * 3, "他"]) == ""
+    assert detect_east_asian_language([*TEXTS["zh"], "の"]) == "zh"
+    assert detect_east_asian_language([]) == detect_east_asian_language(["...", ""]) == ""
 
 
 def test_chinese_is_cut_as_the_field_cuts_it() -> None:
@@ -70,7 +70,7 @@ def test_a_dictionary_that_is_not_there(language: str) -> None:
 @pytest.mark.parametrize("name", [name for name, extra in BLEU_TOKENIZERS.items() if not extra])
 def test_lines_are_cut_as_one_says(name: str) -> None:
     [bleu] = select_metrics(["bleu"], tokenize=name)
-    found = bleu.counted(TEXTS["zh"], [TEXTS["zh"]])
+    found = bleu.check_and_count(TEXTS["zh"], [TEXTS["zh"]])
     assert f"|tok:{name}|" in found.signature
 
 

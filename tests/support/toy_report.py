@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.compare.measure import VERSION
+from dragoman.compare.measure import MEASUREMENT_VERSION
 
 
 def measurements_of(quality: float) -> dict[str, Any]:
@@ -12,7 +12,7 @@ def measurements_of(quality: float) -> dict[str, Any]:
     rows = [{**one, "lines": 10, "value": quality - n} for n, one in enumerate(bins)]
     curve = [{"step": s, "seconds": s / 2, "flops": s * 1e9, "loss": 5 / s} for s in (10, 20, 30)]
     return {
-        "version": VERSION,
+        "version": MEASUREMENT_VERSION,
         "parameters": 1000,
         "training": {
             "steps": 30, "seconds": 15.0, "tokens": 3000, "flops": 3e10, "peak_memory": 2**30, "device": "cpu",

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman import progress
 from dragoman.errors import UserError
-from dragoman.progress import CHECK_EVERY, Report
+from dragoman.progress import ITEMS_PER_CHECK, Report
 from dragoman.training.logging import Metrics
 
 
@@ -82,10 +82,10 @@ def test_a_long_count_is_seen(
     clock = Clock(monkeypatch)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     seen = []
-    for number in Report().progress("reading").iterate(range(8 * CHECK_EVERY)):
-        clock.now += 8 / CHECK_EVERY
+    for number in Report().progress("reading").iterate(range(8 * ITEMS_PER_CHECK)):
+        clock.now += 8 / ITEMS_PER_CHECK
         seen.append(number)
-    assert seen == list(range(8 * CHECK_EVERY))
+    assert seen == list(range(8 * ITEMS_PER_CHECK))
     shown = capsys.readouterr().err
     assert shown.count("reading") == (8 if terminal else 4)
     assert ("\r" in shown) is terminal

@@ -27,7 +27,7 @@ READ = TypeAdapter(Validation).validate_python  # as part of state.json
 @pytest.mark.parametrize("name", METRICS)
 def test_better_is_higher_whatever_the_metric(name: str) -> None:
     low, high = Validation(9.0, 20.0, name), Validation(1.0, 30.0, name)
-    best, worst = (high, low) if METRICS[name].higher else (low, high)
+    best, worst = (high, low) if METRICS[name].higher_is_better else (low, high)
     assert best.goodness(name) > worst.goodness(name)
     assert high.goodness("loss") > low.goodness("loss")
     assert Validation(1.0, 20.0, name).goodness(name) > Validation(2.0, 20.0, name).goodness(name)

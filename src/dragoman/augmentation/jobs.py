@@ -75,7 +75,7 @@ class ShardedJob(Generic[ShardItem]):
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         head = json.dumps({"of": digest, "digest": io.digest_bytes(body)}).encode() + b"\n"
         try:
-            io.keep_folder(path.parent, RECORDS_FILE, lambda made: (made / RECORDS_FILE).write_bytes(head + body))
+            io.fill_cache_folder(path.parent, RECORDS_FILE, lambda made: (made / RECORDS_FILE).write_bytes(head + body))
         except OSError as error:
             raise UserError(
                 f"cannot write translations to {str(self.folder)!r} ({error.strerror}); the finished shards there are "

@@ -18,7 +18,7 @@ from dragoman.cli import options as opt
 from dragoman.cli.line_io import WarningLog, log_warning_counts, open_output
 from dragoman.config.settings import build, override
 from dragoman.errors import UserError
-from dragoman.io import keep_folder, read_lines
+from dragoman.io import fill_cache_folder, read_lines
 from dragoman.metrics.alignment import GoldLinks, Link, check_links, format_links, parse_links, score_alignments
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
@@ -68,7 +68,7 @@ def evaluate_command(
     opt.check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
     from dragoman.evaluation.report import format_breakdowns, format_scores, render_evaluation
     from dragoman.evaluation.systems import EvaluationOptions, Scorer, collect_outputs
-    from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
+    from dragoman.metrics.metrics import explain_wer, looks_tokenized, make_sacrebleu, select_metrics
 
     make_sacrebleu(bleu_tokenize, [])  # refuse an unknown tokenizer now, not after translating
     names = [entry.name for entry in select_metrics(metric)] if metric else []
@@ -82,7 +82,7 @@ def evaluate_command(
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             record_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
-            if note := note_on_wer(results[-1], folder.recipe().tokenizer.for_target().kind):
+            if note := explain_wer(results[-1], folder.recipe().tokenizer.for_target().kind):
                 log(note)
         log_warning_counts(Counter(results[-1]["warnings"]))
         if hint_pending and "bleu" in results[-1] and looks_tokenized(output.texts):
@@ -103,10 +103,10 @@ def record_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
     """Append a result to the run's scores.jsonl, for its model card."""
-    from dragoman.evaluation.report import scores_of
+    from dragoman.evaluation.report import select_scores
 
     recipe = folder.recipe()
-    scores = scores_of(result).items()
+    scores = select_scores(result).items()
     folder.add_scores({
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "test": result.get("test", test),
@@ -194,7 +194,7 @@ def align_command(
     aligner = saved or train_on_lines(lines, train, settings)
     aligner.settings = settings
     if save:
-        keep_folder(save, "aligner.json", aligner.save)
+        fill_cache_folder(save, "aligner.json", aligner.save)
     with ProgressBar("aligning", total=len(lines[0]), unit="pairs") as bar:
         found = list(bar.iterate(aligner.align(*lines)))
     with open_output(output_file) as out:

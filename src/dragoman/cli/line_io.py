@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 from dragoman.config.reference import load_reference
 from dragoman.config.settings import override
 from dragoman.errors import UserError
-from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, report_write_errors, temporary_beside
+from dragoman.io import LONGEST_LINE, decode_lines, move_into_place, read_lines, report_write_errors, temporary_beside
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
 from dragoman.recipe import Recipe
 
@@ -92,7 +92,7 @@ def read_batches(given: Input, size: int) -> Iterator[list[str]]:
             yield group
         return
     arriving = StreamLines(sys.stdin.buffer, LONGEST_LINE)
-    lines = lines_of(arriving, "the input")
+    lines = decode_lines(arriving, "the input")
     for line in lines:
         group = [line]
         while len(group) < size and arriving.has_next() and (more := next(lines, None)) is not None:

@@ -152,9 +152,9 @@ def compare_command(
 @app.command(hidden=True)
 def compare_one(recipe: Path, run: Path) -> None:
     """Train and measure one run. `compare_command` starts this command in a separate process."""
-    from dragoman.compare.runs import run_one
+    from dragoman.compare.runs import train_and_measure
 
-    run_one(recipe, run)
+    train_and_measure(recipe, run)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from dragoman.cli import line_io
 from dragoman.cli import options as opt
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
-from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
+from dragoman.io import DEFAULT_CACHE, cache_entries, cache_folder, remove_unused
 from dragoman.progress import DETAIL, WARNING, log
 
 
@@ -108,7 +108,7 @@ def import_command(
 
 
 def cache_command(
-    folder: Annotated[Path, Option(help="the cache folder, as data.cache in a recipe")] = Path(CACHE),
+    folder: Annotated[Path, Option(help="the cache folder, as data.cache in a recipe")] = Path(DEFAULT_CACHE),
     clear: Annotated[
         bool, Option("--clear", help="remove all that Dragoman has written there, and nothing else")
     ] = False,

@@ -17,7 +17,7 @@ import torch
 
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.corpus import CorpusSettings, collect_references, phrasebook_direction, read_pairs
-from dragoman.evaluation.report import scores_of
+from dragoman.evaluation.report import select_scores
 from dragoman.evaluation.systems import EvaluationSet, SystemOutput, predict_lines, read_test_corpus, score_phenomena
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_events
@@ -31,22 +31,22 @@ from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
 Bin = tuple[int, int | None]  # inclusive bounds; None is no upper bound
-VERSION = 2  # measurements of another version are repeated
+MEASUREMENT_VERSION = 2  # measurements of another version are repeated
 # Default metrics by task, if data.metrics is empty; the first one is plotted.
 TASK_METRICS = {"translate": ("bleu", "chrf"), "classify": ("accuracy",), "generate": ("loss", "perplexity")}
 TIMED_SENTENCES = 256  # translated greedily to measure speed
 GRADIENT_SENTENCES = 64
-SMALLEST_BIN = 0.02  # fraction of all lines; a smaller bin is merged with the previous one
+MIN_BIN_FRACTION = 0.02  # fraction of all lines; a smaller bin is merged with the previous one
 # Words of the source, split at spaces.
 LENGTH_BINS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))
 # Distance between the first and the last of the words that must agree, as the difference of their positions.
-DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
+DISTANCE_BINS = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
 
 
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
     """Return all measurements of a trained run."""
     predictor = load(run, device=device)
-    measured = {"version": VERSION, "parameters": predictor.parameter_count, "training": read_training(run)}
+    measured = {"version": MEASUREMENT_VERSION, "parameters": predictor.parameter_count, "training": read_training(run)}
     if isinstance(predictor, Translator):
         return measured | measure_translator(predictor)
     tests = {
@@ -59,7 +59,7 @@ def measure_run(run: Path, *, device: str) -> dict[str, Any]:
 def describe_scores(output: SystemOutput) -> dict[str, Any]:
     """Return the number of lines, the scores and their signatures."""
     result = output.result()
-    scores = scores_of(result).items()
+    scores = select_scores(result).items()
     return {
         "lines": result["lines"],
         "scores": {metric: score["value"] for metric, score in scores},
@@ -172,7 +172,7 @@ def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[d
     def score(lines: Sequence[int]) -> float:
         return 100 * sum(verdicts[line][1] for line in lines) / len(lines)
 
-    return measure_bins([distance for distance, _ in verdicts], DISTANCES, score)
+    return measure_bins([distance for distance, _ in verdicts], DISTANCE_BINS, score)
 
 
 def measure_bins(
@@ -185,7 +185,7 @@ def measure_bins(
     filled: list[tuple[Bin, list[int]]] = []
     for low, high in bins:
         inside = [line for line, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
-        if inside and filled and len(inside) < SMALLEST_BIN * len(numbers):
+        if inside and filled and len(inside) < MIN_BIN_FRACTION * len(numbers):
             (lower, _), previous = filled.pop()
             filled.append(((lower, high), previous + inside))
         elif inside:

@@ -28,9 +28,9 @@ from dragoman.evaluation.report import SCORE_TITLES, format_bounds
 from dragoman.metrics.metrics import METRICS
 
 ModelRecord = Mapping[str, Any]  # a model in report.json
-FARTHEST = 24  # tokens back, in plots of gradients
-SPENT = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}  # what a curve runs along
-SPENT_TITLES = {"step": "training steps", "seconds": "seconds of training", "flops": "FLOPs of training"}
+MAX_GRADIENT_DISTANCE = 24  # tokens back, in plots of gradients
+CURVE_X_KEYS = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}  # what a curve runs along
+CURVE_X_TITLES = {"step": "training steps", "seconds": "seconds of training", "flops": "FLOPs of training"}
 
 
 class FigureOptions(NamedTuple):
@@ -64,7 +64,7 @@ def plot_scores(
 ) -> LineChart:
     """Return a chart of scores on the test set. Without a `unit` they are scores of the metric."""
     metric = METRICS.get(options.metric)  # none for the loss and the perplexity of language models: low is good
-    low = not unit and not (metric and metric.higher)
+    low = not unit and not (metric and metric.higher_is_better)
     unit = unit or SCORE_TITLES.get(options.metric, options.metric)
     return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low)
 
@@ -91,7 +91,7 @@ def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str,
     """Plot the gradient norm at the tokens of one side by their distance, relative to that at distance 0."""
 
     def find_points(model: ModelRecord) -> list[Point]:
-        rows = [run["gradient"][side][: FARTHEST + 1] for run in model["runs"] if "gradient" in run]
+        rows = [run["gradient"][side][: MAX_GRADIENT_DISTANCE + 1] for run in model["runs"] if "gradient" in run]
         return [Point(d, f"{d} tokens", tuple(100 * n for n in norms)) for d, norms in enumerate(zip(*rows))]
 
     title = "gradient, % of that at distance 0"
@@ -100,7 +100,7 @@ def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str,
 
 def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot the validation loss during training."""
-    along = SPENT[options.budget]
+    along = CURVE_X_KEYS[options.budget]
 
     def find_points(model: ModelRecord) -> list[Point]:
         points = []
@@ -112,7 +112,7 @@ def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -
         return points
 
     lines, title = make_series(models, find_points), "validation loss, nats per token"
-    return LineChart(lines, SPENT_TITLES[along], title, "nats", logarithmic=True, low_is_good=True)
+    return LineChart(lines, CURVE_X_TITLES[along], title, "nats", logarithmic=True, low_is_good=True)
 
 
 def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dragoman.compare.measure import choose_metrics
 from dragoman.compare.questions import answer_question, check_questions, plot_figure, read_questions
-from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_all
+from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_in_processes
 from dragoman.config.settings import LIMITS, Listed, Settings, build, parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
@@ -27,11 +27,18 @@ from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 
 Measurements = Mapping[str, Any]  # of a run (measure.py)
-SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
-SAME_SPEED = 1.2  # ratio of tokens per second up to which two such runs had about the same share of the machine
-DATA_PARTS = {"train": "training", "dev": "validation", "test": "test"}
-MOST_SERIES = 6  # in one chart; more are split by family
-SHORT_TABLE = ("dev_loss", "parameters", "steps", "tokens_per_second", "greedy_per_second", "peak_memory")  # terminal
+SAME_COST_RATIO = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
+SAME_SPEED_RATIO = 1.2  # ratio of tokens per second up to which two such runs had about the same share of the machine
+DATA_SPLITS = {"train": "training", "dev": "validation", "test": "test"}
+MAX_SERIES = 6  # in one chart; more are split by family
+TERMINAL_COLUMNS = (
+    "dev_loss",
+    "parameters",
+    "steps",
+    "tokens_per_second",
+    "greedy_per_second",
+    "peak_memory",
+)  # terminal
 
 
 class Column(Settings):
@@ -80,7 +87,7 @@ def run_comparison(
     questions = read_questions(paths)
     check_questions(questions, runs)
     try:
-        failures = run_all(runs, report, jobs=jobs)
+        failures = run_in_processes(runs, report, jobs=jobs)
     except KeyboardInterrupt:
         raise Stop("stopped, everything is saved; the same command resumes", 130) from None
     found = {run.folder: measured for run in runs if (measured := read_measurements(run)) is not None}
@@ -124,7 +131,7 @@ def summarise(
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         found = {run.seed: measurements[run.folder] for run in own if run.folder in measurements}
-        columns = TEXTS.columns | (score_columns(about) if found else {})
+        columns = TEXTS.columns | (make_score_columns(about) if found else {})
         family, missing = classify_model(own[0].recipe)
         models.append({
             "name": name,
@@ -138,7 +145,7 @@ def summarise(
     return {"about": about, "warnings": find_unfair_budgets(trained) if first.train.minutes else [], "models": models}
 
 
-def score_columns(about: Mapping[str, Any]) -> dict[str, Column]:
+def make_score_columns(about: Mapping[str, Any]) -> dict[str, Column]:
     """Return a column for each metric on each test set, by its key in the numbers of a model."""
     return {
         f"{metric} {test}": Column(
@@ -184,11 +191,13 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
     groups: list[list[str]] = []
     for name in sorted(cost, key=cost.__getitem__):
-        if not groups or cost[name] > SAME_COST * cost[groups[-1][0]]:
+        if not groups or cost[name] > SAME_COST_RATIO * cost[groups[-1][0]]:
             groups.append([])
         groups[-1].append(name)
     ends = [(min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)) for group in groups]
-    unfair = [(a, b) for a, b in ends if speed[b] > SAME_SPEED * speed[a] and runs[a]["steps"] != runs[b]["steps"]]
+    unfair = [
+        (a, b) for a, b in ends if speed[b] > SAME_SPEED_RATIO * speed[a] and runs[a]["steps"] != runs[b]["steps"]
+    ]
     if not unfair:
         return []
     slow, fast = max(unfair, key=lambda pair: speed[pair[1]] / speed[pair[0]])
@@ -208,8 +217,8 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def format_comparison(report: Mapping[str, Any]) -> Text:
     """Return the main columns of the table and the answers to the questions, for a terminal."""
     about = report["about"]
-    columns = score_columns({**about, "metrics": about["metrics"][:1]})
-    columns |= {key: TEXTS.columns[key] for key in SHORT_TABLE}
+    columns = make_score_columns({**about, "metrics": about["metrics"][:1]})
+    columns |= {key: TEXTS.columns[key] for key in TERMINAL_COLUMNS}
     rows = [["model", *(column.heading_on(about["devices"]) for column in columns.values())]]
     for model in report["models"]:
         numbers = [(column, model["numbers"].get(key)) for key, column in columns.items()]
@@ -226,7 +235,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
     for question in [*report["questions"], *TEXTS.figures]:
         chart = plot_figure(question, [models[name] for name in question.get("models", models)], about)
         charts = [("", render_chart(chart, width=860))]
-        if "answer" not in question and len(chart.series) > MOST_SERIES:
+        if "answer" not in question and len(chart.series) > MAX_SERIES:
             charts = []  # one per family, with the other families in grey behind it
             for family in dict.fromkeys(models[series.name]["family"] for series in chart.series):
                 inside = [series for series in chart.series if models[series.name]["family"] == family]
@@ -239,7 +248,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
         for test, result in (pair for run in model["runs"] for pair in run.get("tests", {}).items()):
             for name, count in result.get("phenomena", {}).items():
                 phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
-    columns = score_columns(about) | TEXTS.columns
+    columns = make_score_columns(about) | TEXTS.columns
     shown = {key for model in report["models"] for key, number in model["numbers"].items() if number}
     return render_page(
         "comparison.html",
@@ -259,7 +268,7 @@ def describe_data(data: Mapping[str, Any]) -> str:
     Files have their names but not their folders, which mean nothing to readers on other machines.
     """
     parts = []
-    for key, name in DATA_PARTS.items():
+    for key, name in DATA_SPLITS.items():
         corpora = []
         for corpus in map(CorpusSettings.model_validate, data.get(key, [])):
             split = f", split {corpus.split}" if corpus.split else ""
@@ -267,7 +276,7 @@ def describe_data(data: Mapping[str, Any]) -> str:
             corpora.append((files or f"phrasebook ({corpus.phrasebook:,} pairs{split})") + corpus.selection_text)
         parts += [f"{name}: {', '.join(corpora)}"] if corpora else []
     for key, value in data.items():
-        if key not in DATA_PARTS:
+        if key not in DATA_SPLITS:
             text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             parts.append(f"{key.replace('_', ' ')} {text}")
     return "; ".join(parts) or "none"

@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.compare.measure import VERSION, measure_run
+from dragoman.compare.measure import MEASUREMENT_VERSION, measure_run
 from dragoman.config.settings import LIMITS, METRIC_ALIASES, to_yaml
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
@@ -33,9 +33,9 @@ from dragoman.training.start import MAY_CHANGE, check_settings, find_changed_set
 from dragoman.training.trainer import train
 
 QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
-STEP_SIZE = ("tokens", "accumulate")  # settings that must agree where the budget is in steps
+BATCH_SETTINGS = ("tokens", "accumulate")  # settings that must agree where the budget is in steps
 # Settings that change no result, by section
-FREE_SETTINGS = {"train": MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}, "data": {"cache"}}
+IGNORED_SETTINGS = {"train": MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}, "data": {"cache"}}
 POLL_SECONDS = 0.05  # between two polls of the processes
 SAVE_SECONDS = 60.0  # that an interrupted process gets to save and end
 
@@ -81,7 +81,7 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
     for run in runs:
         earlier = RunFolder(run.folder)
-        if earlier.format.exists() and (change := find_changed_setting(earlier.recipe(), run.recipe, FREE_SETTINGS)):
+        if earlier.format.exists() and (change := find_changed_setting(earlier.recipe(), run.recipe, IGNORED_SETTINGS)):
             name, was, now = change
             raise UserError(
                 f"{str(run.folder)!r} was made with {name}={was!r}, not {now!r}; remove it, or choose another --out"
@@ -115,7 +115,7 @@ def check_comparable(recipes: Mapping[str, Recipe]) -> None:
     remedies = {"model.task": "only models of one task (model.kind) can be compared"}
     remedies |= {f"data.{key}": "a comparison needs the same data for all" for key in DataSettings.model_fields}
     del remedies["data.cache"]
-    for key in (*LIMITS, *(STEP_SIZE if in_steps else ())):
+    for key in (*LIMITS, *(BATCH_SETTINGS if in_steps else ())):
         example = f"train.{key}={getattr(first.train, key):g}"
         remedies[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
     for name, recipe in recipes.items():
@@ -142,14 +142,14 @@ def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
     with suppress(UserError):  # missing or truncated
         found = read_json(run.file(".json"))
         scored = {name for test in found.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
-        return found if found.get("version") == VERSION and not scored & set(METRIC_ALIASES) else None
+        return found if found.get("version") == MEASUREMENT_VERSION and not scored & set(METRIC_ALIASES) else None
     return None
 
 
 # Processes
 
 
-def run_one(recipe_file: Path, folder: Path) -> None:
+def train_and_measure(recipe_file: Path, folder: Path) -> None:
     """Train and measure one run, or resume it. Save and end when the process that started it ends."""
 
     def end_with_parent() -> None:
@@ -163,7 +163,7 @@ def run_one(recipe_file: Path, folder: Path) -> None:
     write_text(folder.with_name(f"{folder.name}.json"), json.dumps(measured, indent=1) + "\n")
 
 
-def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Path, str]:
+def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Path, str]:
     """Train and measure all runs, `jobs` at a time; return the messages of those that failed, by folder.
 
     A failed run does not stop the others. When interrupted, all processes get time to save and end.

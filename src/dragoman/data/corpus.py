@@ -35,7 +35,7 @@ from dragoman.config.settings import (
     setting,
 )
 from dragoman.errors import UserError
-from dragoman.io import LONGEST_LINE, Watch, digest_bytes, read_lines
+from dragoman.io import LONGEST_LINE, WatchPosition, digest_bytes, read_lines
 from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair
 
@@ -224,7 +224,7 @@ def read_pairs(
     split: str = "train",
     direction: str = "en-de",
     trees: bool = False,
-    watch: Watch | None = None,
+    watch: WatchPosition | None = None,
 ) -> Iterator[Pair]:
     """Yield the pairs of one corpus, in order, with the trees of the sources where `trees` is set and there are any.
 

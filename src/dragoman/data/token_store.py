@@ -27,7 +27,7 @@ from dragoman.data.batches import EXAMPLE_FORMATS, ExampleFormat
 from dragoman.data.features import FEATURES, FeatureRecord
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, keep_folder
+from dragoman.io import digest_bytes, fill_cache_folder
 from dragoman.types import EOS, Example, Pair, TokenFeature
 
 STORED_SIDES = ("source", "target")
@@ -174,7 +174,7 @@ def open_store(
 
     if not (folder / "store.json").exists():
         try:
-            keep_folder(folder, "store.json", write)
+            fill_cache_folder(folder, "store.json", write)
         except OSError as error:
             raise UserError(
                 f"token ids cannot be kept in {str(cache)!r} ({error.strerror}); "

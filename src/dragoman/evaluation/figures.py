@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 STYLE = Path(__file__).parent / "templates" / "chart.mplstyle"
-SOFT, BEHIND = "#667080", "#c4cad2"
+GREY, BACKGROUND_GREY = "#667080", "#c4cad2"
 LINE_COLOURS = ("#0068a8", "#cf5200", "#008a62", "#b0508a", "#a87400", "#6f4bb8", "#2a97d4", "#7d5f2a")
-CSS_VARIABLES = {SOFT: "--soft", "#d9dce1": "--faint", BEHIND: "--behind"} | {
+CSS_VARIABLES = {GREY: "--soft", "#d9dce1": "--faint", BACKGROUND_GREY: "--behind"} | {
     colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
 }
 LINE_STYLES = ("-", (0, (3, 1.5)), (0, (1, 1.5)))  # of eight lines each
 MARGIN_TOP, MARGIN_BOTTOM, MARGIN_LEFT = 12, 52, 60  # pixels around the plot
 LABEL_HEIGHT = 14  # pixels from one label to the next
 LABEL_GAP = 8  # pixels left and right of a label
-CHARACTER = 6.8  # pixels, about the width of a bold character; the browser chooses the font
-FEWEST_TICKS, MOST_TICKS = 3, 6
-CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
-MOST_DOTS = 12  # points on a line; longer lines have no dots
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
+CHARACTER_WIDTH = 6.8  # pixels, about the width of a bold character; the browser chooses the font
+MIN_TICKS, MAX_TICKS = 3, 6
+SVG_CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
+MAX_DOTS = 12  # points on a line; longer lines have no dots
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-SMALLEST_VALUE = 1e-12  # on a logarithmic axis
+MIN_LOG_VALUE = 1e-12  # on a logarithmic axis
 
 
 class Point(NamedTuple):
@@ -84,8 +84,10 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
     from matplotlib.figure import Figure
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
-    longest = min(max(len(series.name) for series in every), int(0.4 * width / CHARACTER))  # panels have equal axes
-    right = width - 2 * LABEL_GAP - longest * CHARACTER
+    longest = min(
+        max(len(series.name) for series in every), int(0.4 * width / CHARACTER_WIDTH)
+    )  # panels have equal axes
+    right = width - 2 * LABEL_GAP - longest * CHARACTER_WIDTH
     tips: dict[str, list[str]] = {}
     with matplotlib.rc_context(fname=str(STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the fonts
@@ -95,7 +97,7 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
         draw_axes(axes, chart, every)
         for number, series in enumerate(behind):
             xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
-            axes.plot(xs, means, color=BEHIND, linewidth=1.2, gid=f"behind:{number}")
+            axes.plot(xs, means, color=BACKGROUND_GREY, linewidth=1.2, gid=f"behind:{number}")
             tips[f"behind:{number}"] = [series.name]
         lines = []
         for number, series in enumerate(chart.series):
@@ -106,7 +108,7 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
         draw_labels(axes, lines, names)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
+    return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
 
 
 def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
@@ -115,25 +117,25 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     values = [value for series in every for point in series.points for value in point.values]
     low, high = min(values), max(values)
     if chart.logarithmic:
-        low, high = max(low, SMALLEST_VALUE), max(high, SMALLEST_VALUE)
+        low, high = max(low, MIN_LOG_VALUE), max(high, MIN_LOG_VALUE)
         slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
         low, high = low / slack, high * slack
         axes.set_yscale("log")
-        y_ticks = logarithmic_ticks(math.log10(low), math.log10(high))
+        y_ticks = choose_log_ticks(math.log10(low), math.log10(high))
     else:  # it starts at 0, unless the values lie too far from it to tell them apart
         slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
         low, high = (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
-        y_ticks = linear_ticks(low, high)
+        y_ticks = choose_linear_ticks(low, high)
     axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
     axes.set_ylim(low, high)
-    x_ticks: Sequence[float] = range(len(chart.ticks)) if chart.ticks else linear_ticks(*axes.get_xlim())
+    x_ticks: Sequence[float] = range(len(chart.ticks)) if chart.ticks else choose_linear_ticks(*axes.get_xlim())
     axes.set_xticks(x_ticks, [""] * len(x_ticks))
     axes.set_yticks(y_ticks, [format_tick(tick) for tick in y_ticks])
     axes.minorticks_off()
     for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
         for row, text in enumerate(name.split("\n")):  # one by one, since matplotlib would centre them for its own font
             where = (x, MARGIN_BOTTOM - 17 - 12 * row)
-            axes.annotate(text, where, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=SOFT)
+            axes.annotate(text, where, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=GREY)
     axes.grid(True, gid="grid")
     for label in axes.get_yticklabels():
         label.set_gid("y-tick")
@@ -141,28 +143,28 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     axes.set_ylabel(f"{chart.y_title} (log scale)" if chart.logarithmic else chart.y_title, gid="title")
 
 
-def linear_ticks(low: float, high: float) -> list[float]:
+def choose_linear_ticks(low: float, high: float) -> list[float]:
     """Return three to about six round numbers between low and high."""
     from matplotlib.ticker import MaxNLocator
 
-    ticks = MaxNLocator(MOST_TICKS, steps=[1, 2, 2.5, 5, 10], min_n_ticks=FEWEST_TICKS).tick_values(low, high)
+    ticks = MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10], min_n_ticks=MIN_TICKS).tick_values(low, high)
     slack = 1e-9 * (high - low)
     return [float(tick) for tick in ticks if low - slack <= tick <= high + slack]
 
 
-def logarithmic_ticks(low: float, high: float) -> list[float]:
+def choose_log_ticks(low: float, high: float) -> list[float]:
     """Return ticks between 10**low and 10**high: powers of ten, with 2 and 5 times those where powers are few.
 
     A range that holds fewer than three of either, such as 3.0 to 3.9, gets linear ticks.
     """
     powers = range(math.floor(low), math.ceil(high) + 1)
-    every = max(1, len(powers) // MOST_TICKS)
+    every = max(1, len(powers) // MAX_TICKS)
     for factors in ((1,), (1, 2, 5)):
         found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
         found = [value for value in found if low - 1e-9 <= math.log10(value) <= high + 1e-9]
-        if len(found) >= FEWEST_TICKS:
+        if len(found) >= MIN_TICKS:
             return found
-    return linear_ticks(10**low, 10**high)
+    return choose_linear_ticks(10**low, 10**high)
 
 
 def format_tick(value: float) -> str:
@@ -175,7 +177,7 @@ def format_tick(value: float) -> str:
 
 def clip_small(values: Iterable[float]) -> list[float]:
     """Return values that a logarithmic axis can show."""
-    return [value if abs(value) >= SMALLEST_VALUE else SMALLEST_VALUE for value in values]
+    return [value if abs(value) >= MIN_LOG_VALUE else MIN_LOG_VALUE for value in values]
 
 
 def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
@@ -187,7 +189,7 @@ def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
         upper = clip_small(max(point.values) for point in series.points)
         lower = clip_small(min(point.values) for point in series.points)
         axes.fill([*xs, *reversed(xs)], [*upper, *reversed(lower)], color=colour, alpha=0.16, linewidth=0, gid="band")
-    if len(xs) <= MOST_DOTS:
+    if len(xs) <= MAX_DOTS:
         axes.plot(xs, means, color=colour, linestyle="none", marker="o", markersize=6, gid=f"dots:{number}")
     [line] = axes.plot(xs, means, color=colour, linewidth=2, linestyle=style, gid="line")
     return line
@@ -219,13 +221,13 @@ def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = 
     return found
 
 
-def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
+def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
     """Return matplotlib's SVG without ids, links and namespaces, which a page with several charts must not repeat.
 
     An artist's gid, such as "line" or "dots:3", becomes its class. Colours become CSS variables, dots become circles,
     and `tips`, by gid, are shown when the mouse is over a dot or a line.
     """
-    root = ElementTree.fromstring(CONTROL.sub("", text))
+    root = ElementTree.fromstring(CONTROL_CHARACTERS.sub("", text))
     for element in list(root.iter()):
         element.tag = element.tag.rpartition("}")[2]
         element.text, element.tail = (part if part and part.strip() else None for part in (element.text, element.tail))
@@ -242,10 +244,10 @@ def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
             element.attrib = {"class": "dot", "cx": x, "cy": y, "r": "3", "style": style}
     for group in root.iter("g"):
         gid = group.attrib.pop("id", "")
-        if (kind := gid.partition(":")[0]) in CLASSES:
+        if (kind := gid.partition(":")[0]) in SVG_CLASSES:
             group.set("class", kind)
         shapes = {"behind": [group], "dots": list(group.iter("circle")), "name": list(group.iter("text"))}.get(kind, [])
         for shape, tip in zip(shapes, tips.get(gid, [])):
             ElementTree.SubElement(shape, "title").text = tip
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
-    return CONTROL.sub("", ElementTree.tostring(root, encoding="unicode"))  # labels and tips too
+    return CONTROL_CHARACTERS.sub("", ElementTree.tostring(root, encoding="unicode"))  # labels and tips too

@@ -23,15 +23,17 @@ from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
 from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
 from dragoman.metrics import significance
-from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
+from dragoman.metrics.metrics import METRICS, WORD_OR_CHARACTER, Array
 
 Result = Mapping[str, Any]  # of a system on a test set (systems.py)
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
-SCORE_TITLES = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
+SCORE_TITLES = {**{name: metric.title for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
 SCORE_DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
 LABEL_SCORES = ("precision", "recall", "f1")  # columns of a confusion matrix
 LINES_SHOWN = 40  # on which a system beats the first by most, and as many on which it falls behind by most
-PIECE = re.compile(rf"{WORD_OR_SIGN.pattern}|\s+|.", re.DOTALL)  # words, spaces, and each punctuation mark by itself
+TOKEN = re.compile(
+    rf"{WORD_OR_CHARACTER.pattern}|\s+|.", re.DOTALL
+)  # words, spaces, and each punctuation mark by itself
 
 
 # Tables for the terminal
@@ -46,18 +48,20 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     runs = shorten_names([result["run"] for result in results])
     tests = []
     for heading, group in group_by_test(results):
-        columns = list(zip(SCORE_COLUMNS, *(row for result in group for row in score_rows(result, runs)), strict=True))
+        columns = list(
+            zip(SCORE_COLUMNS, *(row for result in group for row in list_score_rows(result, runs)), strict=True)
+        )
         shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
         tests.append({"heading": heading, "table": align_columns(list(zip(*shown, strict=True))), "results": group})
-    scores = [score for result in results for score in scores_of(result).values()]
+    scores = [score for result in results for score in select_scores(result).values()]
     text = render_page("scores.txt", tests=tests, runs=runs, scores=scores, parts=parts)
     return Text(text.rstrip(), no_wrap=True, overflow="ignore")
 
 
-def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+def list_score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield a row of SCORE_COLUMNS for each score and each grammatical phenomenon."""
     run = runs[result["run"]]
-    for name, score in scores_of(result).items():
+    for name, score in select_scores(result).items():
         value = f"{score['value']:.{SCORE_DIGITS.get(name, 2)}f}"
         low, high = score.get("interval", (0.0, 0.0))
         half = f"{(high - low) / 2:.2f}" if "interval" in score else ""
@@ -70,7 +74,7 @@ def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, .
         yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
 
 
-def scores_of(result: Result) -> dict[str, Any]:
+def select_scores(result: Result) -> dict[str, Any]:
     """Return the scores of a result by the name of the metric."""
     return {name: score for name, score in result.items() if isinstance(score, dict) and "signature" in score}
 
@@ -135,16 +139,16 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
     for heading, group in groups:
         some = [result for result in group if "lengths" in result]
         where = f", {heading}" * (len(groups) > 1)
-        for name in scores_of(some[0]) if some else []:
+        for name in select_scores(some[0]) if some else []:
             length = f"{some[0]['lengths']['side']} length in {some[0]['lengths']['unit']}"
             add_table(f"{SCORE_TITLES.get(name, name)} by {length}{where}", some, "lengths", "lines", name)
         if rare := [result for result in some if "rarity" in result]:
-            title = f"word F1 by frequency in {word_count_source(rare[0], runs)}{where}"
+            title = f"word F1 by frequency in {describe_word_count_source(rare[0], runs)}{where}"
             add_table(title, rare, "rarity", "words", "f1")
     return Text("\n".join(blocks), no_wrap=True, overflow="ignore")
 
 
-def word_count_source(result: Result, runs: Mapping[str, str]) -> str:
+def describe_word_count_source(result: Result, runs: Mapping[str, str]) -> str:
     """Return where words were counted, with the short name of the run whose training data it is."""
     where: str = result["rarity"]["counted_in"]
     run = where.removeprefix(TRAINING_DATA)
@@ -183,7 +187,7 @@ def render_page(template: str, **context: Any) -> str:
     pages = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     pages.loader, pages.autoescape = PackageLoader("dragoman.evaluation"), template.endswith(".html")
     pages.globals |= {"significance": significance, "titles": SCORE_TITLES, "colours": len(LINE_COLOURS)}
-    pages.globals |= {"scores_of": scores_of, "format_p": format_p, "format_confusion": format_confusion}
+    pages.globals |= {"select_scores": select_scores, "format_p": format_p, "format_confusion": format_confusion}
     return pages.get_template(template).render(context)
 
 
@@ -209,11 +213,13 @@ def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> 
         "systems": [names[system.name] for system in systems],
         "results": results,
         "metrics": list(dict.fromkeys(metric for system in systems for metric in system.counts)),
-        "scores": [score for result in results for score in scores_of(result).values()],
-        "signatures": {name: score["signature"] for result in results for name, score in scores_of(result).items()},
+        "scores": [score for result in results for score in select_scores(result).values()],
+        "signatures": {name: score["signature"] for result in results for name, score in select_scores(result).items()},
         "charts": list(render_breakdowns(systems, names)),
         "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in value_SN[1:] - value_SN[0]],
-        "lines": [compare_line(systems, value_SN[:, line], line) for line in find_different(value_SN, LINES_SHOWN)],
+        "lines": [
+            compare_line(systems, value_SN[:, line], line) for line in find_differing_lines(value_SN, LINES_SHOWN)
+        ],
     }
 
 
@@ -222,11 +228,11 @@ def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str])
     first, metric = systems[0].result, next(iter(systems[0].counts))
     kinds = []  # title of the chart, titles of its axes, and the keys of the breakdown, of its values and bucket sizes
     if "lengths" in first:
-        shown, side = METRICS[metric].shown, first["lengths"]["side"]
+        shown, side = METRICS[metric].title, first["lengths"]["side"]
         x_title = f"{side} length in {first['lengths']['unit']}"
         kinds.append((f"{shown} by {side} length", x_title, shown, "lengths", metric, "lines"))
     if "rarity" in first:
-        x_title = f"occurrences of a word in {word_count_source(first, names)}"
+        x_title = f"occurrences of a word in {describe_word_count_source(first, names)}"
         kinds.append(("Word F1 by frequency", x_title, "F1 of words", "rarity", "f1", "words"))
     for title, x_title, y_title, key, value, unit in kinds:
         series = []
@@ -246,10 +252,10 @@ def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str])
 def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Array:
     """Return the chrF of every line by itself, for each system: value_SN."""
     chrf = METRICS["chrf"]
-    return np.stack([chrf.values(chrf.counted(lines, references).line_NK) for lines in texts])
+    return np.stack([chrf.compute_scores(chrf.check_and_count(lines, references).line_NK) for lines in texts])
 
 
-def find_different(value_SN: Array, each: int) -> list[int]:
+def find_differing_lines(value_SN: Array, each: int) -> list[int]:
     """Return the lines that each system does much better or much worse than the first, largest difference first.
 
     There are up to `each` of either kind. For a single system: the lines that it does worst.
@@ -284,9 +290,11 @@ def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> 
 
 def mark_differences(text: str, references: Sequence[str], others: Sequence[str]) -> list[Span]:
     """Split a text into spans: words in no reference are `off`, those that some other system lacks are `own`."""
-    pieces = PIECE.findall(text)
-    right = set[int]().union(*(find_common(pieces, PIECE.findall(reference)) for reference in references))
-    shared = set(range(len(pieces))).intersection(*(find_common(pieces, PIECE.findall(other)) for other in others))
+    pieces = TOKEN.findall(text)
+    right = set[int]().union(*(find_common_tokens(pieces, TOKEN.findall(reference)) for reference in references))
+    shared = set(range(len(pieces))).intersection(
+        *(find_common_tokens(pieces, TOKEN.findall(other)) for other in others)
+    )
     kinds = [
         None if piece.isspace() else " ".join(["off"] * (at not in right) + ["own"] * (at not in shared))
         for at, piece in enumerate(pieces)
@@ -298,7 +306,7 @@ def mark_differences(text: str, references: Sequence[str], others: Sequence[str]
     return [Span("".join(piece for _, piece in run), kind) for kind, run in runs]
 
 
-def find_common(pieces: Sequence[str], other: Sequence[str]) -> set[int]:
+def find_common_tokens(pieces: Sequence[str], other: Sequence[str]) -> set[int]:
     """Return the numbers of the pieces that are in the other text too, in the same order; spaces do not count."""
     mine, theirs = ([i for i, piece in enumerate(text) if not piece.isspace()] for text in (pieces, other))
     matcher = SequenceMatcher(None, [pieces[i] for i in mine], [other[i] for i in theirs], autojunk=False)

@@ -32,7 +32,7 @@ from dragoman.metrics.metrics import (
     compute_f1,
     compute_metrics,
     count_confusion,
-    detect_eastern_script,
+    detect_east_asian_language,
     extract_words,
     refuse_subwords,
     select_metrics,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from dragoman.inference.predictor import Predictor
     from dragoman.inference.single_sequence import Classifier, Generator, Verdict
 
-SILENT = Report(quiet=True)
-PROGRESS_LINES = 512  # lines translated between two reports of progress
+SILENT_REPORT = Report(quiet=True)
+LINES_PER_UPDATE = 512  # lines translated between two reports of progress
 LM_UNITS = {"loss": "nats per token", "perplexity": "per token", "bits_per_character": "line ends counted"}
 
 
@@ -187,7 +187,7 @@ def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | 
 
 
 def predict_tests(
-    predictor: Predictor[Any], options: EvaluationOptions = DEFAULT_OPTIONS, report: Report = SILENT
+    predictor: Predictor[Any], options: EvaluationOptions = DEFAULT_OPTIONS, report: Report = SILENT_REPORT
 ) -> Iterator[SystemOutput]:
     """Yield the output on the phrasebook, if the options name a split of it, else on every corpus of `data.test`."""
     data = predictor.recipe.data
@@ -222,7 +222,7 @@ def predict_lines(
     predictor: Predictor[Any],
     test: EvaluationSet,
     options: EvaluationOptions = DEFAULT_OPTIONS,
-    report: Report = SILENT,
+    report: Report = SILENT_REPORT,
 ) -> SystemOutput:
     """Return the outputs of a translator or a classifier, or the loss of a language model on the text."""
     from dragoman.inference.single_sequence import Classifier, Generator
@@ -242,8 +242,8 @@ def predict_lines(
     trees = test.trees if predictor.reads_trees else None
     hypotheses: list[Hypothesis] = []
     with report.progress("translating", total=len(test.sources)) as bar:
-        for start in range(0, len(test.sources), PROGRESS_LINES):
-            part = slice(start, start + PROGRESS_LINES)
+        for start in range(0, len(test.sources), LINES_PER_UPDATE):
+            part = slice(start, start + LINES_PER_UPDATE)
             settings: dict[str, Any] = {"beam": options.beam, "search": {"scores": False}, "tag": test.tag}
             hypotheses += predictor.translate(test.sources[part], trees=trees and trees[part], align=False, **settings)
             bar.update(len(hypotheses))
@@ -345,7 +345,7 @@ def evaluate(
 
 LENGTH_BUCKETS = 6
 TRAINING_DATA = "the training data of "
-FREQUENCIES = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99), (100, 999), (1000, None))  # buckets of word counts
+FREQUENCY_BUCKETS = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99), (100, 999), (1000, None))  # buckets of word counts
 
 Bounds = tuple[int, int | None]
 
@@ -361,7 +361,7 @@ class ScoredSystem:
     name: str
     output: SystemOutput
     counts: significance.Counts
-    values: significance.Values
+    values: significance.Resamples
     result: Mapping[str, Any]
 
 
@@ -382,7 +382,7 @@ class Scorer:
 
     tokenize: str = ""  # the tokenizer of BLEU, by default that of the script
     recipes: Mapping[str, Recipe] | None = None
-    report: Report = SILENT
+    report: Report = SILENT_REPORT
     tests: list[list[ScoredSystem]] = field(default_factory=list)
 
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
@@ -392,7 +392,7 @@ class Scorer:
         same = (some for some in self.tests if (some[0].output.test.sources, some[0].output.test.references) == lines)
         systems: list[ScoredSystem] = next(same, [])  # the earlier systems on the same test set
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
-        counts = {metric.name: metric.counted(output.texts, test.references) for metric in metrics}
+        counts = {metric.name: metric.check_and_count(output.texts, test.references) for metric in metrics}
         values = significance.bootstrap_scores(counts) if counts else {}
         scores: dict[str, dict[str, Any]] = {}
         for metric in metrics:
@@ -401,11 +401,11 @@ class Scorer:
                 "value": counted.value,
                 "signature": counted.signature,
                 "interval": significance.compute_interval(values[metric.name]),
-                **(metric.parts(counted.line_NK.sum(0)) if metric.parts else {}),
+                **(metric.decompose(counted.line_NK.sum(0)) if metric.decompose else {}),
             }
         if systems:
             first = systems[0]
-            trials = significance.RANDOMISATION
+            trials = significance.RANDOMISATION_TRIALS
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
                 found = significance.compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
             for key, score in found.items():
@@ -443,7 +443,7 @@ def count_words(lines: Iterable[str]) -> Counter[str]:
     return Counter(word for line in lines for word in extract_words(line))
 
 
-def fit_buckets(numbers: Sequence[int], count: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
+def make_equal_buckets(numbers: Sequence[int], count: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
     """Return the inclusive bounds of at most `count` buckets with about equally many of these numbers, none empty."""
     ends = np.unique(np.quantile(numbers, np.arange(1, count + 1) / count, method="inverted_cdf")).tolist()
     return list(zip([min(numbers), *(end + 1 for end in ends[:-1])], ends, strict=True))
@@ -455,12 +455,14 @@ def score_by_length(output: SystemOutput, counts: significance.Counts) -> dict[s
     Scores are computed from sums of the counts per line, so no line is processed again.
     """
     texts = output.test.sources or output.test.references[0]
-    spaceless = detect_eastern_script(texts) in SPACELESS_LANGUAGES
+    spaceless = detect_east_asian_language(texts) in SPACELESS_LANGUAGES
     length_N = np.array([len(line) if spaceless else len(line.split()) for line in texts])
     rows = []
-    for low, high in fit_buckets(length_N.tolist()):
+    for low, high in make_equal_buckets(length_N.tolist()):
         inside_N = (low <= length_N) & (length_N <= high)
-        values = {name: float(METRICS[name].values(item.line_NK[inside_N].sum(0))) for name, item in counts.items()}
+        values = {
+            name: float(METRICS[name].compute_scores(item.line_NK[inside_N].sum(0))) for name, item in counts.items()
+        }
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
     side = "source" if output.test.sources else "reference"
     return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
@@ -469,13 +471,13 @@ def score_by_length(output: SystemOutput, counts: significance.Counts) -> dict[s
 def score_by_frequency(output: SystemOutput, word_counts: WordCounts) -> dict[str, Any]:
     """Return precision, recall and F1 of words by their frequency. Only the first reference is used."""
     predicted, expected, correct = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
-    lows = [low for low, _ in FREQUENCIES]
+    lows = [low for low, _ in FREQUENCY_BUCKETS]
     for text, reference in zip(output.texts, output.test.references[0], strict=True):
         output_words, reference_words = count_words([text]), count_words([reference])
         shared_words = output_words & reference_words
         for tally, counted in ((predicted, output_words), (expected, reference_words), (correct, shared_words)):
             for word, times in counted.items():
-                tally[FREQUENCIES[bisect_right(lows, word_counts.times.get(word, 0)) - 1]] += times
+                tally[FREQUENCY_BUCKETS[bisect_right(lows, word_counts.times.get(word, 0)) - 1]] += times
     rows = []
     for bounds, words in sorted(expected.items()):
         scores = compute_f1(correct[bounds], predicted[bounds], words)

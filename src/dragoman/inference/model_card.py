@@ -24,7 +24,7 @@ from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import render_template
 from dragoman.inference.loading import open_run
-from dragoman.metrics.metrics import METRICS, select_best_metric
+from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
@@ -187,7 +187,7 @@ def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float
     """
     auto = recipe.train.metric == "auto"
     recorded = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
-    metric = recorded if auto else select_best_metric(recipe.train.metric, recipe.model.task)
+    metric = recorded if auto else choose_checkpoint_metric(recipe.train.metric, recipe.model.task)
     loss = -event["loss"] if event["loss"] is not None else -math.inf
     score = event.get(metric.name) if metric else None
     if metric is None or score is None:

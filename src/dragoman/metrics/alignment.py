@@ -1,7 +1,8 @@
-"""Word alignments against gold ones that people made: alignment error rate, precision and recall (Och and Ney 2003).
+"""Scores of word alignments against gold alignments made by people: error rate, precision and recall.
 
-Text has a line for each pair, in Pharaoh's format: `0-0 1-2` are links between positions from 0, source first. In gold
-alignments `1?2` (or `1p2`) is a possible link, which may be there or not; the others are sure.
+Alignment error rate (AER) is defined by Och and Ney (2003). Alignments are read and written in Pharaoh format, one line
+per sentence pair: `0-0 1-2` are links from source to target positions, counted from 0. In gold alignments `1-2` is a
+sure link and `1?2` (or `1p2`) a possible one, which a system may find or not.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from typing import NamedTuple
 
 from dragoman.errors import UserError
 
-Link = tuple[int, int]
+Link = tuple[int, int]  # source position, target position
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
 
 
 class GoldLinks(NamedTuple):
-    """The links of a pair: sure ones, and those that are possible, the sure ones included."""
+    """The gold links of a sentence pair. Every sure link is also possible."""
 
     sure: set[Link]
     possible: set[Link]
 
 
 class AlignmentScore(NamedTuple):
-    """How well links agree with gold ones, in percent: error rate, precision of all, recall of the sure ones."""
+    """Alignment error rate, precision of all links and recall of the sure links, in per cent; number of links."""
 
     aer: float
     precision: float
@@ -33,16 +34,16 @@ class AlignmentScore(NamedTuple):
 
 
 def format_links(links: Iterable[Link]) -> str:
-    """Return links in Pharaoh's format."""
+    """Return links in Pharaoh format."""
     return " ".join(f"{i}-{j}" for i, j in links)
 
 
 def parse_links(line: str, where: str) -> GoldLinks:
-    """Read a line in Pharaoh's format; `where` names it in messages."""
+    """Parse a line in Pharaoh format. `where` names the line in error messages."""
     sure, possible = set(), set()
     for text in line.split():
         if not (found := LINK.fullmatch(text)):
-            raise UserError(f"{where}: {text!r} is no link; links look like 0-0, or 0?0 where they are only possible")
+            raise UserError(f"{where}: {text!r} is not a link; write links as 0-0, or as 0?0 if they are only possible")
         link = int(found[1]), int(found[3])
         possible.add(link)
         if found[2] == "-":
@@ -51,7 +52,7 @@ def parse_links(line: str, where: str) -> GoldLinks:
 
 
 def check_links(links: Collection[Link], source: Sequence[str], target: Sequence[str], where: str) -> None:
-    """Refuse links to words that a pair does not have."""
+    """Refuse links to positions outside the sentence pair."""
     for i, j in sorted(links):
         if i >= len(source) or j >= len(target):
             side, words = ("source", source) if i >= len(source) else ("target", target)
@@ -60,12 +61,12 @@ def check_links(links: Collection[Link], source: Sequence[str], target: Sequence
             )
 
 
-def score_alignments(found: Sequence[Collection[Link]], gold: Sequence[GoldLinks]) -> AlignmentScore:
-    """Compare the links of every pair with the gold ones, counted over all pairs."""
-    pairs = list(zip(found, gold, strict=True))
-    links = sum(len(some) for some in found)
-    sure = sum(len(one.sure) for one in gold)
-    right_sure = sum(len(one.sure.intersection(some)) for some, one in pairs)
-    right = sum(len(one.possible.intersection(some)) for some, one in pairs)
+def score_alignments(predicted: Sequence[Collection[Link]], gold: Sequence[GoldLinks]) -> AlignmentScore:
+    """Score predicted links against gold links, with counts summed over all sentence pairs."""
+    pairs = list(zip(predicted, gold, strict=True))
+    links = sum(len(found) for found in predicted)
+    sure = sum(len(wanted.sure) for wanted in gold)
+    right_sure = sum(len(wanted.sure.intersection(found)) for found, wanted in pairs)
+    right = sum(len(wanted.possible.intersection(found)) for found, wanted in pairs)
     aer = 1 - (right_sure + right) / (links + sure) if links + sure else 0.0
     return AlignmentScore(100 * aer, 100 * right / max(links, 1), 100 * right_sure / max(sure, 1), links)

@@ -33,7 +33,7 @@ from safetensors.numpy import load_file, save_file
 from dragoman.config.settings import Listed, Settings, build, setting
 from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, read_lines, sweep, write_atomically, write_text
+from dragoman.io import digest_bytes, read_lines, remove_abandoned, write_atomically, write_text
 from dragoman.progress import Report
 from dragoman.smt.alignment import AlignerSettings, make_side, train_aligner
 from dragoman.smt.casing import Truecaser
@@ -178,7 +178,7 @@ def train_system(
     elif json.loads((folder / "smt.json").read_bytes()) != about:
         raise UserError(f"{str(folder)!r} has a system with other settings or data; choose another folder")
 
-    sweep(folder, age=0.0)  # what a killed training was writing
+    remove_abandoned(folder, age=0.0)  # what a killed training was writing
 
     def stage(name: str, write: Callable[[Path], object]) -> Path:
         if not (folder / name).exists():

@@ -27,7 +27,7 @@ from torch import Tensor
 from dragoman.data.batches import EXAMPLE_FORMATS
 from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, report_write_errors, sweep, temporary_beside, write_text
+from dragoman.io import move_into_place, remove_abandoned, report_write_errors, temporary_beside, write_text
 from dragoman.models.base import collect_tensors
 from dragoman.run_dir import RunFolder, load_tensors, mean, read_digest, read_json, save_tensors
 from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
@@ -160,8 +160,8 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
 
 def remove_unfinished(folder: RunFolder) -> None:
     """Remove files that a killed process had not finished. The run is locked, so no other process is writing them."""
-    sweep(folder.path, age=0.0)
-    sweep(folder.checkpoints, age=0.0)
+    remove_abandoned(folder.path, age=0.0)
+    remove_abandoned(folder.checkpoints, age=0.0)
     for half in folder.checkpoints.iterdir():
         if half.name.endswith(".part") and WRITTEN.fullmatch(half.name.removesuffix(".part")):  # of earlier versions
             remove(half)

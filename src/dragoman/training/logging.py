@@ -15,7 +15,7 @@ import torch
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
-from dragoman.hardware import matrix_speed
+from dragoman.hardware import measure_matmul_flops
 from dragoman.io import report_write_errors, write_text
 from dragoman.progress import INFO, WARNING, Report
 from dragoman.training.checkpoint import TrainState
@@ -81,7 +81,7 @@ class TrainLogger:
     def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings, plan: ExecutionPlan) -> None:
         self.metrics, self.settings = metrics, settings
         self.device = torch.device(plan.device)
-        self.peak_flops = plan.world_size * matrix_speed(self.device, plan.precision)
+        self.peak_flops = plan.world_size * measure_matmul_flops(self.device, plan.precision)
         self.forecast = Forecast(report, settings)
         self.bar = report.progress("training", total=100)  # percent of the limit that ends the run
 

@@ -20,7 +20,7 @@ from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import LabelTokenizer, Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, keep_folder, read_lines, write_atomically
+from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, fill_cache_folder, read_lines, write_atomically
 from dragoman.models.single_sequence import LmSettings
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
@@ -199,7 +199,7 @@ def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
         one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, log=report.log)
         found = Tokenizers(one, one)
     with suppress(OSError):  # a run can do without; if the disk is full, the token store reports it
-        keep_folder(kept, "tokenizer.json", found.save)
+        fill_cache_folder(kept, "tokenizer.json", found.save)
     return found
 
 

@@ -27,7 +27,7 @@ from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import merge_search
 from dragoman.io import is_temporary, lock_folder, report_write_errors
-from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
+from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric, explain_wer, metrics_for_task
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model, count_parameters
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
@@ -153,7 +153,7 @@ def begin_run(
     check_scoring(recipe)
     check_parallel(recipe, group)
     check_files(recipe)
-    if note := note_on_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer.for_target().kind):
+    if note := explain_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer.for_target().kind):
         report.log(note)
     if parent:
         now, before = (each.model.model_dump(mode="json") for each in (recipe, parent.recipe))
@@ -281,7 +281,7 @@ def check_settings(recipe: Recipe) -> None:
     plan_execution(recipe)
     merge_search(recipe.search)
     pick(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
-    metric = select_best_metric(train.metric, task)
+    metric = choose_checkpoint_metric(train.metric, task)
     if metric and metric.missing_library:
         raise UserError(f"train.metric: {metric.missing_library}")
     for name in recipe.data.metrics:

@@ -19,7 +19,7 @@ from dragoman.data.stream import read_in_order
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
-from dragoman.metrics.metrics import AUTO_METRIC, METRICS, Metric, select_best_metric
+from dragoman.metrics.metrics import BEST_METRIC, METRICS, Metric, choose_checkpoint_metric
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.recipe import Recipe
 from dragoman.training.execution import ExecutionPlan
@@ -74,7 +74,7 @@ class Validation:
         if self.bits is not None:
             message += f", {self.bits:.4f} bits per character"
         several = ", ".join(f"{name} {score:.2f}" for name, score in self.by_corpus.items())
-        judged = "" if self.score is None else f", {METRICS[self.metric].shown} {self.score:.2f}"
+        judged = "" if self.score is None else f", {METRICS[self.metric].title} {self.score:.2f}"
         return message + judged + (f" ({several})" if several else "")
 
 
@@ -104,7 +104,7 @@ class Validator:
         named = self.recipe.train.metric
         if named == "auto" and self.last and self.last.score is not None:
             return METRICS[self.last.metric]  # data.metrics may have changed since
-        return select_best_metric(named, self.task, self.recipe.data.metrics) or METRICS[AUTO_METRIC[self.task]]
+        return choose_checkpoint_metric(named, self.task, self.recipe.data.metrics) or METRICS[BEST_METRIC[self.task]]
 
     def __call__(self, model: Model) -> Validation:
         with torch.compiler.set_stance("force_eager"):  # layers are compiled for training only

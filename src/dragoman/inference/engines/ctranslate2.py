@@ -39,7 +39,7 @@ from dragoman.inference.engines.base import (
     require_exportable,
 )
 from dragoman.inference.predictor import Predictor
-from dragoman.io import cache_folder, keep_folder
+from dragoman.io import cache_folder, fill_cache_folder
 from dragoman.models.base import Model
 from dragoman.models.transformer import TransformerStack
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
@@ -357,5 +357,7 @@ def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Pat
     )
     folder = cache / f"ctranslate2-{key}"
     if not (folder / "model.bin").exists():
-        keep_folder(folder, "model.bin", lambda made: save_ctranslate2(run, made, quantization, narrow_int8=narrow))
+        fill_cache_folder(
+            folder, "model.bin", lambda made: save_ctranslate2(run, made, quantization, narrow_int8=narrow)
+        )
     return folder
