@@ -1,14 +1,15 @@
-"""Attention kernels, from queries, keys and values to outputs, and the masks that they take.
+"""Attention masks, and attention kernels that compute outputs from queries, keys, values and a mask.
 
-All kernels compute the same function. `attend_reference` is the readable implementation that the others are tested
-against. To add a kernel, write a function with the signature of `Kernel` and a line in KERNELS. Two special cases have
-Triton kernels of their own (attention_triton.py): one new token that attends to a KV cache, and packed rows in
-training. Masks are boolean, True = attend, built from segment and position ids and combined with `&`.
+All kernels in KERNELS compute the same function; `attend_reference` is the readable implementation with which the
+others are compared in tests. To add a kernel, write a function with the signature of `Kernel` and add it to KERNELS.
+Two special cases have Triton kernels (attention_triton.py): one new token that attends to a KV cache, and packed rows
+in training. Masks are boolean, True = attend. They are built from segment and position ids, and combined with `&`.
 
-Shapes   B batch, or sentences   H heads   T tokens   S source width   Q queries   K keys   D head width
-         N hypotheses in a beam search (in kernels: flattened leading dimensions)   W hypotheses per sentence
-         C heads x head width   E width of a fused QKV or Q projection   F width of a fused KV projection
-There may be further dimensions between H and Q, such as blocks. Masks broadcast over heads.
+Shapes   B rows of a batch, or sentences   H heads   T tokens   S source tokens   Q queries   K keys   D head width
+         N hypotheses in a beam search; in `attend_fused` and `attend_batched`, all leading dimensions flattened
+         W hypotheses per sentence   C heads x head width   E width of a fused QKV or Q projection
+         F width of a fused KV projection
+There may be further dimensions between H and Q, such as blocks of tokens. Masks broadcast over heads.
 """
 
 from __future__ import annotations
@@ -26,25 +27,27 @@ from dragoman.types import Batch
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The segment (number of the sentence in its row) and the position in the sentence of every token of a batch.
+    """Where the sentences of a batch are: the segment id and the position of every token.
 
-    Segment 0 is padding. `unpacked` means one sentence per row: it starts at the left and padding follows, so
-    attention needs no mask per row.
+    The segment id is the number of the sentence in its row, from 1; 0 is padding. The position counts from 0 in each
+    sentence. `unpacked` means that every row has one sentence, followed by padding; masks are then simpler.
     """
 
     segment_BT: Tensor
     position_BT: Tensor
     unpacked: bool = False
     features: Mapping[str, Tensor] = field(default_factory=dict)  # features of source tokens, by name
-    visible_BT: Tensor | None = None  # False: the embedding is zeroed, the position stays; None: all are visible
+    visible_BT: Tensor | None = None  # where False, the embedding is zeroed, but not the position; None: all True
 
     @classmethod
     def from_source(cls, batch: Batch) -> RowLayout:
+        """Return the layout of the source of a batch."""
         segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
         return cls(segment_BS, position_BS, batch.unpacked, batch.features, batch.source_visible_BS)
 
     @classmethod
     def from_target(cls, batch: Batch) -> RowLayout:
+        """Return the layout of the target of a batch."""
         return cls(
             batch.target_segment_BT, batch.target_position_BT, batch.unpacked, visible_BT=batch.target_visible_BT
         )
@@ -57,19 +60,19 @@ class RowLayout:
 
     @property
     def real_BT(self) -> Tensor:
-        """True at tokens, False at padding."""
+        """Return a mask that is True at tokens and False at padding."""
         return self.segment_BT > 0
 
     @property
     def shared_position_BT(self) -> Tensor:
-        """Return the positions. If the rows are unpacked, all have the same positions: the shape is then (1, T)."""
+        """Return the positions, in the shape (1, T) if the rows are unpacked, since all rows then have the same."""
         if not self.unpacked:
             return self.position_BT
         return torch.arange(self.position_BT.size(1), device=self.position_BT.device)[None]
 
 
 class SegmentIds(NamedTuple):
-    """The segments of queries and keys, from which the kernel for packed rows derives the mask."""
+    """The segment ids of queries and keys, from which the kernel for packed rows derives the mask."""
 
     query_BQ: Tensor
     key_BK: Tensor
@@ -81,10 +84,11 @@ class AttentionMask:
     """Which queries attend to which keys, and other values that depend on a query and a key.
 
     `allowed` broadcasts to BHQK; None allows all keys. `causal` additionally hides keys with a greater index than the
-    query, without building a mask. `relative_position` (BQK) is the signed distance of each query and key, in tokens
-    or in a dependency tree, for relative position encodings; `bias` is added to the scores. `length_B`, an alternative
-    to `allowed` for unpacked rows, is the number of valid keys of each sentence. `segments`, if given, express the same
-    mask as `allowed` and `causal` together, except for queries of padding, whose outputs do not matter.
+    query, which kernels can do without a mask in memory. `relative_position` (BQK) is the signed distance between each
+    query and key, in tokens or in a dependency tree, for relative position encodings. `bias` is added to the scores.
+    `length_B`, an alternative to `allowed` for unpacked rows, is the number of valid keys of each sentence. `segments`,
+    if given, expresses the same mask as `allowed` and `causal` together, except for queries of padding, whose outputs
+    do not matter.
     """
 
     allowed: Tensor | None = None
@@ -96,35 +100,35 @@ class AttentionMask:
 
 
 def make_additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias for the scores: 0 where attention is allowed, the lowest number of the dtype elsewhere."""
+    """Return a bias for the scores: 0 where attention is allowed, elsewhere the lowest number of the dtype."""
     return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max)
 
 
 def make_segment_mask(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:
-    """Allow attention within the query's own sentence. Padding is segment 0, which belongs to no sentence.
+    """Allow attention within the sentence of the query.
 
-    This one rule covers padding and packing: a padded batch is a packed batch with one sentence per row.
+    This rule also hides padding, which has segment id 0: a padded batch is a packed batch with one sentence per row.
     """
     return segment_BQ[..., :, None] == segment_BK[..., None, :]
 
 
 def make_causal_mask(position_BQ: Tensor, position_BK: Tensor) -> Tensor:
-    """Allow attention to the position of the query and earlier ones. Positions restart in every packed sentence."""
+    """Allow attention to the position of the query and to earlier positions. They restart in every packed sentence."""
     return position_BQ[..., :, None] >= position_BK[..., None, :]
 
 
 def unmask_empty_queries(allowed_BQK: Tensor) -> Tensor:
-    """Let queries without any allowed key, which are padding, attend to all keys: a softmax over no keys is NaN.
+    """Let queries without any allowed key attend to all keys, since a softmax over no keys is NaN.
 
-    The outputs of padding do not matter: neither the loss nor any sentence depends on them.
+    Such queries are padding. Neither the loss nor any sentence depends on their outputs.
     """
     return allowed_BQK | ~allowed_BQK.any(-1, keepdim=True)
 
 
 def make_self_attention_mask(rows: RowLayout, *, bidirectional: bool) -> AttentionMask:
-    """Mask the tokens of other sentences and, unless `bidirectional`, later tokens.
+    """Hide the tokens of other sentences and, unless `bidirectional`, later tokens.
 
-    In unpacked rows only the padding on the right has to be hidden, and causal queries never reach it.
+    In unpacked rows only the padding on the right has to be hidden, and a causal mask hides it already.
     """
     if rows.unpacked:
         allowed = unmask_empty_queries(rows.real_BT[:, None, None]) if bidirectional else None
@@ -137,7 +141,7 @@ def make_self_attention_mask(rows: RowLayout, *, bidirectional: bool) -> Attenti
 
 
 def make_cross_attention_mask(target: RowLayout, source: RowLayout) -> AttentionMask:
-    """Allow attention to the source paired with this target."""
+    """Allow attention from each target sentence to its source sentence."""
     if source.unpacked:
         return AttentionMask(unmask_empty_queries(source.real_BT[:, None, None]))
     allowed_BTS = unmask_empty_queries(make_segment_mask(target.segment_BT, source.segment_BT))
@@ -146,13 +150,14 @@ def make_cross_attention_mask(target: RowLayout, source: RowLayout) -> Attention
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionMask], Tensor]
-KeyValue = tuple[Tensor, Tensor]  # keys and values: new tokens (N, H, D), a cache (N, H, K, D) or a source (B, H, S, D)
-LONG_SCORES = 1 << 20  # query-key pairs above which the full score matrix is not materialized
+# Keys and values of new tokens (N, H, D), of a cache (N, H, K, D) or of a source (B, H, S, D).
+KeyValue = tuple[Tensor, Tensor]
+LONG_SCORES = 1 << 20  # from this number of query-key pairs on, "auto" does not materialize the score matrix
 PACKED_HEAD_WIDTHS = (16, 32, 64, 128)  # head widths that the kernel for packed rows supports
 
 
 def combine_masks(mask: AttentionMask, q_BHQD: Tensor, k_BHKD: Tensor) -> Tensor | None:
-    """Return `allowed` and `causal` as one boolean mask; None if everything is allowed."""
+    """Return `allowed` and `causal` as one boolean mask, or None if all keys are allowed."""
     if not mask.causal:
         return mask.allowed
     causal_QK = torch.ones(q_BHQD.size(-2), k_BHKD.size(-2), dtype=torch.bool, device=q_BHQD.device).tril()
@@ -178,7 +183,8 @@ def attend_reference(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Atten
 def attend_fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
     """Compute attention with PyTorch's fused kernel, which never materializes the full score matrix.
 
-    The kernel needs the same width for queries, keys and values. Padding with zeros changes neither scores nor values.
+    The fused kernel requires the same head width of queries, keys and values; narrower ones are padded with zeros,
+    which changes neither the dot products nor the values.
     """
     key_width, value_width = q_BHQD.size(-1), v_BHKD.size(-1)
     if key_width != value_width:
@@ -194,7 +200,7 @@ def attend_fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attention
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
     if q_BHQD.dim() == 4 or allowed is None:
         return F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, attn_mask=allowed)
-    # PyTorch's kernel needs four dimensions: those between H and Q join the batch
+    # PyTorch's kernel needs four dimensions: move those between H and Q to the batch dimension.
     allowed = allowed.expand(len(q_BHQD), *allowed.shape[1:])
     q_NHQD, k_NHKD, v_NHKD, allowed_NHQK = (x.movedim(1, -3).flatten(0, -4) for x in (q_BHQD, k_BHKD, v_BHKD, allowed))
     out_NHQD = F.scaled_dot_product_attention(q_NHQD, k_NHKD, v_NHKD, attn_mask=allowed_NHQK)
@@ -204,13 +210,14 @@ def attend_fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attention
 def attend_batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
     """Compute attention with batched matrix products in the autocast precision and a hand-written backward pass.
 
-    On a CPU this beats PyTorch's fused kernel, which takes three times as long in bf16.
+    On a CPU it is faster than PyTorch's fused kernel, which takes three times as long in bfloat16.
     """
     if torch.is_autocast_enabled(q_BHQD.device.type) and q_BHQD.dtype == torch.float32:
-        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # in case no projection has cast the queries
+        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # no projection has cast them
     q_NQD, k_NKD, v_NKD = (x.reshape(-1, *x.shape[-2:]).to(q_BHQD.dtype) for x in (q_BHQD, k_BHKD, v_BHKD))
     shape = (*q_BHQD.shape[:-1], k_BHKD.size(-2))
-    allowed = combine_masks(mask, q_BHQD, k_BHKD)  # adding the mask as a bias is faster than filling
+    allowed = combine_masks(mask, q_BHQD, k_BHKD)
+    # Adding the mask as a bias is faster than `masked_fill`.
     bias = None if allowed is None else make_additive_mask(allowed, q_BHQD.dtype)
     if mask.bias is not None:
         bias = mask.bias.to(q_BHQD.dtype) if bias is None else mask.bias.to(q_BHQD.dtype) + bias
@@ -222,7 +229,7 @@ def attend_batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attenti
 
 
 def _compute_batched_weights(q_NQD: Tensor, k_NKD: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Return the attention weights of N matrices. The bias is added to the scores, viewed as `shape`."""
+    """Return the attention weights, weight_NQK. `shape` is that of the scores before flattening, which `bias` fits."""
     score_NQK = torch.bmm(q_NQD, k_NKD.mT).mul_(q_NQD.size(-1) ** -0.5)
     if bias is not None:
         score_NQK.view(shape).add_(bias)
@@ -230,6 +237,8 @@ def _compute_batched_weights(q_NQD: Tensor, k_NKD: Tensor, bias: Tensor | None, 
 
 
 class _BatchedAttention(torch.autograd.Function):
+    """The differentiable form of `attend_batched`, which saves the weights for the backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any, q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor, bias: Tensor | None, shape: tuple[int, ...]
@@ -245,13 +254,13 @@ class _BatchedAttention(torch.autograd.Function):
         grad_NQD = grads[0].contiguous()
         score_grad_NQK = torch._softmax_backward_data(torch.bmm(grad_NQD, v_NKD.mT), weight_NQK, -1, weight_NQK.dtype)
         bias_grad = score_grad_NQK.view(ctx.shape).sum_to_size(ctx.bias).clone() if ctx.needs_input_grad[3] else None
-        score_grad_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, so the gradient of the bias is a copy
+        score_grad_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, hence the `clone` above
         key_grad_NKD, value_grad_NKD = torch.bmm(score_grad_NQK.mT, q_NQD), torch.bmm(weight_NQK.mT, grad_NQD)
         return torch.bmm(score_grad_NQK, k_NKD), key_grad_NKD, value_grad_NKD, bias_grad, None
 
 
 def attend_auto(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
-    """Use the fastest kernel of the device; for long sequences, one whose memory grows linearly."""
+    """Use the fastest kernel of the device; for long sequences, the one whose memory grows linearly."""
     short = q_BHQD.size(-2) * k_BHKD.size(-2) < LONG_SCORES
     attend = attend_batched if short and q_BHQD.device.type == "cpu" else attend_fused
     return attend(q_BHQD, k_BHKD, v_BHKD, mask)
@@ -268,11 +277,10 @@ KERNELS: dict[str, Kernel] = {
 def attend_to_cache(
     q_NHD: Tensor, new: KeyValue, cache: KeyValue, position_N: Tensor, beam_indices_NK: Tensor
 ) -> Tensor:
-    """Write one new key and value per row into the cache; attend to all tokens of each hypothesis: out_NHD.
+    """Store one new key and value per hypothesis in the cache; return the output of attention to all tokens: out_NHD.
 
     `beam_indices_NK[n, k]` is the cache row that holds position k of hypothesis n. When beams are reordered, only this
-    table changes and the cache stays as it is. `beam_indices_NK[n, position_N[n]]` must be n: the new token is read
-    from its own row.
+    table changes, not the cache. `beam_indices_NK[n, position_N[n]]` must be n, since row n receives the new token.
     """
     if supports_cached_kernel(q_NHD, new[1]):
         from dragoman.kernels.attention_triton import attend_cached
@@ -289,7 +297,10 @@ def attend_to_cache(
 
 
 def attend_to_source(q_NHD: Tensor, memory: KeyValue, length_B: Tensor) -> Tensor:
-    """Attend to the first `length_B` positions of each row's source: out_NHD. A sentence has N / B rows."""
+    """Attend from each hypothesis to the first `length_B` positions of its source: out_NHD.
+
+    N is a multiple of B; the N / B hypotheses of a sentence follow each other.
+    """
     if supports_cached_kernel(q_NHD, memory[1]):
         from dragoman.kernels.attention_triton import attend_cached
 
@@ -302,22 +313,22 @@ def attend_to_source(q_NHD: Tensor, memory: KeyValue, length_B: Tensor) -> Tenso
 
 
 def supports_cached_kernel(q_NHD: Tensor, value: Tensor) -> bool:
-    """Return whether the Triton kernel can be used: head widths, the last dimensions, must be powers of two."""
+    """Return whether `attend_cached` can be used: on a GPU, if both head widths are powers of two from 16 on."""
     widths = (q_NHD.size(-1), value.size(-1))
     return q_NHD.is_cuda and all(width >= 16 and width & (width - 1) == 0 for width in widths)
 
 
 def supports_packed_kernel(query_BQE: Tensor, mask: AttentionMask, head_width: int) -> bool:
-    """Return whether `attend_packed` can be used: it needs half precision, and a mask given by segments alone."""
-    half = query_BQE.is_cuda and query_BQE.dtype in (torch.bfloat16, torch.float16)
-    return half and mask.segments is not None and mask.bias is None and head_width in PACKED_HEAD_WIDTHS
+    """Return whether `attend_packed` can be used: on a GPU in half precision, with a mask given by segments alone."""
+    is_half = query_BQE.is_cuda and query_BQE.dtype in (torch.bfloat16, torch.float16)
+    return is_half and mask.segments is not None and mask.bias is None and head_width in PACKED_HEAD_WIDTHS
 
 
 def attend_packed(query_BQE: Tensor, key_value_BKF: Tensor | None, mask: AttentionMask, heads: int) -> Tensor:
-    """Attend within packed rows, given the outputs of the fused projections: out_BQC.
+    """Return the output of attention within packed rows, out_BQC, given the outputs of the fused projections.
 
-    The kernel reads queries, keys and values from the projections without copying them, writes gradients in the same
-    layout and builds no mask. Without `key_value_BKF`, keys and values follow the queries in `query_BQE`.
+    If `key_value_BKF` is None, keys and values follow the queries in `query_BQE`. The Triton kernel reads its inputs
+    from the projections without copying them, writes gradients in the same layout and builds no mask.
     """
     from dragoman.kernels.attention_triton import attend_rows
 
