@@ -170,7 +170,7 @@ def test_every_menu_is_checked_before_any_work() -> None:
         ({"nbest": 2, "method": "greedy"}, "cannot come from greedy search"),
         ({"nbest": 33, "method": "mbr"}, "from search.samples=32; set it to 33"),
         ({"nbest": 5, "method": "mbr", "candidates": "beam"}, "from a beam of 4"),
-        ({"method": "diverse", "beam": 6}, "shared out to search.groups=4; ask for --beam 8"),
+        ({"method": "diverse", "beam": 6}, "split into search.groups=4; ask for --beam 8"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:

@@ -1,12 +1,14 @@
-"""Beam search: keep the W best prefixes of every sentence until its results are found.
+"""Beam search: at each step, keep the W most probable prefixes of every sentence.
 
-The rows of a finished sentence are still computed, but their values are ignored. Every sentence has its own length, so
-one sentence may start while others are half decoded (decoding/continuous_batching.py).
+`BeamSearch` decodes many sentences at once. The rows of a finished sentence are still computed, but their values are
+ignored. The sentences of a batch may have different lengths, so a new sentence can start while others are half decoded
+(decoding/continuous_batching.py). sentence_beam.py has the reference implementation.
 
-Ties go to the earlier step, then the better beam, then the lower token id.
+If two hypotheses have equal scores, the one from the earlier step ranks higher, then the one from the better beam, then
+the one with the lower token id.
 
 Shapes   B sentences   W beams   N = B * W rows of the model   V vocabulary   T maximum target length
-         K = 2 * W candidates   G groups of columns of a row (in `..._BKG`: columns of a group)   C columns
+         K = 2 * W candidates   G groups of vocabulary columns (in `..._BKG`: columns of a group)   C columns
 """
 
 from __future__ import annotations
@@ -20,24 +22,20 @@ from torch import Tensor
 from dragoman.decoding.protocol import NEVER, BaseSearchSettings, Job, Prefix, Search, SearchResult
 from dragoman.types import EOS
 
-GROUP_SIZE = 64  # columns in a group, see `find_candidates`
+GROUP_SIZE = 64  # vocabulary columns in a group, see `find_candidates`
 
 
 class BeamState(NamedTuple):
-    """The active prefixes and the W best finished hypotheses (`end_...`), both best first.
-
-    `logp_BW` is -inf where there is no prefix, and `end_score_BW` where there is no hypothesis. All prefixes of a
-    sentence have the same length. `limit_B` is the maximum length of a hypothesis, including EOS; 0 means no search.
-    """
+    """The active prefixes and the W best finished hypotheses (`end_...`), both best first."""
 
     token_BWT: Tensor
-    logp_BW: Tensor
-    length_B: Tensor
+    logp_BW: Tensor  # -inf where there is no prefix
+    length_B: Tensor  # all prefixes of a sentence have the same length
     end_token_BWT: Tensor
     end_logp_BW: Tensor
-    end_score_BW: Tensor
+    end_score_BW: Tensor  # -inf where there is no hypothesis
     end_length_BW: Tensor  # including EOS
-    limit_B: Tensor
+    limit_B: Tensor  # maximum length of a hypothesis, including EOS; 0 means no search
     done_B: Tensor
 
 
@@ -50,7 +48,7 @@ class Candidates(NamedTuple):
 
 
 class BeamSearch(Search):
-    """Beam search of all slots at once; with beam 1 and a stop at the first result it is greedy search.
+    """Beam search for the sentences of all slots. With beam 1 and stop rule "enough" it is greedy search.
 
     The results of a sentence are distinct: finished hypotheses by score, then, if there are fewer than `nbest`,
     unfinished ones. A finished hypothesis precedes an unfinished one whatever their scores, because a model that
@@ -76,7 +74,7 @@ class BeamSearch(Search):
         return Prefix(self.state.token_BWT.flatten(0, 1), self.state.length_B.repeat_interleave(self.width))
 
     def make_state(self, jobs: Sequence[Job]) -> BeamState:
-        """Return the state with one empty prefix per sentence, or no prefix where the limit is 0."""
+        """Return the initial state: one empty prefix per sentence, or none if the limit is 0."""
         B, W, device = len(jobs), self.width, self.device
         limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=device)
         token_BWT = torch.full((B, W, self.longest), EOS, device=device)
@@ -84,19 +82,19 @@ class BeamSearch(Search):
         length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
         logp_BW = never_BW.clone()
         logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEVER)
-        ends = (token_BWT, never_BW, never_BW, length_BW)
-        return BeamState(token_BWT, logp_BW, length_BW[:, 0], *ends, limit_B, limit_B == 0)
+        no_hypotheses = (token_BWT, never_BW, never_BW, length_BW)
+        return BeamState(token_BWT, logp_BW, length_BW[:, 0], *no_hypotheses, limit_B, limit_B == 0)
 
     def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
         """Extend the best prefixes, add the hypotheses that end with this step, and decide which sentences are done."""
         old, W, norm_T = self.state, self.width, self.device_norm_T
-        found = find_candidates(old.logp_BW, logp_NV)
-        done_B = old.done_B | (found.logp_BK[:, 0] == NEVER)
+        candidates = find_candidates(old.logp_BW, logp_NV)
+        done_B = old.done_B | (candidates.logp_BK[:, 0] == NEVER)
 
-        # A hypothesis ends only if its EOS is among the W best candidates, so width 1 ends where greedy search ends.
-        # The W best hypotheses are kept.
+        # A hypothesis ends only if its EOS is among the W best candidates, so that width 1 is greedy search. The W best
+        # of the old and new finished hypotheses are kept.
         length_B1 = (old.length_B + 1).clamp(max=len(norm_T) - 1)[:, None]
-        logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in found)
+        logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in candidates)
         score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEVER)
         score_BK, order_BK = torch.cat([old.end_score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
         order_BW, end_score_BW = order_BK[:, :W], score_BK[:, :W]
@@ -105,14 +103,14 @@ class BeamSearch(Search):
         end_length_BW = torch.cat([old.end_length_BW, length_B1.expand(-1, W)], 1).gather(1, order_BW)
 
         # The W best candidates other than EOS extend the prefixes. Prefixes of finished sentences do not change.
-        order_BW = (found.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
-        logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in found)
+        order_BW = (candidates.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
+        logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in candidates)
         token_BWT = torch.take_along_dim(old.token_BWT, parent_BW[:, :, None], 1)
-        last_BW1 = old.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, W, 1)
-        token_BWT.scatter_(2, last_BW1, token_BW[:, :, None])
+        position_BW1 = old.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, W, 1)
+        token_BWT.scatter_(2, position_BW1, token_BW[:, :, None])
         new_logp_BW = torch.where(done_B[:, None], old.logp_BW, logp_BW)
         length_B = old.length_B + (~done_B).long()
-        hope_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
+        bound_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
         self.state = BeamState(
             torch.where(done_B[:, None, None], old.token_BWT, token_BWT),
             new_logp_BW,
@@ -122,7 +120,7 @@ class BeamSearch(Search):
             end_score_BW,
             end_length_BW,
             old.limit_B,
-            done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, hope_B, self.settings.nbest),
+            done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, bound_B, self.settings.nbest),
         )
         first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
         token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # an id that is valid in every vocabulary
@@ -137,11 +135,11 @@ class BeamSearch(Search):
         """
         state = BeamState(*[tensor.cpu() for tensor in state])
         lengths_BW = state.length_B[:, None].expand_as(state.logp_BW)
-        cut_score_BW = state.logp_BW / self.norm_T[lengths_BW]
+        unfinished_score_BW = state.logp_BW / self.norm_T[lengths_BW]
         results: list[list[SearchResult]] = [[] for _ in state.limit_B]
         for finished, token_BWT, *numbers in (
             (True, state.end_token_BWT, state.end_length_BW - 1, state.end_logp_BW, state.end_score_BW),
-            (False, state.token_BWT, lengths_BW, state.logp_BW, cut_score_BW),
+            (False, state.token_BWT, lengths_BW, state.logp_BW, unfinished_score_BW),
         ):
             for b, rows in enumerate(zip(*(each_BW.tolist() for each_BW in numbers), strict=True)):
                 for w, (length, logp, score) in enumerate(zip(*rows, strict=True)):
@@ -154,27 +152,27 @@ def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
     """Return the 2W best continuations. At most W of them are EOS, one per beam, so at least W can be extended.
 
     Sorting all columns is slow. So the maxima of small groups of columns are computed first, and only the 2W groups
-    with the greatest maxima are searched: every column of another group is below 2W maxima. A row with NaN or +inf
-    comes from a broken model and is ignored.
+    with the greatest maxima are searched: columns of other groups are not among the 2W best, because each of the 2W
+    maxima is at least as great. A row with NaN or +inf comes from a broken model and is ignored.
     """
     B, W = logp_BW.shape
     N, V = logp_NV.shape
     count = 2 * W
-    even = V // GROUP_SIZE * GROUP_SIZE
-    maxima = [logp_NV[:, :even].view(N, -1, GROUP_SIZE).amax(-1)] if even else []
-    if even < V:
-        maxima.append(logp_NV[:, even:].amax(-1, keepdim=True))
-    peak_NG = torch.cat(maxima, 1)
-    broken_N1 = ~(peak_NG.amax(-1, keepdim=True) < torch.inf)
-    before_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEVER)
-    peak_BG = (before_N1 + peak_NG.masked_fill(broken_N1, NEVER)).view(B, -1)
-    group_BK = stable_topk(peak_BG, count)[1]
-    row_BK, start_BK = group_BK // peak_NG.size(1), group_BK % peak_NG.size(1) * GROUP_SIZE
+    grouped = V // GROUP_SIZE * GROUP_SIZE
+    maxima = [logp_NV[:, :grouped].view(N, -1, GROUP_SIZE).amax(-1)] if grouped else []
+    if grouped < V:
+        maxima.append(logp_NV[:, grouped:].amax(-1, keepdim=True))
+    max_NG = torch.cat(maxima, 1)
+    broken_N1 = ~(max_NG.amax(-1, keepdim=True) < torch.inf)
+    prefix_logp_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEVER)
+    max_BG = (prefix_logp_N1 + max_NG.masked_fill(broken_N1, NEVER)).view(B, -1)
+    group_BK = stable_topk(max_BG, count)[1]
+    beam_BK, start_BK = group_BK // max_NG.size(1), group_BK % max_NG.size(1) * GROUP_SIZE
     column_BKG = start_BK[:, :, None] + torch.arange(GROUP_SIZE, device=logp_NV.device)
-    row_BKG = (W * torch.arange(B, device=logp_NV.device)[:, None] + row_BK)[:, :, None]
-    total_BKG = before_N1[:, 0][row_BKG] + logp_NV[row_BKG, column_BKG.clamp(max=V - 1)]
+    row_BK1 = (W * torch.arange(B, device=logp_NV.device)[:, None] + beam_BK)[:, :, None]
+    total_BKG = prefix_logp_N1[:, 0][row_BK1] + logp_NV[row_BK1, column_BKG.clamp(max=V - 1)]
     total_BKG = total_BKG.nan_to_num(nan=NEVER, posinf=NEVER, neginf=NEVER).masked_fill(column_BKG >= V, NEVER)
-    index_BC = (row_BK[:, :, None] * V + column_BKG).flatten(1)
+    index_BC = (beam_BK[:, :, None] * V + column_BKG).flatten(1)  # beam and token as one number, for ties
     logp_BK, order_BK = stable_topk(total_BKG.flatten(1), count, index_BC)
     index_BK = index_BC.gather(1, order_BK)
     return Candidates(logp_BK, index_BK // V, index_BK % V)
@@ -195,27 +193,28 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
     return score_BC.gather(1, column_BK), column_BK
 
 
-def stop_when_full(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
+def stop_when_full(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:
     """Stop when W hypotheses are finished, or when no prefix can beat the nbest-th hypothesis any more.
 
-    This is the default: the number of steps is proportional to the length of the result, not to the limit, and width 1
-    is greedy search. A longer hypothesis with a better score may be missed.
+    This is the default, because the number of steps is proportional to the length of the result and not to the limit.
+    With width 1 it makes beam search greedy. A longer hypothesis with a better score may be missed.
     """
-    return (score_BW[:, -1] > NEVER) | (score_BW[:, nbest - 1] >= hope_B)
+    return (score_BW[:, -1] > NEVER) | (score_BW[:, nbest - 1] >= bound_B)
 
 
-def stop_when_unbeatable(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
+def stop_when_unbeatable(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:
     """Stop when no active prefix can overtake the nbest-th hypothesis any more.
 
-    Log-probabilities are at most 0, so `hope` = logp / limit ** alpha is an upper bound of the score of any
-    continuation. If the limit is high the bound is loose, and the search takes many steps.
+    Log-probabilities are at most 0, so `bound_B`, the best prefix's log-probability normalized for the maximum length,
+    is an upper bound of the scores of all continuations. If the limit is high, the bound is loose and the search takes
+    many steps.
     """
-    return score_BW[:, nbest - 1] >= hope_B
+    return score_BW[:, nbest - 1] >= bound_B
 
 
-def stop_at_limit(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the registry's signature
+def stop_at_limit(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the registry's signature
     """Continue until every prefix has reached the limit."""
-    return torch.zeros_like(hope_B, dtype=torch.bool)
+    return torch.zeros_like(bound_B, dtype=torch.bool)
 
 
 def divide_by_length(longest: int, alpha: float) -> Tensor:
@@ -233,14 +232,15 @@ def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the r
     return torch.ones(longest + 1)
 
 
-# Divisors of log-probabilities, which compensate for the length of hypotheses: one for every length from 0 to
-# `longest`, including EOS. They are at least 1 and never decrease with the length (the stop rules rely on both). They
-# are tables because a power computed inside the search may round differently from batch to batch.
+# Length normalization: functions of `longest` and alpha that return the divisor of the log-probability for every length
+# from 0 to `longest`, including EOS. The stop rules rely on divisors that are at least 1 and never decrease. They are
+# tables because a power computed inside the search may round differently from batch to batch.
 LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
     "length": divide_by_length,
     "gnmt": divide_by_gnmt,
     "none": divide_by_one,
 }
+# Functions of the scores of finished hypotheses, `bound_B` and `nbest` that return which sentences are done.
 STOP_RULES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "enough": stop_when_full,
     "best": stop_when_unbeatable,

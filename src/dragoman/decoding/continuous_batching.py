@@ -1,16 +1,17 @@
-"""Continuous batching: the loop that drives every search.
+"""Continuous batching: the loops that drive all searches.
 
 A finished sentence leaves its slot and a waiting sentence takes the slot, so a batch never waits for its slowest
-sentence. Results do not depend on which sentences share a batch. There are two schedulers:
+sentence. Results do not depend on which sentences are in the same batch. There are two schedulers:
 
-    Scheduler      any search. Slots are refilled as soon as enough of them are free; when no job is waiting, free slots
-                   are removed
-    GpuScheduler   beam search in a fixed number of slots per shape. One step of model and search is captured as a CUDA
-                   graph and replayed, because launching its few hundred small kernels takes longer than running them. A
-                   graph always reads and writes the same memory, so these slots are updated in place
+    Scheduler      runs any search in `Slots`. They are refilled as soon as enough of them are free. When no job is
+                   waiting, free slots are removed
+    GpuScheduler   runs beam search in `StaticSlots`, whose number and shape are fixed. One step of model and search is
+                   captured as a CUDA graph and replayed, because launching its few hundred small kernels takes longer
+                   than running them. A graph always uses the same memory, so these slots are updated in place
 
-Shapes   B slots   K sentences that enter or leave   W beams   N = B * W rows of the model   S source width
-         V vocabulary
+`run_batch` decodes one batch without replacing finished sentences.
+
+Shapes   B slots   K selected slots   W beams per slot   N = B * W rows of the model   S source width   V vocabulary
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult,
 from dragoman.hardware import total_memory
 from dragoman.types import BOS, EOS, PAD
 
-WARMUP_STEPS = 3  # steps before a capture, in which libraries choose their algorithms
+WARMUP_STEPS = 3  # steps before a CUDA graph is captured, in which libraries choose their algorithms
 REFILL_DIVISOR = 16  # slots are refilled or removed once 1/16 of them are free
-MIN_ROWS = 4  # minimum number of rows of the model: products of fewer rows round differently
+MIN_ROWS = 4  # minimum number of rows of the model: matrix products with fewer rows round differently
 FREE = -1  # the job number of a free slot
 EMPTY_JOB = Job([], 0)  # the job of a free slot
 Results = list[list[SearchResult]]
@@ -39,7 +40,7 @@ Observer = Callable[[Any], None]  # called with the state of a search after ever
 
 
 class SlotState(SearchState, Protocol):
-    """A decoder state whose sentences can be replaced and removed. All sentences have the same number of rows."""
+    """A decoder state in which sentences can be replaced and removed. All sentences have the same number of rows."""
 
     def keep(self, sentences_K: Tensor) -> Self:
         """Return the state of these sentences, in this order."""
@@ -55,12 +56,12 @@ class SlotState(SearchState, Protocol):
 
 
 class Slots:
-    """Sentences that are decoded together, one per slot. `numbers` are the numbers of their jobs, or FREE."""
+    """Sentences that are decoded together, one per slot. `numbers` has the job number of each slot, or FREE."""
 
     def __init__(
         self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]
     ) -> None:
-        """Make a slot for each job. `fresh` is the state after encoding the sources, with one row per job."""
+        """Make a slot for each job. `fresh` is the decoder state before the first token, with one row per job."""
         self.model, self.search, self.numbers = model, search, list(numbers)
         search.open(jobs)
         self.state = fresh.select(torch.arange(len(jobs), device=search.device).repeat_interleave(search.width))
@@ -68,11 +69,12 @@ class Slots:
 
     @property
     def free(self) -> list[int]:
+        """The slots without a sentence."""
         return [slot for slot, number in enumerate(self.numbers) if number == FREE]
 
     @property
     def done(self) -> list[int]:
-        """Return the slots whose sentence is finished and has not been removed yet."""
+        """The slots whose sentence is finished and has not been removed yet."""
         done = self.search.done_B.tolist()
         return [slot for slot, number in enumerate(self.numbers) if done[slot] and number != FREE]
 
@@ -83,7 +85,7 @@ class Slots:
         self.state = state if rows_N is None else state.select(rows_N)
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]) -> None:
-        """Put new sentences into free slots."""
+        """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job."""
         index_K = torch.tensor(slots, device=self.search.device)
         rows_N = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
         self.state = self.state.put(index_K, fresh.select(rows_N))
@@ -103,10 +105,7 @@ class Slots:
 
 
 class StaticSlots(Slots):
-    """A fixed number of beam-search slots that are updated in place. All are free at first.
-
-    On a GPU one step of all slots is a CUDA graph.
-    """
+    """A fixed number of beam-search slots whose tensors are updated in place. On a GPU, `step` replays a CUDA graph."""
 
     search: BeamSearch
     state: Any  # a KVCache, or another state with an indirect cache
@@ -131,7 +130,10 @@ class StaticSlots(Slots):
             self.graph = graph
 
     def step(self) -> None:
-        """Advance every sentence by one token and overwrite the old tensors with the new values."""
+        """Advance every sentence by one token and copy the new values into the old tensors.
+
+        Keys and values are not copied: an indirect cache is written in place.
+        """
         if self.graph:
             self.graph.replay()
             return
@@ -145,9 +147,9 @@ class StaticSlots(Slots):
         self.search.state, self.token_N, self.state = static, static_token_N, static_state
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], Results]:
-        """Start copying the results of these slots to the host; return a function that waits for them."""
+        """Start copying the results of these slots to the host; return a function that waits for and returns them."""
         parts = self.search.select(slots)
-        # One tensor, so that there is one copy; doubles represent all values exactly.
+        # All results are joined in one tensor and copied at once. float64 represents ids and float32 values exactly.
         flat = torch.cat([part.double().reshape(len(slots), -1) for part in parts], 1)
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
         host.copy_(flat, non_blocking=True)
@@ -163,7 +165,7 @@ class StaticSlots(Slots):
         return wait
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]) -> None:
-        """Put new sentences, one row of `fresh` each, into free slots. Stale cache entries are masked."""
+        """Start new jobs in free slots. Cache entries of earlier sentences remain and are masked."""
         index_K = torch.tensor(slots, device=self.search.device)
         self.state.length_B.copy_(self.state.put(index_K, fresh).length_B)
         for old, new in zip(self.search.state, self.search.make_state(jobs), strict=True):
@@ -174,12 +176,15 @@ class StaticSlots(Slots):
 
 
 class JobQueue:
-    """Jobs whose sources are padded to one width, longest first. Several workers may share a queue."""
+    """The jobs `numbers` of a list, whose sources are padded to one width. Several workers may take jobs from a queue.
+
+    The longest sources come first.
+    """
 
     def __init__(self, jobs: Sequence[Job], numbers: Sequence[int]) -> None:
         self.jobs, self.lock = jobs, threading.Lock()
-        self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))
-        self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)
+        self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))  # the next job is the last
+        self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)  # with EOS
         self.longest = max(jobs[number].limit for number in numbers)  # maximum target length
 
     def next(self, count: int) -> list[int]:
@@ -193,8 +198,8 @@ class JobQueue:
 class Scheduler:
     """Decode the jobs of a queue, with about `rows` rows of the model per step.
 
-    If `fixed_slots` is given, the number of slots never changes. On devices whose rounding depends on the shape of a
-    batch, the result of a sentence then does not depend on the other sentences.
+    If `fixed_slots` is above 0, the number of slots never changes. Then the result of a sentence does not depend on the
+    other sentences, even on devices whose rounding depends on the shape of a batch.
     """
 
     def __init__(self, model: StepModel[Any], device: torch.device, rows: int, fixed_slots: int = 0) -> None:
@@ -210,7 +215,7 @@ class Scheduler:
         cancelled: threading.Event,
         observe: Observer | None = None,
     ) -> None:
-        """Decode until the queue is empty; store the results of job n in `results[n]`."""
+        """Decode until the queue is empty or `cancelled` is set; store the results of job n in `results[n]`."""
         search = make_search(queue.longest, self.device)
         min_slots = self.fixed_slots or -(-MIN_ROWS // search.width)
         numbers = queue.next(self.fixed_slots or max(self.rows // search.width, min_slots))
@@ -237,7 +242,10 @@ class Scheduler:
                     slots.numbers[slot] = FREE
 
     def read_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[Job]]:
-        """Encode the sources of these jobs; return the state and the jobs. FREE numbers come last and get EMPTY_JOB."""
+        """Encode the sources of these jobs; return the state before the first token, and the jobs.
+
+        FREE numbers must come last. Their job is EMPTY_JOB, and their source is empty.
+        """
         jobs = [queue.jobs[number] for number in numbers if number != FREE]
         source_BS, real_BS, features = collate_sources(jobs, queue.width, len(numbers))
         on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in features.items()}
@@ -247,13 +255,14 @@ class Scheduler:
 
 
 class GpuScheduler(Scheduler):
-    """Run beam search without decoding constraints on a GPU, in pools of slots that are made once per shape.
+    """Run beam search without decoding constraints on a GPU.
 
+    There is a pool of slots, with a CUDA graph, for each combination of shapes and search settings. Pools are reused.
     Sources are encoded in large batches while earlier steps run, so that the GPU does not wait for the host.
     """
 
     STEPS_PER_CHECK = 4  # steps between two checks for finished sentences
-    GROUPS = 8  # sentences enter in groups of 1/8 of all slots
+    GROUPS = 8  # free slots are refilled once 1/8 of all slots are free
     POOL_DIVISOR, MAX_POOLS = 32, 4  # a pool may use 1/32 of the GPU's memory for keys and values, all pools 4/32
 
     def __init__(self, model: StepModel[Any], device: torch.device, rows: int) -> None:
@@ -270,19 +279,19 @@ class GpuScheduler(Scheduler):
         cancelled: threading.Event,  # noqa: ARG002 - there is only one worker, which is never cancelled
         observe: Observer | None = None,  # noqa: ARG002 - only single sentences are observed, by Scheduler
     ) -> None:
-        """Decode until the queue is empty."""
+        """Decode until the queue is empty; store the results of job n in `results[n]`."""
         slots = self.get_pool(queue, make_search)
         prefetcher = Prefetcher(self, queue, len(slots.numbers), max(len(slots.numbers) // self.GROUPS, 1))
         group = prefetcher.next()
         pending: list[int] = []  # jobs whose results are being copied to the host
-        wait: Callable[[], Results] = list
+        wait: Callable[[], Results] = list  # waits for and returns these results; `list` returns none
         while group or len(slots.free) < len(slots.numbers):
             while group and len(free := slots.free) >= len(group[0]):
                 slots.fill(free[: len(group[0])], *group)
                 group = prefetcher.next()
             for _ in range(self.STEPS_PER_CHECK):
                 slots.step()
-            for number, found in zip(pending, wait(), strict=True):  # while the GPU is busy
+            for number, found in zip(pending, wait(), strict=True):  # while the GPU runs the steps launched above
                 results[number] = found
             prefetcher.read()
             done = slots.done
@@ -293,12 +302,12 @@ class GpuScheduler(Scheduler):
             results[number] = found
 
     def get_pool(self, queue: JobQueue, make_search: SearchFactory) -> StaticSlots:
-        """Return the pool of slots for this shape. To make room for a new pool, others may be freed.
+        """Return the pool of slots for the shapes and settings of a search. If memory is short, other pools are freed.
 
-        Pools with other settings are freed first, then the newest: source widths are processed in a cycle, so the
-        oldest pool is needed next.
+        Pools with other settings are freed first, then the newest: source widths recur in the same order, so the oldest
+        pool is needed next.
         """
-        longest = -(-queue.longest // 64) * 64  # rounded up, so that few shapes are captured
+        longest = -(-queue.longest // 64) * 64  # rounded up to a multiple of 64, so that few shapes occur
         search = make_search(longest, self.device)
         assert isinstance(search, BeamSearch)
         chosen = search.settings
@@ -316,7 +325,7 @@ class GpuScheduler(Scheduler):
 
     @property
     def used_bytes(self) -> int:
-        """Return the size of the keys and values of all pools."""
+        """The size of the keys and values of all pools."""
         return sum(slots.state.nbytes for slots in self.pools.values())
 
 
@@ -337,7 +346,7 @@ class Prefetcher:
             self.fresh, self.numbers, self.returned = fresh.make_indirect(0), numbers, 0
 
     def next(self) -> tuple[list[int], Any, list[Job]] | None:
-        """Return the job numbers of the next group, the state of their sources, and the jobs; None at the end."""
+        """Return the job numbers of the next group, their initial state, and the jobs, or None at the end."""
         self.read()
         group, self.numbers = self.numbers[: self.group_size], self.numbers[self.group_size :]
         if not group:
@@ -355,7 +364,7 @@ def run_batch(
     make_search: SearchFactory,
     observe: Observer = lambda _: None,
 ) -> Results:
-    """Decode all jobs in one batch, for states without `keep` and `put`. Finished sentences stay until the end."""
+    """Decode all jobs in one batch. Finished sentences keep their slots, so states need neither `keep` nor `put`."""
     if not any(job.limit for job in jobs):
         return [[] for _ in jobs]
     search = make_search(max(job.limit for job in jobs), source_BS.device)
@@ -369,7 +378,8 @@ def run_batch(
 def round_to_bucket(length: int) -> int:
     """Return the smallest of 16, 32, 64, 128, ... that is at least `length`.
 
-    The width depends on the sentence only, so that other sentences in a batch do not change its scores.
+    Sources of the same bucket are padded to this width. So the padded width of a sentence, and thus the rounding of its
+    scores, does not depend on the other sentences.
     """
     width = 16
     while width < length:
@@ -378,7 +388,10 @@ def round_to_bucket(length: int) -> int:
 
 
 def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the sources with EOS, one per row, then empty rows: ids, a mask that is False at padding, and features."""
+    """Collate sources, each followed by EOS, one per row, and add empty rows until there are `rows`.
+
+    Return source_BS, real_BS, which is False at padding, and the features of the source tokens by name.
+    """
     length_B = np.array([len(job.ids) + 1 for job in jobs] + [0] * (rows - len(jobs)))
     real_BS = np.arange(width) < length_B[:, None]
     source_BS = np.full(real_BS.shape, PAD, dtype=np.int64)

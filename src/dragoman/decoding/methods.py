@@ -1,13 +1,14 @@
-"""Decoding methods. Each takes a request and returns the results of every sentence, best first.
+"""Decoding methods: beam, greedy, diverse and constrained search, sampling, and minimum Bayes risk (MBR) decoding.
 
-A `Method` also carries what the rest of the package has to know about it, so nothing else asks for a method by name. To
-add a method, write a function and a line in METHODS; settings of its own are fields of SearchSettings.
+A method is a function that takes a `Request` and returns the results of every sentence, best first. METHODS lists all
+methods with their properties, so that no other module compares the names of methods. To add a method, write a function,
+add its settings to SearchSettings and add a line to METHODS.
 
-Minimum Bayes risk decoding chooses, of many hypotheses, the one that is most similar to all the others. The likeliest
-one can be an outlier; one that the others agree with seldom is. Similarity is a metric between two sentences, computed
-for all pairs at once from n-gram counts.
+MBR decoding returns the hypothesis that is most similar to all other hypotheses of a sentence. The most probable
+hypothesis can be an outlier; a hypothesis that resembles the others rarely is. The similarity is a sentence-level
+metric, computed for all pairs of hypotheses at once from n-gram counts.
 
-Shapes   H hypotheses   F different n-grams   n an order
+Shapes   H hypotheses   F distinct n-grams
 """
 
 from __future__ import annotations
@@ -29,56 +30,58 @@ from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, Divers
 from dragoman.errors import UserError
 
 Floats = NDArray[np.float64]
-CHRF_ORDER, BLEU_ORDER = 6, 4  # orders of n-grams
-CHRF_BETA = 2.0  # weight of recall against precision
+CHRF_ORDER, BLEU_ORDER = 6, 4  # maximum length of n-grams
+CHRF_BETA = 2.0  # recall has beta times the weight of precision
 
 
 def rank_by_agreement(
-    found: Sequence[SearchResult], texts: Sequence[str], weights: Sequence[float], metric: str
+    results: Sequence[SearchResult], texts: Sequence[str], weights: Sequence[float], metric: str
 ) -> list[SearchResult]:
-    """Rank hypotheses by their weighted mean similarity to all others; of equal texts only the first stays.
+    """Rank the hypotheses of a sentence by their weighted mean similarity to all hypotheses.
 
-    The similarity, from 0 to 1, becomes the score.
+    Of several hypotheses with the same text, only the first is returned. The mean similarity, from 0 to 1, replaces the
+    score.
     """
-    if not found:
+    if not results:
         return []
     similarity_HH = pick(MBR_METRICS, metric, "metric of mbr")(texts)
     weight_H = np.array(weights, dtype=np.float64)
-    gain_H = (similarity_HH @ (weight_H / weight_H.sum())).tolist()
-    first: dict[str, SearchResult] = {}
-    for text, one, gain in zip(texts, found, gain_H, strict=True):
-        first.setdefault(text, replace(one, score=gain))
-    return sorted(first.values(), key=lambda one: -one.score)
+    mean_H = (similarity_HH @ (weight_H / weight_H.sum())).tolist()
+    by_text: dict[str, SearchResult] = {}
+    for text, result, mean in zip(texts, results, mean_H, strict=True):
+        by_text.setdefault(text, replace(result, score=mean))
+    return sorted(by_text.values(), key=lambda result: -result.score)
 
 
-def count_ngrams(items: Sequence[Sequence[str]]) -> Floats:
-    """Return how often each hypothesis has each n-gram: count_HF."""
-    number: dict[str, int] = {}
-    indices = [[number.setdefault(item, len(number)) for item in some] for some in items]
-    count_HF = np.zeros((len(items), len(number)))
-    for row, some in enumerate(indices):
-        np.add.at(count_HF[row], some, 1)
+def count_ngrams(ngrams_of: Sequence[Sequence[str]]) -> Floats:
+    """Return how often each n-gram occurs in each hypothesis, count_HF, from the n-grams of each hypothesis."""
+    column_of: dict[str, int] = {}
+    columns_of = [[column_of.setdefault(ngram, len(column_of)) for ngram in ngrams] for ngrams in ngrams_of]
+    count_HF = np.zeros((len(ngrams_of), len(column_of)))
+    for row, columns in enumerate(columns_of):
+        np.add.at(count_HF[row], columns, 1)
     return count_HF
 
 
 def count_shared_ngrams(count_HF: Floats) -> Floats:
-    """Return how many n-grams each pair of hypotheses shares, with multiplicity: match_HH."""
+    """Return how many n-grams each pair of hypotheses shares, counted with multiplicity: match_HH."""
     match_HH = np.empty((len(count_HF), len(count_HF)))
     for row, count_F in enumerate(count_HF):
-        there_F = count_F > 0
-        match_HH[row] = np.minimum(count_HF[:, there_F], count_F[there_F]).sum(1)
+        present_F = count_F > 0
+        match_HH[row] = np.minimum(count_HF[:, present_F], count_F[present_F]).sum(1)
     return match_HH
 
 
 def pairwise_chrf(texts: Sequence[str]) -> Floats:
-    """Return chrF of each hypothesis (row) against each other as its reference (column), as in sacreBLEU, from 0 to 1.
+    """Return the chrF of each hypothesis (row) with each hypothesis as its reference (column), from 0 to 1.
 
-    Precision and recall are means over the orders that both have.
+    It equals that of sacreBLEU: whitespace is ignored, and precision and recall are means over the n-gram lengths that
+    occur in both texts.
     """
-    bare = ["".join(text.split()) for text in texts]
+    unspaced = ["".join(text.split()) for text in texts]
     precision_HH = recall_HH = orders_HH = np.zeros((len(texts), len(texts)))
     for n in range(1, CHRF_ORDER + 1):
-        count_HF = count_ngrams([[text[i : i + n] for i in range(len(text) - n + 1)] for text in bare])
+        count_HF = count_ngrams([[text[i : i + n] for i in range(len(text) - n + 1)] for text in unspaced])
         total_H, match_HH = count_HF.sum(1), count_shared_ngrams(count_HF)
         both_HH = (total_H[:, None] > 0) & (total_H > 0)
         safe_H = np.maximum(total_H, 1)
@@ -87,36 +90,41 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
         orders_HH = orders_HH + both_HH
     orders_HH = np.maximum(orders_HH, 1)
     precision_HH, recall_HH = precision_HH / orders_HH, recall_HH / orders_HH
-    below_HH = CHRF_BETA**2 * precision_HH + recall_HH
-    return (1 + CHRF_BETA**2) * precision_HH * recall_HH / np.where(below_HH > 0, below_HH, 1)
+    denominator_HH = CHRF_BETA**2 * precision_HH + recall_HH
+    return (1 + CHRF_BETA**2) * precision_HH * recall_HH / np.where(denominator_HH > 0, denominator_HH, 1)
 
 
 def pairwise_bleu(texts: Sequence[str]) -> Floats:
-    """Return sentence BLEU likewise, as in sacreBLEU: 13a tokens, exponential smoothing of orders without a match."""
+    """Return the sentence BLEU of each hypothesis (row) with each hypothesis as its reference (column), from 0 to 1.
+
+    It equals that of sacreBLEU with 13a tokens and exponential smoothing: for the k-th n-gram length without a match,
+    the number of matches is taken as 1 / 2**k.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     tokenize = BLEU(tokenize="13a").tokenizer
-    words = [tokenize(text.rstrip()).split() for text in texts]
-    length_H = np.array([len(some) for some in words], dtype=np.float64)
+    words_of = [tokenize(text.rstrip()).split() for text in texts]
+    length_H = np.array([len(words) for words in words_of], dtype=np.float64)
     H = len(texts)
-    logs_HH, orders_HH, smooth_HH, any_HH = np.zeros((H, H)), np.zeros((H, H)), np.ones((H, H)), np.zeros((H, H))
+    log_sum_HH, orders_HH, matches_HH = np.zeros((3, H, H))
+    smooth_HH = np.ones((H, H))
     for n in range(1, BLEU_ORDER + 1):
-        count_HF = count_ngrams([["\0".join(some[i : i + n]) for i in range(len(some) - n + 1)] for some in words])
+        count_HF = count_ngrams([["\0".join(ws[i : i + n]) for i in range(len(ws) - n + 1)] for ws in words_of])
         total_H1, match_HH = count_HF.sum(1)[:, None], count_shared_ngrams(count_HF)
-        there_HH = np.broadcast_to(total_H1 > 0, (H, H))
+        has_ngrams_HH = np.broadcast_to(total_H1 > 0, (H, H))
         smooth_HH = np.where(match_HH > 0, smooth_HH, smooth_HH / 2)
         precision_HH = np.where(match_HH > 0, match_HH, smooth_HH) / np.maximum(total_H1, 1)
-        logs_HH = logs_HH + np.where(there_HH, np.log(precision_HH), 0)
-        orders_HH = orders_HH + there_HH
-        any_HH = any_HH + match_HH
-    brevity_HH = np.minimum(0, 1 - length_H / np.maximum(length_H, 1)[:, None])
-    return np.where(any_HH > 0, np.exp(brevity_HH + logs_HH / np.maximum(orders_HH, 1)), 0)
+        log_sum_HH += np.where(has_ngrams_HH, np.log(precision_HH), 0)
+        orders_HH += has_ngrams_HH
+        matches_HH += match_HH
+    log_brevity_HH = np.minimum(0, 1 - length_H / np.maximum(length_H, 1)[:, None])
+    return np.where(matches_HH > 0, np.exp(log_brevity_HH + log_sum_HH / np.maximum(orders_HH, 1)), 0)
 
 
 MBR_METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": pairwise_chrf, "bleu": pairwise_bleu}
 
-MAX_PARALLEL_SAMPLES = 32  # samples of one sentence that are computed at a time
-MAX_WIDTH = 64  # beams of a sentence in constrained search
+MAX_PARALLEL_SAMPLES = 32  # samples of one sentence that are decoded at the same time
+MIN_WIDTH, MAX_WIDTH = 8, 64  # number of beams of a sentence in constrained search, if settings.beam is not larger
 
 
 class SearchSettings(DiverseSettings):
@@ -129,54 +137,58 @@ class SearchSettings(DiverseSettings):
 
 @dataclass(frozen=True)
 class Request:
-    """Jobs to decode, and the function that runs one search for them: `run(jobs, make_search)`."""
+    """Jobs to decode, and the functions of an engine that decoding methods need."""
 
     jobs: Sequence[Job]
     settings: SearchSettings
-    run: Callable[[Sequence[Job], SearchFactory], list[list[SearchResult]]]
-    decode: Callable[[Sequence[int]], str]  # from tokens to text
+    run: Callable[[Sequence[Job], SearchFactory], list[list[SearchResult]]]  # runs one search and returns its results
+    decode: Callable[[Sequence[int]], str]  # converts token ids to text
 
     def only(self, chosen: Sequence[bool]) -> Request:
-        """Return the same request with results for these jobs only."""
+        """Return this request with a limit of 0 tokens for the jobs that are not chosen: they get no results."""
         pairs = zip(self.jobs, chosen, strict=True)
         return replace(self, jobs=[job if keep else job._replace(limit=0) for job, keep in pairs])
 
 
 def decode(request: Request) -> list[list[SearchResult]]:
-    """Return up to `settings.nbest` results per job, by the method that the settings name.
+    """Return up to `settings.nbest` results per job, decoded by the method `settings.method`.
 
-    Sentences with terms that must appear go through constrained beam search first. If that finds nothing with all
-    terms, the sentence is decoded like the others, and the caller looks for the terms in the text.
+    Sentences with required terms are decoded by constrained beam search. If it finds no result with all terms, the
+    sentence is decoded by the method of the settings, and the caller must check which terms the text contains.
     """
     request = replace(request, settings=apply_fixed_settings(request.settings))
-    decode_others = METHODS[request.settings.method].decode
+    decode_by_method = METHODS[request.settings.method].decode
     if not any(job.constraints.must for job in request.jobs):
-        return decode_others(request)
-    results = decode_constrained(request)
-    others = decode_others(request.only([not some for some in results]))
-    return [some or other for some, other in zip(results, others, strict=True)]
+        return decode_by_method(request)
+    constrained = decode_constrained(request)
+    others = decode_by_method(request.only([not results for results in constrained]))
+    return [results or other for results, other in zip(constrained, others, strict=True)]
 
 
 def decode_constrained(request: Request) -> list[list[SearchResult]]:
-    """Return results with all required terms; an empty list where no term is required or none was found."""
+    """Return the results that contain all required terms; an empty list for jobs without required terms or results.
+
+    Sentences that need the same number of beams are decoded together.
+    """
     settings, results = request.settings, [list[SearchResult]() for _ in request.jobs]
     widths = [choose_width(job.constraints, settings.beam) for job in request.jobs]
     for width in sorted(set(widths) - {0}):
-        some = request.only([each == width for each in widths])
-        found = request.run(some.jobs, partial(SentenceSearches, ConstrainedBeam, settings, width))
+        jobs = request.only([each == width for each in widths]).jobs
+        found = request.run(jobs, partial(SentenceSearches, ConstrainedBeam, settings, width))
         results = [old or new for old, new in zip(results, found, strict=True)]
     return results
 
 
 def choose_width(constraints: DecodingConstraints, beam: int) -> int:
-    """Return the beams of a sentence, some for each bank, or 0 if no term is required.
+    """Return the number of beams for a sentence in constrained search, or 0 if no term is required.
 
-    They depend on its own constraints, not on the batch.
+    Longer terms need more beams, because ConstrainedBeam has a bank of beams for each number of missing tokens. The
+    number depends on the constraints of the sentence only, so that other sentences of a batch do not change its result.
     """
     if not constraints.spellable:
         return 0
-    width = max(beam, 8)
-    while width < min(beam + constraints.needed_tokens, MAX_WIDTH):
+    width = max(beam, MIN_WIDTH)
+    while width < min(beam + constraints.needed_tokens, MAX_WIDTH):  # doubled, so that few different widths occur
         width *= 2
     return width
 
@@ -193,44 +205,48 @@ def decode_diverse(request: Request) -> list[list[SearchResult]]:
 
 
 def decode_samples(request: Request) -> list[list[SearchResult]]:
-    """Return `nbest` samples in the order of their numbers, computed at most MAX_PARALLEL_SAMPLES at a time."""
+    """Return `nbest` samples in the order of their numbers, decoded at most MAX_PARALLEL_SAMPLES at a time."""
     settings, results = request.settings, [list[SearchResult]() for _ in request.jobs]
     W = min(settings.nbest, MAX_PARALLEL_SAMPLES)
     for first in range(0, settings.nbest, W):
         sampled = request.run(request.jobs, partial(SampleSearch, settings, range(first, first + W)))
-        results = [(some + new)[: settings.nbest] for some, new in zip(results, sampled, strict=True)]
+        results = [(old + new)[: settings.nbest] for old, new in zip(results, sampled, strict=True)]
     return results
 
 
 def decode_mbr(request: Request) -> list[list[SearchResult]]:
-    """Return the results most like all others: of samples, or of a beam's results weighted by probability."""
+    """Run MBR decoding. The candidates are samples, or the results of beam search weighted by their probability."""
     settings, by_beam = request.settings, request.settings.candidates == "beam"
     count = settings.beam if by_beam else settings.samples
-    candidates = replace(request, settings=settings.model_copy(update={"nbest": count}))
+    wider = replace(request, settings=settings.model_copy(update={"nbest": count}))
     ranked = []
-    for some in decode_beam(candidates) if by_beam else decode_samples(candidates):
-        best = max((one.logp for one in some), default=0.0)
-        weights = [math.exp(one.logp - best) if by_beam else 1.0 for one in some]
-        texts = [request.decode(one.tokens) for one in some]
-        ranked.append(rank_by_agreement(some, texts, weights, settings.metric)[: settings.nbest])
+    for candidates in decode_beam(wider) if by_beam else decode_samples(wider):
+        best = max((candidate.logp for candidate in candidates), default=0.0)
+        # The most probable samples occur most often, so samples have equal weights.
+        weights = [math.exp(candidate.logp - best) if by_beam else 1.0 for candidate in candidates]
+        texts = [request.decode(candidate.tokens) for candidate in candidates]
+        ranked.append(rank_by_agreement(candidates, texts, weights, settings.metric)[: settings.nbest])
     return ranked
 
 
-def check_count(settings: SearchSettings, most: int, origin: str) -> None:
-    """Refuse more results than the method can return; `origin` says where they come from, and the remedy."""
-    if settings.nbest > most:
+def check_count(settings: SearchSettings, maximum: int, origin: str) -> None:
+    """Refuse more results than a method can return; `origin` names what limits them and the remedy."""
+    if settings.nbest > maximum:
         raise UserError(f"{settings.nbest} answers cannot come from {origin}")
 
 
 def check_beam(settings: SearchSettings) -> None:
+    """Refuse an `nbest` larger than the beam."""
     check_count(settings, settings.beam, f"a beam of {settings.beam}; ask for --beam {settings.nbest} or more")
 
 
 def check_greedy(settings: SearchSettings) -> None:
+    """Refuse an `nbest` above 1."""
     check_count(settings, 1, "greedy search; set search.method to beam, diverse or sample")
 
 
 def check_mbr(settings: SearchSettings) -> None:
+    """Refuse an `nbest` larger than the number of candidates."""
     if settings.candidates == "beam":
         return check_beam(settings)
     origin = f"search.samples={settings.samples}; set it to {settings.nbest} or more"
@@ -238,12 +254,12 @@ def check_mbr(settings: SearchSettings) -> None:
 
 
 def check_diverse(settings: SearchSettings) -> None:
-    """Raise a UserError if the beam is not a multiple of the number of groups."""
+    """Refuse an `nbest` larger than the beam, and a beam that is not a multiple of the number of groups."""
     check_beam(settings)
     beam, groups = settings.beam, settings.groups
     if beam % groups:
-        more = groups * (beam // groups + 1)
-        raise UserError(f"a beam of {beam} cannot be shared out to search.groups={groups}; ask for --beam {more}")
+        multiple = groups * (beam // groups + 1)
+        raise UserError(f"a beam of {beam} cannot be split into search.groups={groups}; ask for --beam {multiple}")
 
 
 @dataclass(frozen=True)
@@ -251,10 +267,10 @@ class Method:
     """A decoding method and its properties."""
 
     decode: Callable[[Request], list[list[SearchResult]]]
-    check: Callable[[SearchSettings], None] = lambda _: None  # refuses settings that it cannot follow
-    is_beam_search: bool = False  # plain beam search: runs in CUDA graphs and in CTranslate2, and can be streamed
-    reranks: bool = False  # whether the search must return the full beam when results are deduplicated or reranked
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that it overrides
+    check: Callable[[SearchSettings], None] = lambda _: None  # raises a UserError for settings that cannot work
+    is_beam_search: bool = False  # plain beam search, which CUDA graphs, CTranslate2 and streaming support
+    reranks: bool = False  # whether the search must return the full beam if results are deduplicated or reranked
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that the method overrides
 
 
 METHODS = {
@@ -273,12 +289,12 @@ SEARCH_REGISTRIES: Registries = {
 
 
 def check_search_settings(settings: SearchSettings) -> None:
-    """Refuse settings that cannot work, before any work is done."""
+    """Raise a UserError for settings that are unknown or that the method does not support."""
     check_names(SEARCH_REGISTRIES, settings, "search")
     METHODS[settings.method].check(settings)
 
 
 def apply_fixed_settings(settings: SearchSettings) -> SearchSettings:
-    """Return the settings, with those that the method determines replaced."""
+    """Return the settings, with the fixed values of the method in place of those that a user has set."""
     fixed = METHODS[settings.method].fixed
     return settings.model_copy(update=dict(fixed)) if fixed else settings

@@ -1,18 +1,20 @@
-"""The interface between search and models, the records that decoding methods share, and the base class of searches.
+"""The interface between search and models, the records that all decoding methods use, and the base class of searches.
 
     state = model.start(source_BS, real_BS)          # one row per sentence
     logp_NV, state = model.step(token_N, state)      # one token per row in, log-probabilities of the next token out
     state = state.select(rows_N)                     # keep these rows, in this order
 
-Search never asks what kind of model it has; an `Ensemble` implements the same protocol. A `Search` decodes the
-sentences of some slots side by side; the loop in continuous_batching.py drives it, whatever the method.
+A search is independent of the kind of model; an `Ensemble` implements the same protocol. A `Search` decodes several
+sentences together, each in a slot; the schedulers in continuous_batching.py drive it.
 
-A term that must or must not appear is text, and "Hund" may be tokenized as one token, as "Hu" and "nd", or letter by
-letter. So a term becomes an automaton over the bytes of the text, and the bytes of every token are run through it once.
-A term stands between characters that are no letters, or at an end of the text: "Hund" is not in "Hundertwasser".
+A term that must or must not appear is given as text, and "Hund" may be tokenized as one token, as "Hu" and "nd", or
+letter by letter. So a term is compiled into an automaton over the bytes of the text, and then into a table of the state
+after each token. A term matches whole words only: "Hund" does not appear in "Hundertwasser".
 
-Shapes   B sentences   S source width, or states of an automaton   N rows being searched   V vocabulary
-         L bytes of the longest token
+Shapes   B sentences, one per slot   S source width, or states of an automaton   N rows of the model   V vocabulary
+         W rows per sentence (N = B * W)   L bytes of the longest token   T tokens of the longest prefix
+         K selected slots, or terms of a sentence   P tokens of the longest required prefix   G n-grams of a prefix
+         n tokens of an n-gram
 """
 
 from __future__ import annotations
@@ -31,102 +33,110 @@ from torch import Tensor
 from dragoman.config.settings import SampleSettings, Seed, setting
 from dragoman.types import BOS, EOS, PAD, TokenFeature
 
-Bytes = frozenset[int]
-Spelling = tuple[Bytes, ...]  # the bytes allowed at each position
-UNREACHABLE = 1 << 20  # tokens that a term needs which cannot be spelt at all
-ANY: Bytes = frozenset(range(256))
-REST: Bytes = frozenset(range(0x80, 0xC0))  # later bytes of a character
-ASCII: Bytes = frozenset(b for b in range(0x80) if not chr(b).isalnum())
-BREAKS: list[Spelling] = [  # between words: ASCII, then punctuation of Latin-1, general, CJK, full width
-    (ASCII,),
-    (frozenset({0xC2}), REST),
-    (frozenset({0xE2}), frozenset({0x80, 0x81}), REST),
-    (frozenset({0xE3}), frozenset({0x80}), REST),
-    (frozenset({0xEF}), frozenset({0xBC}), REST),
+ByteSet = frozenset[int]
+Spelling = tuple[ByteSet, ...]  # the bytes allowed at each position
+UNREACHABLE = 1 << 20  # `left_S` of states from which the vocabulary cannot complete the term
+ANY_BYTE: ByteSet = frozenset(range(256))
+CONTINUATION: ByteSet = frozenset(range(0x80, 0xC0))  # the bytes of a character in UTF-8 after the first
+ASCII_BREAKS: ByteSet = frozenset(b for b in range(0x80) if not chr(b).isalnum())
+WORD_BREAKS: list[Spelling] = [  # characters that are not part of words, in UTF-8
+    (ASCII_BREAKS,),
+    (frozenset({0xC2}), CONTINUATION),  # Latin-1 punctuation
+    (frozenset({0xE2}), frozenset({0x80, 0x81}), CONTINUATION),  # general punctuation
+    (frozenset({0xE3}), frozenset({0x80}), CONTINUATION),  # CJK punctuation
+    (frozenset({0xEF}), frozenset({0xBC}), CONTINUATION),  # full-width forms
 ]
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """The automaton of a term. State 0 is the start of a text; state S - 1, which it never leaves, accepts."""
+    """The automaton of a term over tokens.
+
+    State 0 is the start of a text. State S - 1, which the automaton never leaves, means that the term has occurred.
+    """
 
     text: str
     next_SV: NDArray[np.int16]  # the state after each token
-    left_S: NDArray[np.int32]  # the fewest tokens until the term is complete
-    ends_S: NDArray[np.bool_]  # whether the end of the text completes the term
+    left_S: NDArray[np.int32]  # the minimum number of tokens until the term has occurred
+    ends_S: NDArray[np.bool_]  # whether the term has occurred if the text ends in this state
 
     @property
     def possible(self) -> bool:
-        """Return whether the vocabulary can spell the term."""
+        """Whether the vocabulary can spell the term."""
         return int(self.left_S[0]) < UNREACHABLE
 
 
 class SpellingTable:
-    """The bytes of every token of a vocabulary as a table, the longest token first."""
+    """The bytes of every token of a vocabulary, from which the automata of terms are built.
 
-    def __init__(self, spelt: Sequence[bytes]) -> None:
-        self.length_V = np.array([len(each) for each in spelt])
+    `byte_VL` has a row for each token, the longest first; `order_V` are the token ids of the rows.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self.length_V = np.array([len(each) for each in token_bytes])
         self.order_V = np.argsort(-self.length_V, kind="stable")
-        self.byte_VL = np.zeros((len(spelt), max(self.length_V)), dtype=np.uint8)
+        self.byte_VL = np.zeros((len(token_bytes), max(self.length_V)), dtype=np.uint8)
         for row, token in enumerate(self.order_V):
-            self.byte_VL[row, : len(spelt[token])] = np.frombuffer(spelt[token], dtype=np.uint8)
+            self.byte_VL[row, : len(token_bytes[token])] = np.frombuffer(token_bytes[token], dtype=np.uint8)
 
-    def term(self, text: str, bodies: Iterable[bytes], *, before: bool, after: bool) -> Term:
+    def build_term(self, text: str, bodies: Iterable[bytes], *, before: bool, after: bool) -> Term:
         """Build a term's automaton. `bodies` are its spellings; `before` and `after` require word boundaries."""
-        delta_S256, ends_S = build_automaton(bodies, before=before, after=after)
-        states = len(delta_S256)
+        next_S256, ends_S = build_automaton(bodies, before=before, after=after)
+        states = len(next_S256)
+        # Feed the bytes of all tokens to the automaton, from every state, one column of bytes after the other.
         sorted_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
-        for column, byte_V in enumerate(self.byte_VL.T):  # tokens with a byte in this column come first
-            many = int((self.length_V > column).sum())
-            sorted_SV[:, :many] = delta_S256[sorted_SV[:, :many], byte_V[:many]]
+        for column, byte_V in enumerate(self.byte_VL.T):
+            count = int((self.length_V > column).sum())  # tokens with a byte in this column; they come first
+            sorted_SV[:, :count] = next_S256[sorted_SV[:, :count], byte_V[:count]]
         next_SV = np.empty_like(sorted_SV)
         next_SV[:, self.order_V] = sorted_SV
+        # Shortest paths to the accepting state.
         left_S = np.full(states, UNREACHABLE, dtype=np.int32)
         left_S[-1] = 0
-        while (nearer_S := np.minimum(left_S, left_S[next_SV].min(1) + 1)).tolist() != left_S.tolist():
-            left_S = nearer_S
+        while (shorter_S := np.minimum(left_S, left_S[next_SV].min(1) + 1)).tolist() != left_S.tolist():
+            left_S = shorter_S
         return Term(text, next_SV, left_S, ends_S)
 
 
 def build_automaton(
     bodies: Iterable[bytes], *, before: bool, after: bool
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
-    """Return the state after each byte, and the states that the end of the text completes.
+    """Build the automaton of a term over bytes: return the state after each byte, next_S256, and ends_S as in `Term`.
 
-    A state is the set of spellings that may still follow, each as the bytes allowed at its positions. A new occurrence
-    may start at every byte. The empty spelling means that the term is complete.
+    A state is the set of the remaining spellings of all occurrences that have begun. The empty spelling remains when an
+    occurrence is complete. An occurrence may begin at every byte; the start of the text counts as a word boundary.
     """
-    ends = BREAKS if after else [()]
-    inside = [(*(frozenset({byte}) for byte in body), *end) for body in bodies for end in ends]
-    starts = [(*begin, *rest) for begin in (BREAKS if before else [(ANY,)]) for rest in inside]
-    distinct = list({among for rest in starts for among in rest})
-    alike: dict[tuple[bool, ...], list[int]] = {}  # bytes that no spelling tells apart
+    ends = WORD_BREAKS if after else [()]
+    from_boundary = [(*(frozenset({byte}) for byte in body), *end) for body in bodies for end in ends]
+    occurrences = [(*begin, *rest) for begin in (WORD_BREAKS if before else [(ANY_BYTE,)]) for rest in from_boundary]
+    byte_sets = list({byte_set for spelling in occurrences for byte_set in spelling})
+    classes: dict[tuple[bool, ...], list[int]] = {}  # bytes that are in the same byte sets lead to the same states
     for byte in range(256):
-        alike.setdefault(tuple(byte in among for among in distinct), []).append(byte)
-    started = {some[0]: [rest[1:] for rest in starts if some[0] in rest[0]] for some in alike.values()}
+        classes.setdefault(tuple(byte in byte_set for byte_set in byte_sets), []).append(byte)
+    begun = {same[0]: [rest[1:] for rest in occurrences if same[0] in rest[0]] for same in classes.values()}
     complete: frozenset[Spelling] = frozenset({()})
-    states, rows = [frozenset(inside)], []
-    number = {states[0]: 0}
-    for here in states:  # which grows on the way
+    states, rows = [frozenset(from_boundary)], []
+    number_of = {states[0]: 0}
+    for state in states:  # new states are appended while the loop runs
         row = np.zeros(256, dtype=np.int64)
-        for some in alike.values():
-            there = frozenset([*started[some[0]], *(rest[1:] for rest in here if rest and some[0] in rest[0])])
-            there = complete if here == complete or () in there else there
-            if there not in number:
-                number[there] = len(states)
-                states.append(there)
-            row[some] = number[there]
+        for same in classes.values():
+            following = frozenset([*begun[same[0]], *(rest[1:] for rest in state if rest and same[0] in rest[0])])
+            following = complete if state == complete or () in following else following
+            if following not in number_of:
+                number_of[following] = len(states)
+                states.append(following)
+            row[same] = number_of[following]
         rows.append(row)
     order = sorted(range(len(states)), key=lambda i: states[i] == complete)  # the accepting state comes last
-    delta_S256 = np.argsort(order)[np.stack(rows)[order]].astype(np.int16)
-    return delta_S256, np.array([states[i] == complete or not states[i].isdisjoint(ends) for i in order])
+    next_S256 = np.argsort(order)[np.stack(rows)[order]].astype(np.int16)
+    return next_S256, np.array([states[i] == complete or not states[i].isdisjoint(ends) for i in order])
 
 
-NEVER = float("-inf")  # log-probability of impossible tokens
+NEVER = float("-inf")  # log-probability of tokens that must not be generated
 
 
 class BaseSearchSettings(SampleSettings):
-    """The settings of all decoding methods. Those of sampling are for the methods sample and mbr."""
+    """The settings that several decoding methods have. The inherited ones are for the methods sample and mbr."""
 
     method: str = setting("beam", "decoding method")
     beam: int = setting(4, "number of hypotheses kept at each step; 1 is greedy search", ge=1, le=1000)
@@ -145,7 +155,7 @@ class BaseSearchSettings(SampleSettings):
 
 
 class SearchState(Protocol):
-    """The state of a model after reading prefixes, one row per prefix."""
+    """The state of a model after reading the prefixes of a search, one row per prefix."""
 
     def select(self, rows_N: Tensor) -> Self:
         """Return the state of these rows, in this order. Rows may repeat, and their number may change."""
@@ -159,11 +169,11 @@ class StepModel(Protocol[StateT]):
     """A model that predicts one token at a time."""
 
     def start(self, source_BS: Tensor, real_BS: Tensor) -> StateT:
-        """Read the sources and return the state of empty prefixes; `real_BS` is False at padding."""
+        """Encode the sources and return the state of empty prefixes; `real_BS` is False at padding."""
         ...
 
     def step(self, token_N: Tensor, state: StateT) -> tuple[Tensor, StateT]:
-        """Append one token to every prefix, BOS first; return log-probabilities (at most 0) and the new state."""
+        """Append one token to every prefix, first BOS; return the log-probabilities logp_NV and the new state."""
         ...
 
 
@@ -171,56 +181,52 @@ class StepModel(Protocol[StateT]):
 class DecodingConstraints:
     """Constraints on the translation of one sentence."""
 
-    prefix: tuple[int, ...] = ()  # tokens that it starts with
+    prefix: tuple[int, ...] = ()  # tokens that the translation must start with
     must: tuple[Term, ...] = ()  # terms that must appear
     avoid: tuple[Term, ...] = ()  # terms that must not appear
-    minimum: int = 0  # fewest tokens, without EOS
-    text: str = ""  # of the source: random numbers of a sentence depend on it, not on its row
+    minimum: int = 0  # minimum number of tokens, without EOS
+    text: str = ""  # the source text, from which the random numbers of a sentence are derived
 
     @property
     def any(self) -> bool:
-        """Return whether there is any constraint at all."""
+        """Whether there is any constraint."""
         return bool(self.prefix or self.must or self.avoid or self.minimum)
 
     @property
     def spellable(self) -> list[Term]:
-        """Return the required terms that the vocabulary can spell."""
+        """The required terms that the vocabulary can spell."""
         return [term for term in self.must if term.possible]
 
     @property
     def needed_tokens(self) -> int:
-        """Return the fewest tokens that the required terms take."""
-        return sum(int(term.left_S[0]) for term in self.must if term.possible)
+        """The minimum number of tokens of the required terms that the vocabulary can spell."""
+        return sum(int(term.left_S[0]) for term in self.spellable)
 
 
 class Job(NamedTuple):
-    """A source to decode: its ids without BOS and EOS, and the maximum length of a result, including EOS."""
+    """A source sentence to decode."""
 
-    ids: list[int]
-    limit: int  # 0: no result
+    ids: list[int]  # without BOS and EOS
+    limit: int  # maximum number of tokens of a result, including EOS; 0: no result
     constraints: DecodingConstraints = DecodingConstraints()
     features: Mapping[str, TokenFeature] = {}  # features of the source, for models that need them
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """One hypothesis, without BOS and EOS.
+    """One hypothesis."""
 
-    `logp` is the sum over its tokens and EOS; `score` is logp / length ** alpha, where length counts EOS. `finished`
-    is False if it has no EOS, because it reached its limit or the model gave no continuation any probability.
-    """
-
-    tokens: list[int]
-    logp: float
-    score: float
-    finished: bool
+    tokens: list[int]  # without BOS and EOS
+    logp: float  # sum of the log-probabilities of its tokens and EOS
+    score: float  # logp after length normalization, by which hypotheses are ranked
+    finished: bool  # False if there is no EOS: the limit was reached, or no token had a probability above 0
 
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The states of all models."""
+    """The states of all models of an ensemble. Its methods apply to each of them."""
 
-    each: tuple[Any, ...]
+    each: tuple[Any, ...]  # one state per model
 
     def select(self, rows_N: Tensor) -> EnsembleState:
         return EnsembleState(tuple(state.select(rows_N) for state in self.each))
@@ -239,7 +245,10 @@ class EnsembleState:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Models that share a vocabulary, averaged. `features` of the sources are for models that need them."""
+    """Models with the same vocabulary, whose probabilities are averaged.
+
+    `features` are features of the source tokens, for models that need them.
+    """
 
     models: Sequence[StepModel[Any]]
 
@@ -252,25 +261,29 @@ class Ensemble:
 
 
 def mean_logp(logps: Sequence[Tensor]) -> Tensor:
-    """Return the log of the mean probability: one confident model can outvote several unsure ones."""
+    """Return the log of the mean probability.
+
+    The mean of probabilities, unlike that of log-probabilities, lets one confident model outvote several unsure ones.
+    """
     return (torch.stack([logp.float() for logp in logps]).logsumexp(0) - math.log(len(logps))).clamp(max=0)
 
 
 class Prefix(NamedTuple):
-    """The tokens of the rows so far: the first `length` of each are valid. Rows of one slot are adjacent."""
+    """The tokens generated so far, one row per hypothesis. The rows of a slot are adjacent."""
 
     token_NT: Tensor
-    length_N: Tensor
+    length_N: Tensor  # number of valid tokens of each row
 
 
-Rule = Callable[[Tensor, Prefix], Tensor]
+Rule = Callable[[Tensor, Prefix], Tensor]  # returns logp_NV with NEVER for the tokens that the rule forbids
 
 
 class Search(ABC):
-    """A search of several sentences at once, one per slot, with `width` adjacent rows of the model each.
+    """The search for the translations of several sentences, one per slot, with `width` adjacent rows of the model each.
 
-    `longest` is the highest limit of any job that will come. A job with limit 0 is done from the beginning. Here the
-    state of a search is a NamedTuple of tensors with one entry per slot; subclasses may keep another one.
+    `longest` is the maximum limit of all jobs to decode. A job with limit 0 is done from the beginning. By default,
+    `state` is a NamedTuple of tensors whose first axis is the slots; a subclass with another state overrides `put` and
+    `select`.
     """
 
     state: Any
@@ -279,20 +292,20 @@ class Search(ABC):
         self.settings, self.width, self.longest, self.device = settings, width, longest, device
 
     def open(self, jobs: Sequence[Job], state: Any = None) -> None:
-        """Set the jobs of all slots, and their state if they have begun; make the rules of the slots."""
+        """Set the jobs of all slots and make their rules. `state` is given if their search has already begun."""
         self.jobs = list(jobs)
         self.rules = make_rules([job.constraints for job in jobs], self.settings, self.device)
         self.state = self.make_state(jobs) if state is None else state
 
     def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
-        """Replace the searches in these slots by those of new jobs."""
+        """Start new jobs in these slots; their old searches are discarded."""
         index_K, new = torch.tensor(slots, device=self.device), dict(zip(slots, jobs, strict=True))
         pairs = zip(self.state, self.make_state(jobs), strict=True)
         state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
         self.open([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Give up all other slots."""
+        """Keep these slots, in this order, and remove all others."""
         self.open([self.jobs[slot] for slot in slots], self.select(slots))
 
     def select(self, slots: Sequence[int]) -> Any:
@@ -301,10 +314,10 @@ class Search(ABC):
         return type(self.state)(*[each.index_select(0, index_K) for each in self.state])
 
     def advance(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Advance every slot by one token; return the row that each new row continues, and the new tokens.
+        """Extend the hypotheses of every slot by one token, after forbidding PAD, BOS and what the rules forbid.
 
-        Rows are None if every row continues itself. Overwrites the log-probabilities of PAD and BOS, which must never
-        be generated.
+        Return, for each row, the previous row that it extends (None if each row extends itself) and its new token.
+        The log-probabilities of PAD and BOS are overwritten in `logp_NV`.
         """
         logp_NV = logp_NV.float()
         logp_NV[:, PAD] = NEVER
@@ -319,31 +332,31 @@ class Search(ABC):
     @property
     @abstractmethod
     def done_B(self) -> Tensor:
-        """Return which slots are done. They keep running as dummies, so that shapes do not change."""
+        """Which slots are done. Their rows are still computed, so that shapes do not change."""
 
     @property
     @abstractmethod
     def prefix(self) -> Prefix:
-        """Return the prefixes of all rows, for the rules."""
+        """The prefixes of all rows, for the rules."""
 
     @abstractmethod
     def make_state(self, jobs: Sequence[Job]) -> Any:
-        """Return the initial state of these jobs."""
+        """Return the state of these jobs before the first token."""
 
     @abstractmethod
     def extend(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Extend the hypotheses of every slot by one token; see `advance`."""
+        """Extend the hypotheses of every slot by one token; return the same as `advance`."""
 
     @abstractmethod
     def results(self, state: Any) -> list[list[SearchResult]]:
         """Return the results of every slot of a state, best first."""
 
 
-SearchFactory = Callable[[int, torch.device], Search]  # from the highest limit and the device
+SearchFactory = Callable[[int, torch.device], Search]  # takes `longest` and the device
 
 
 def sanitize_logp(logp_NV: Tensor) -> Tensor:
-    """Forbid PAD and BOS, and NaN and +inf, which only a broken model returns."""
+    """Forbid PAD, BOS, and tokens with NaN or +inf, which only a broken model returns."""
     clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEVER, posinf=NEVER, neginf=NEVER)
     clean_NV[:, PAD] = NEVER
     clean_NV[:, BOS] = NEVER
@@ -353,7 +366,10 @@ def sanitize_logp(logp_NV: Tensor) -> Tensor:
 def make_rules(
     constraints: Sequence[DecodingConstraints], settings: BaseSearchSettings, device: torch.device
 ) -> list[Rule]:
-    """Return the rules of these slots. If prefixes are required, one rule applies the others after the prefix."""
+    """Return the rules of these slots.
+
+    If a prefix is required, there is a single rule: it forces the prefix and applies the other rules after it.
+    """
     if not settings.no_repeat and not any(each.any for each in constraints):
         return []
     rules = [rule for make in RULES.values() if (rule := make(constraints, settings, device))]
@@ -377,7 +393,7 @@ def make_rules(
 
 
 def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSettings, __: torch.device) -> Rule | None:
-    """Forbid a token that would complete an n-gram which the prefix already has."""
+    """Forbid tokens that would complete an n-gram that the prefix already contains."""
     n = settings.no_repeat
 
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
@@ -386,10 +402,10 @@ def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSetting
             return logp_NV
         ngram_NGn = token_NT.unfold(1, n, 1)
         begin_G = torch.arange(ngram_NGn.size(1), device=token_NT.device)
-        back_n = torch.arange(1 - n, 0, device=token_NT.device)
+        back_n = torch.arange(1 - n, 0, device=token_NT.device)  # n - 1 entries: the last n - 1 tokens of a prefix
         last_Nn = token_NT.gather(1, (length_N[:, None] + back_n).clamp(min=0))
         repeated_NG = (begin_G + n <= length_N[:, None]) & (ngram_NGn[:, :, :-1] == last_Nn[:, None]).all(-1)
-        token_NG = torch.where(repeated_NG, ngram_NGn[:, :, -1], PAD)  # which is forbidden anyway
+        token_NG = torch.where(repeated_NG, ngram_NGn[:, :, -1], PAD)  # PAD is forbidden in any case
         return logp_NV.scatter(1, token_NG, NEVER)
 
     return rule if n else None
@@ -401,12 +417,12 @@ def forbid_early_end(
     """Forbid EOS before the minimum length of a sentence."""
     if not any(each.minimum for each in constraints):
         return None
-    least_B = torch.tensor([each.minimum for each in constraints], device=device)
+    minimum_B = torch.tensor([each.minimum for each in constraints], device=device)
 
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
-        early_N = prefix.length_N < least_B.repeat_interleave(len(logp_NV) // len(least_B))
-        ends_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
-        return logp_NV.masked_fill(early_N[:, None] & ends_V, NEVER)
+        early_N = prefix.length_N < minimum_B.repeat_interleave(len(logp_NV) // len(minimum_B))
+        is_eos_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
+        return logp_NV.masked_fill(early_N[:, None] & is_eos_V, NEVER)
 
     return rule
 
@@ -416,30 +432,29 @@ def forbid_terms(
 ) -> Rule | None:
     """Forbid tokens that would complete a term to avoid.
 
-    All automata are in one table, each with its states after the last one's. Sentences with fewer terms than others run
-    an automaton that never accepts.
+    All automata are in one table: state 0 belongs to an automaton that never accepts, and the states of each term
+    follow those of the previous one. Sentences with fewer than K terms run the automaton of state 0 in addition.
     """
-    terms = [each.avoid for each in constraints]
-    if not any(terms):
+    terms_of = [each.avoid for each in constraints]
+    if not any(terms_of):
         return None
-    automata = list({id(term): term for some in terms for term in some}.values())
-    first = dict(zip(map(id, automata), np.cumsum([1, *(len(m.left_S) for m in automata)]).tolist()))
-    K, V = max(map(len, terms)), automata[0].next_SV.shape[1]
-    idle_SV = np.zeros((1, V), dtype=np.int32)
-    next_SV = torch.tensor(
-        np.vstack([idle_SV, *(m.next_SV.astype(np.int32) + first[id(m)] for m in automata)]), device=device
-    )
-    accepts_S = torch.tensor(np.concatenate([[False], *(m.left_S == 0 for m in automata)]), device=device)
-    ends_S = torch.tensor(np.concatenate([[False], *(m.ends_S for m in automata)]), device=device)
-    begins = [[*(first[id(term)] for term in some), *[0] * (K - len(some))] for some in terms]
-    begin_BK = torch.tensor(begins, dtype=torch.int32, device=device)
+    distinct = list({id(term): term for terms in terms_of for term in terms}.values())
+    first_state = dict(zip(map(id, distinct), np.cumsum([1, *(len(term.left_S) for term in distinct)]).tolist()))
+    K, V = max(map(len, terms_of)), distinct[0].next_SV.shape[1]
+    idle_1V = np.zeros((1, V), dtype=np.int32)
+    shifted = [term.next_SV.astype(np.int32) + first_state[id(term)] for term in distinct]
+    next_SV = torch.tensor(np.vstack([idle_1V, *shifted]), device=device)
+    accepts_S = torch.tensor(np.concatenate([[False], *(term.left_S == 0 for term in distinct)]), device=device)
+    ends_S = torch.tensor(np.concatenate([[False], *(term.ends_S for term in distinct)]), device=device)
+    starts = [[*(first_state[id(term)] for term in terms), *[0] * (K - len(terms))] for terms in terms_of]
+    start_BK = torch.tensor(starts, dtype=torch.int32, device=device)
 
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
-        state_NK = begin_BK.repeat_interleave(len(logp_NV) // len(begin_BK), 0)
+        state_NK = start_BK.repeat_interleave(len(logp_NV) // len(start_BK), 0)
         for position in range(prefix.token_NT.size(1)):
-            there_N1 = (position < prefix.length_N)[:, None]
-            state_NK = torch.where(there_N1, next_SV[state_NK, prefix.token_NT[:, position, None]], state_NK)
-        complete_NK = accepts_S[state_NK]  # a required prefix may contain the term
+            valid_N1 = (position < prefix.length_N)[:, None]
+            state_NK = torch.where(valid_N1, next_SV[state_NK, prefix.token_NT[:, position, None]], state_NK)
+        complete_NK = accepts_S[state_NK]  # if a required prefix contains the term, nothing is forbidden
         forbidden_NV = (accepts_S[next_SV[state_NK]] & ~complete_NK[:, :, None]).any(1)
         forbidden_NV[:, EOS] = (ends_S[state_NK] & ~complete_NK).any(1)
         return logp_NV.masked_fill(forbidden_NV, NEVER)
@@ -447,6 +462,7 @@ def forbid_terms(
     return rule
 
 
+# Each function returns the rule for these constraints and settings, or None if it would forbid nothing.
 RULES: dict[str, Callable[[Sequence[DecodingConstraints], BaseSearchSettings, torch.device], Rule | None]] = {
     "no_repeat": forbid_repeats,
     "minimum": forbid_early_end,

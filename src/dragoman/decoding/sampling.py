@@ -1,6 +1,10 @@
-"""Sampling: take every token by its probability, from left to right.
+"""Sampling: choose each token at random according to its probability, from left to right.
 
-Shapes   B sentences   P prompt width   V vocabulary   T target length   W samples   N = B * W rows
+`SampleSearch` samples translations, `sample_continuations` continuations of prompts. Both extend a `SampleState`. The
+random numbers of all tokens are computed beforehand (`uniform_BWT`), so that samples do not depend on the other
+sentences of a batch.
+
+Shapes   B sentences   P prompt width   V vocabulary   T maximum target length   W samples   N = B * W rows of the model
 """
 
 from __future__ import annotations
@@ -30,18 +34,18 @@ from dragoman.types import EOS
 
 
 class SampleState(NamedTuple):
-    """The samples of every sentence. `uniform_BWT` has a number from [0, 1) for every token of a sample."""
+    """The samples of every sentence."""
 
     token_BWT: Tensor  # with EOS
     logp_BW: Tensor
-    length_BW: Tensor
+    length_BW: Tensor  # including EOS
     done_BW: Tensor
-    limit_B: Tensor
-    uniform_BWT: Tensor
+    limit_B: Tensor  # maximum length
+    uniform_BWT: Tensor  # a random number from [0, 1) for every token
 
     @classmethod
     def start(cls, limit_B: Tensor, uniform_BWT: Tensor) -> SampleState:
-        """Return samples without tokens. Those of a sentence whose limit is 0 are done."""
+        """Return the state before the first token. Samples of a sentence whose limit is 0 are done."""
         zero_BW = torch.zeros(uniform_BWT.shape[:2], device=limit_B.device)
         token_BWT = torch.full_like(uniform_BWT, EOS, dtype=torch.long)
         return cls(token_BWT, zero_BW, zero_BW.long(), zero_BW >= limit_B[:, None], limit_B, uniform_BWT)
@@ -52,7 +56,8 @@ def extend_samples(
 ) -> tuple[SampleState, Tensor]:
     """Extend every sample by one token, except where `wait_BW` is True; return the new state and the tokens.
 
-    With `ends`, EOS ends a sample. The rows of a finished sample are still computed, so that shapes never change.
+    With `ends`, EOS ends a sample. The rows of finished and waiting samples are computed too, so that shapes never
+    change, but their tokens are not stored.
     """
     shape, T = state.done_BW.shape, state.token_BWT.size(2)
     clean_NV = sanitize_logp(logp_NV)
@@ -80,9 +85,9 @@ def extend_samples(
 
 
 class SampleSearch(Search):
-    """Sample translations of every sentence: those of these numbers, in this order.
+    """Sample translations of every sentence. The samples of a sentence are numbered; these `numbers` are computed.
 
-    A sample depends on its seed, text and number, and on nothing else.
+    A sample depends only on the model, the settings, the source text and its number.
     """
 
     state: SampleState
@@ -117,16 +122,16 @@ class SampleSearch(Search):
         columns = (state.token_BWT, state.length_BW, state.logp_BW, score_BW)
         results = []
         for limit, *rows in zip(state.limit_B.tolist(), *(each.tolist() for each in columns), strict=True):
-            some = []
+            samples = []
             for tokens, length, logp, score in zip(*rows, strict=True):
                 finished = length > 0 and tokens[length - 1] == EOS
-                some.append(SearchResult(tokens[: length - finished], logp, score, finished))
-            results.append(some if limit > 0 else [])
+                samples.append(SearchResult(tokens[: length - finished], logp, score, finished))
+            results.append(samples if limit > 0 else [])
         return results
 
 
 def make_uniforms(jobs: Sequence[Job], seed: int, numbers: range, longest: int) -> Tensor:
-    """Return the random numbers of these samples. They depend on seed, text and sample number, not on the batch."""
+    """Return uniform_BWT, the random numbers of these samples. They depend only on seed, source text and number."""
     uniform_BWT = np.zeros((len(jobs), len(numbers), longest))
     for row, job in enumerate(jobs):
         text = job.constraints.text.encode(errors="surrogatepass")
@@ -147,14 +152,14 @@ def sample_continuations(
     *,
     ends: bool,
 ) -> list[SearchResult]:
-    """Read each row's prompt, which starts with BOS, and sample a continuation.
+    """Read a prompt per row, which starts with BOS and has `length_B` tokens, and sample a continuation of each.
 
-    `uniform_BT` holds a number from [0, 1) for every new token, and samples depend on nothing else. `limit_B` is the
-    most new tokens of a row. With `ends`, EOS ends a row; otherwise it is a token like any other.
+    `uniform_BT` holds a random number from [0, 1) for every new token. `limit_B` is the maximum number of new tokens.
+    With `ends`, EOS ends a continuation; otherwise it is a token like any other.
     """
     model_state, token_B = model.start(prompt_BP[:, :0], prompt_BP[:, :0] > 0), prompt_BP[:, 0]
     state = SampleState.start(limit_B, uniform_BT[:, None])
-    read = 0
+    read = 0  # number of tokens that the model has read
     while not bool(state.done_BW.all()):
         read += 1
         logp_BV, model_state = model.step(token_B, model_state)
@@ -163,33 +168,33 @@ def sample_continuations(
         token_B = torch.where(reading_B, prompt_BP[:, min(read, prompt_BP.size(1) - 1)], token_B)
     columns = (state.token_BWT, state.length_BW, state.logp_BW)
     results = []
-    for row, written, logp in zip(*(each[:, 0].tolist() for each in columns), strict=True):
-        tokens = row[:written]
+    for row, length, logp in zip(*(each[:, 0].tolist() for each in columns), strict=True):
+        tokens = row[:length]
         finished = ends and tokens[-1:] == [EOS]
-        score = logp / max(written, 1)
+        score = logp / max(length, 1)
         results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
     return results
 
 
 def pick_sampled_tokens(logp_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """Return the token of each row at which the cumulative probability exceeds a number from [0, 1)."""
+    """Return, for each row, the first token at which the cumulative probability exceeds the number from [0, 1)."""
     sum_NV = logp_NV.double().softmax(-1).nan_to_num().cumsum(-1)
     threshold_N1 = uniform_N.double()[:, None] * sum_NV[:, -1:]
     return torch.searchsorted(sum_NV, threshold_N1, right=True)[:, 0].clamp(max=logp_NV.size(1) - 1)
 
 
 def apply_temperature(logp_NV: Tensor, value: float) -> Tensor:
-    """Divide by the temperature; 0 is greedy search."""
+    """Divide the log-probabilities by the temperature. At temperature 0, keep only the most probable token."""
     return logp_NV / value if value else apply_top_k(logp_NV, 1)
 
 
 def apply_top_k(logp_NV: Tensor, value: float) -> Tensor:
-    """Keep the k likeliest tokens; of equals the lower id comes first, as in greedy search."""
+    """Keep the k most probable tokens; of equally probable ones, those with the lowest ids. 0 keeps all."""
     return keep_ranks(logp_NV, torch.arange(logp_NV.size(1), device=logp_NV.device) < value) if value else logp_NV
 
 
 def apply_top_p(logp_NV: Tensor, value: float) -> Tensor:
-    """Keep the nucleus, the fewest tokens that together have this probability (Holtzman 2020)."""
+    """Keep the nucleus: the most probable tokens, as few as together have this probability (Holtzman 2020)."""
     if value == 1:
         return logp_NV
     prob_NV = logp_NV.softmax(-1).sort(dim=-1, descending=True, stable=True).values
@@ -197,11 +202,12 @@ def apply_top_p(logp_NV: Tensor, value: float) -> Tensor:
 
 
 def keep_ranks(logp_NV: Tensor, keep: Tensor) -> Tensor:
-    """Forbid tokens by rank; `keep` is indexed from the likeliest token down."""
+    """Forbid tokens by their rank: `keep` is False at the ranks to forbid, where rank 0 is the most probable token."""
     order_NV = logp_NV.sort(dim=-1, descending=True, stable=True).indices
     return logp_NV.masked_fill(~keep.expand_as(logp_NV).gather(1, order_NV.argsort(-1)), NEVER)
 
 
+# Filters of log-probabilities, applied in this order, by the setting that is their second argument.
 FILTERS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "temperature": apply_temperature,
     "top_k": apply_top_k,

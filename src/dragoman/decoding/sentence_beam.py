@@ -1,14 +1,14 @@
-"""Beam search of one sentence in plain Python, and the methods that choose differently among its candidates.
+"""Beam search of one sentence in plain Python, and two variants of it.
 
-`SentenceBeam` is the readable reference implementation of beam.py, which searches for many sentences at once. The rarer
-methods build on it and change only which candidates survive a step:
+`SentenceBeam` is the readable reference implementation of beam.py, which decodes many sentences at once. The variants
+differ in the candidates that they keep at each step:
 
-    DiverseBeam      groups of beams; a token that one group has just used costs the later groups more
-    ConstrainedBeam  beams are kept apart by how many tokens of the required terms are still missing
+    DiverseBeam      the beam is divided into groups; a token that one group has just chosen is penalized in the others
+    ConstrainedBeam  the beam is divided into banks, by the number of missing tokens of the required terms
 
-`SentenceSearches` runs them side by side.
+`SentenceSearches` runs one such search per slot.
 
-Shapes   W beams of a sentence   N rows of the model   V vocabulary   L active beams   K terms
+Shapes   W beams of a sentence   N rows of the model   V vocabulary   L active beams   K terms   T length of a result
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from dragoman.types import EOS, PAD
 
 
 class Extension(NamedTuple):
-    """A candidate: the beam that it extends, the token that it adds, and the log-probability of all its tokens."""
+    """A candidate for the next step: an active beam extended by one token."""
 
-    row: int
+    row: int  # index of the beam that is extended
     token: int
-    logp: float
+    logp: float  # log-probability of all tokens together
 
 
 def pad_extensions(extensions: list[Extension], width: int) -> list[Extension]:
-    """Add dummies for the rows that have nothing to extend."""
+    """Add dummy extensions, so that there is one for each of the `width` rows of the model."""
     return extensions + [Extension(0, EOS, NEVER)] * (width - len(extensions))
 
 
 class SentenceBeam:
     """Beam search of one sentence.
 
-    `active` holds the tokens and the log-probability of each active beam, best first; `finished` the results that
-    reached EOS, best first. Sums are float32, as in beam.py.
+    `active` holds the tokens and the log-probability of each active beam, best first. `finished` holds the hypotheses
+    that ended with EOS, best first. Sums are computed in float32, so that they equal those of beam.py.
     """
 
     def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
@@ -56,14 +56,14 @@ class SentenceBeam:
         self.done = self.limit == 0
 
     def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:
-        """Take the log-probabilities of the next token of each beam; return up to W extensions that stay active.
+        """Extend the beams by one token, given its log-probabilities; return the at most W extensions that stay active.
 
-        `cost_V` makes candidates rank lower. Scores ignore it.
+        Candidates are ranked by their log-probability minus `cost_V`, which does not count in scores.
         """
         total_LV = self.add_logp(logp_WV)
         best = self.find_candidates(total_LV, total_LV - cost_V, 2 * self.width)
-        ends = [one for one in best[: self.width] if one.token == EOS]
-        return self.extend(ends, [one for one in best if one.token != EOS][: self.width])
+        ends = [candidate for candidate in best[: self.width] if candidate.token == EOS]
+        return self.extend(ends, [candidate for candidate in best if candidate.token != EOS][: self.width])
 
     def add_logp(self, logp_WV: Tensor) -> Tensor:
         """Return the log-probability of every continuation of the active beams."""
@@ -72,51 +72,57 @@ class SentenceBeam:
 
     @staticmethod
     def find_candidates(total_LV: Tensor, rank_LV: Tensor, count: int) -> list[Extension]:
-        """Return the candidates of the highest rank, best first; ties go to the better beam, then the lower token."""
+        """Return the `count` candidates with the highest `rank_LV`, best first.
+
+        If ranks are equal, the better beam comes first, then the lower token.
+        """
         V = total_LV.size(1)
         rank_1K, index_1K = stable_topk(rank_LV.reshape(1, -1), count)
         logps = total_LV.flatten()[index_1K[0]].tolist()
         rows = zip(rank_1K[0].tolist(), index_1K[0].tolist(), logps, strict=True)
         return [Extension(index // V, index % V, logp) for rank, index, logp in rows if rank > NEVER]
 
-    def extend(self, ends: list[Extension], growing: list[Extension]) -> list[Extension]:
-        """Add the finished results, replace the active beams by their extensions, and decide whether to stop."""
-        if not ends and not growing:
+    def extend(self, ends: list[Extension], active: list[Extension]) -> list[Extension]:
+        """Finish the beams in `ends`, make `active` the new active beams and return it. Decide whether to stop."""
+        if not ends and not active:
             self.done = True
             return []
-        for one in ends:
-            tokens = self.active[one.row][0]
-            self.finished.append(SearchResult(tokens, one.logp, self.score(one.logp, len(tokens) + 1), True))
+        for end in ends:
+            tokens = self.active[end.row][0]
+            self.finished.append(SearchResult(tokens, end.logp, self.score(end.logp, len(tokens) + 1), True))
         self.finished = sorted(self.finished, key=lambda result: -result.score)[: self.width]
-        self.active = [([*self.active[one.row][0], one.token], one.logp) for one in growing]
-        self.done = not growing or len(self.active[0][0]) >= self.limit
+        self.active = [([*self.active[new.row][0], new.token], new.logp) for new in active]
+        self.done = not active or len(self.active[0][0]) >= self.limit
         if not self.done:
             scores = [result.score for result in self.finished] + [NEVER] * (self.width - len(self.finished))
-            hope_1 = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.limit]
-            self.done = bool(self.should_stop(torch.tensor([scores]), hope_1, self.nbest))
-        return growing
+            bound_1 = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.limit]
+            self.done = bool(self.should_stop(torch.tensor([scores]), bound_1, self.nbest))
+        return active
 
     def score(self, logp: float, length: int) -> float:
+        """Return the log-probability, normalized for the length including EOS."""
         return float(torch.tensor(logp) / self.norm_T[length])
 
     def results(self) -> list[SearchResult]:
         """Return finished results by score, then, if there are fewer than `nbest`, unfinished ones."""
         if self.limit == 0:
             return []
-        cut = [SearchResult(tokens, logp, self.score(logp, len(tokens)), False) for tokens, logp in self.active]
-        return (self.finished + cut)[: self.nbest]
+        unfinished = [SearchResult(tokens, logp, self.score(logp, len(tokens)), False) for tokens, logp in self.active]
+        return (self.finished + unfinished)[: self.nbest]
 
 
 class DiverseSettings(BaseSearchSettings):
+    """The settings of diverse beam search."""
+
     groups: int = setting(4, "diverse: number of groups of the beam, which avoid each other's tokens", ge=1, le=1000)
     diversity: float = setting(0.5, "diverse: penalty of a token per earlier group that has chosen it", ge=0, le=100)
 
 
 class DiverseBeam:
-    """Diverse beam search (Vijayakumar 2018): several groups, each a beam search of the same width.
+    """Diverse beam search of one sentence (Vijayakumar 2018): several groups, each a beam search of the same width.
 
-    The alternative, sampling without replacement (Kool 2019), needs a temperature to give good results, and its best
-    one is not the one that beam search finds. Here the first group is a plain beam search and nothing is random.
+    The alternative, sampling without replacement (Kool 2019), needs a well-chosen temperature, and its best result is
+    not that of beam search. Here the first group is a plain beam search, and nothing is random.
     """
 
     def __init__(self, job: Job, settings: DiverseSettings, width: int, device: torch.device) -> None:
@@ -129,46 +135,48 @@ class DiverseBeam:
         return all(group.done for group in self.groups)
 
     def advance(self, logp_WV: Tensor) -> list[Extension]:
-        """Advance the groups in order; a token costs more each time an earlier group has chosen it in this step."""
+        """Advance the groups in order. Each use of a token in this step adds `penalty` to its cost in later groups."""
         cost_V = torch.zeros_like(logp_WV[0])
         extensions = []
         for number, group in enumerate(self.groups):
             first = number * self.width
-            some = [] if group.done else group.advance(logp_WV[first:], cost_V)
-            for one in some:
-                cost_V[one.token] += self.penalty
-            extensions += [one._replace(row=first + one.row) for one in pad_extensions(some, self.width)]
+            chosen = [] if group.done else group.advance(logp_WV[first:], cost_V)
+            for extension in chosen:
+                cost_V[extension.token] += self.penalty
+            padded = pad_extensions(chosen, self.width)
+            extensions += [extension._replace(row=first + extension.row) for extension in padded]
         return extensions
 
     def results(self) -> list[SearchResult]:
-        """Take the best of each group, then the second of each, and so on without repeats; sort what was taken."""
+        """Take the best of each group, then the second of each, and so on without repeats; sort them by score."""
         lists = [group.results() for group in self.groups]
         chosen: dict[tuple[int, ...], SearchResult] = {}
-        for one in (some[rank] for rank in range(self.width) for some in lists if rank < len(some)):
-            chosen.setdefault(tuple(one.tokens), one)
-        return sorted(list(chosen.values())[: self.nbest], key=lambda one: (not one.finished, -one.score))
+        for result in (results[rank] for rank in range(self.width) for results in lists if rank < len(results)):
+            chosen.setdefault(tuple(result.tokens), result)
+        return sorted(list(chosen.values())[: self.nbest], key=lambda result: (not result.finished, -result.score))
 
 
 class ConstrainedBeam(SentenceBeam):
-    """Beam search in which terms must appear. Terms that the vocabulary cannot spell are left out.
+    """Beam search of one sentence in which terms must appear. Terms that the vocabulary cannot spell are ignored.
 
-    A plain beam drops a prefix with an unlikely term long before the term pays off. So the beams are shared among
-    banks, one for each number of tokens that the terms still need, and each bank keeps its best (Post and Vilar 2018).
-    Every beam also tries the likeliest token that brings each of its terms nearer, and cannot end before all terms are
-    there. The model chooses how to spell a term; a beam that starts a term and turns away from it falls back to a
-    lower bank, because the automata of its terms say how far each term has come.
+    Plain beam search drops a prefix with an unlikely term before the term is complete. So the beams are divided into
+    banks, one for each number of tokens that the terms still need, and each bank keeps its best beams (Post and Vilar
+    2018). The automata of the terms (see `Term`) return this number for every beam, however a term is tokenized; it
+    rises again if a beam starts a term and does not complete it. For each term, every beam also tries the most probable
+    token that lowers the number. A beam cannot end before all terms are complete.
     """
 
     def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:
         super().__init__(job, settings, width, device)
         terms = job.constraints.spellable
+        # One tensor per term: the automaton, see `Term`.
         self.next = [torch.tensor(term.next_SV, device=device) for term in terms]
         self.left = [torch.tensor(term.left_S, device=device) for term in terms]
         self.ends = [torch.tensor(term.ends_S, device=device) for term in terms]
-        self.states: list[list[int]] = [[0] * len(terms)]  # automaton states of each active beam
+        self.states: list[list[int]] = [[0] * len(terms)]  # for each active beam, the state of each term's automaton
 
     def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:  # noqa: ARG002
-        """Extend the best candidates of every bank."""
+        """Extend the beams by one token; keep the best candidate of each bank, then the second best, and so on."""
         total_LV = self.add_logp(logp_WV)
         state_KL = torch.tensor(self.states, device=total_LV.device).T
         left_KLV = torch.stack(
@@ -178,34 +186,36 @@ class ConstrainedBeam(SentenceBeam):
         total_LV[:, EOS] = torch.where(may_end_L, total_LV[:, EOS], NEVER)
         left_LV = left_KLV.sum(0)
         left_LV[:, EOS] = 0  # a beam that may end has all terms
+        # EOS has no bytes and leaves the automata unchanged, so its column has the missing tokens before this step.
+        progress_KLV = left_KLV < left_KLV[:, :, EOS, None]
         banks = defaultdict(list)
-        for one in self.try_terms(total_LV, left_KLV < left_KLV[:, :, EOS, None]):  # EOS leaves a term's state as it is
-            banks[int(left_LV[one.row, one.token])].append(one)
-        ends = [one for one in banks[0][: self.width] if one.token == EOS]
-        by_bank = [[one for one in banks[left] if one.token != EOS] for left in sorted(banks)]
-        growing = [one for rank in zip_longest(*by_bank) for one in rank if one][: self.width]
-        states = [[int(t[self.states[e.row][k], e.token]) for k, t in enumerate(self.next)] for e in growing]
-        extensions = self.extend(ends, growing)
+        for candidate in self.list_candidates(total_LV, progress_KLV):
+            banks[int(left_LV[candidate.row, candidate.token])].append(candidate)
+        ends = [candidate for candidate in banks[0][: self.width] if candidate.token == EOS]
+        by_bank = [[candidate for candidate in banks[left] if candidate.token != EOS] for left in sorted(banks)]
+        active = [candidate for rank in zip_longest(*by_bank) for candidate in rank if candidate][: self.width]
+        states = [[int(t[self.states[new.row][k], new.token]) for k, t in enumerate(self.next)] for new in active]
+        extensions = self.extend(ends, active)
         self.states = states or self.states
         return extensions
 
-    def try_terms(self, total_LV: Tensor, nearer_KLV: Tensor) -> list[Extension]:
-        """Return the best candidates of all beams, the best of each, and each beam's best that brings a term nearer."""
-        apart_KLV = torch.where(nearer_KLV, total_LV, NEVER)
-        logp, token = torch.cat([total_LV[None], apart_KLV]).max(-1)
-        each = [
-            Extension(row, *one)
+    def list_candidates(self, total_LV: Tensor, progress_KLV: Tensor) -> list[Extension]:
+        """Return the 2W best candidates, the best of each beam, and the best of each beam that advances each term."""
+        advancing_KLV = torch.where(progress_KLV, total_LV, NEVER)
+        logp, token = torch.cat([total_LV[None], advancing_KLV]).max(-1)
+        best_of_beams = [
+            Extension(row, *token_and_logp)
             for logps, tokens in zip(logp.tolist(), token.tolist(), strict=True)
-            for row, one in enumerate(zip(tokens, logps, strict=True))
+            for row, token_and_logp in enumerate(zip(tokens, logps, strict=True))
         ]
-        best = each + self.find_candidates(total_LV, total_LV, 2 * self.width)
-        unique = {one[:2]: one for one in best if one.logp > NEVER}
-        return sorted(unique.values(), key=lambda one: (-one.logp, one.row, one.token))
+        candidates = best_of_beams + self.find_candidates(total_LV, total_LV, 2 * self.width)
+        unique = {(each.row, each.token): each for each in candidates if each.logp > NEVER}
+        return sorted(unique.values(), key=lambda each: (-each.logp, each.row, each.token))
 
     def results(self) -> list[SearchResult]:
         """Return the results that contain all terms; there may be none."""
-        met = [all(bool(ends[s]) for ends, s in zip(self.ends, states, strict=True)) for states in self.states]
-        self.active = [beam for beam, all_met in zip(self.active, met, strict=False) if all_met]
+        complete = [all(bool(ends[s]) for ends, s in zip(self.ends, states, strict=True)) for states in self.states]
+        self.active = [beam for beam, has_terms in zip(self.active, complete, strict=False) if has_terms]
         return super().results()
 
 
@@ -213,14 +223,14 @@ SentenceSearch = SentenceBeam | DiverseBeam
 
 
 class SentenceSlot(NamedTuple):
-    """The search of one sentence, and the tokens of its rows so far."""
+    """The search of one sentence."""
 
     search: SentenceSearch
-    rows: list[list[int]]
+    rows: list[list[int]]  # the tokens so far of each of the W rows, for the rules
 
 
 class SentenceSearches(Search):
-    """Searches of single sentences, side by side in slots."""
+    """A `Search` that runs a separate search of one sentence in each slot."""
 
     state: list[SentenceSlot]
 

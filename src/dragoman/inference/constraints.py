@@ -83,7 +83,7 @@ class TermCompiler:
             return Term(text, never_SV, np.array([UNREACHABLE, 0], dtype=np.int32), np.array([False, True]))
         bodies = [b"".join(self.spelt[i] for i in encode(way)).lstrip(b" ") for way in spelt]
         before, after = needs_boundaries(text)
-        return self.spelling.term(text, bodies, before=before, after=after)
+        return self.spelling.build_term(text, bodies, before=before, after=after)
 
 
 get_term_compiler = lru_cache(maxsize=2)(TermCompiler)  # the vocabularies of two models
