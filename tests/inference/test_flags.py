@@ -87,17 +87,17 @@ def test_copies() -> None:
 
 def test_what_is_usual_is_learnt_and_written_down() -> None:
     lengths = [(10, 9 + i % 3) for i in range(5000)] + [(10, 400)]
-    usual = PairStatistics.of(lengths, [("a " * 6, "a " * 6)] + [("a " * 6, "b " * 6)] * 9)
-    assert [usual.least, usual.most] == pytest.approx([13 / 14, 15 / 14])  # one odd pair moves nothing
+    usual = PairStatistics.measure(lengths, [("a " * 6, "a " * 6)] + [("a " * 6, "b " * 6)] * 9)
+    assert [usual.min_ratio, usual.max_ratio] == pytest.approx([13 / 14, 15 / 14])  # one odd pair moves nothing
     assert usual.copies == pytest.approx(0.1)
-    assert PairStatistics(*json.loads(usual.text())) == pytest.approx(usual, abs=1e-4)
+    assert PairStatistics(*json.loads(usual.to_json())) == pytest.approx(usual, abs=1e-4)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_ordinary_pairs_raise_none(direction: str) -> None:
     pairs = [(one.source, one.target) for one in generate_phrases("train", 2000, direction=direction)]
     lengths = [(len(source.split()), len(target.split())) for source, target in pairs[:1000]]
-    usual = PairStatistics.of(lengths, pairs[:1000])
+    usual = PairStatistics.measure(lengths, pairs[:1000])
     assert [pair for pair in pairs if flags(*pair, usual)] == []
     assert [pair for pair in pairs if check_placeholders(*pair, usual)] == []
     broken = [flags(source, f"{target} {target} {target}", usual) for source, target in pairs]
@@ -108,7 +108,7 @@ def test_ordinary_pairs_raise_none(direction: str) -> None:
 
 def test_a_run_knows_what_is_usual(toy: Toy) -> None:
     usual = load(toy.run, device="cpu").statistics
-    assert 0.5 < usual.least <= 1 <= usual.most < 2
+    assert 0.5 < usual.min_ratio <= 1 <= usual.max_ratio < 2
     assert usual.copies == 0
     assert all(one.flags == () for one in toy.translator.translate(["ba del fo.", "gri mun ne pol!"]))
 
@@ -193,13 +193,13 @@ def test_many_placeholders_make_no_long_warning() -> None:
 def test_tasks_that_rewrite_placeholders_are_left_alone() -> None:
     """A summary has not all the links of its text."""
     lengths = [(5, 5)] * 20
-    summaries = PairStatistics.of(lengths, [(f"read https://a.b/{i} now", "read it") for i in range(20)])
+    summaries = PairStatistics.measure(lengths, [(f"read https://a.b/{i} now", "read it") for i in range(20)])
     assert check_placeholders("read https://a.b/c", "read it", summaries) == []
-    kept = PairStatistics.of(
+    kept = PairStatistics.measure(
         lengths, [(f"read https://a.b/{i}", f"lies https://a.b/{i}") for i in range(19)] + [("{x}", "")]
     )
     assert check_placeholders("read https://a.b/c", "lies es", kept) == [f"{FLAG_LOST}: https://a.b/c"]
-    rare = PairStatistics.of(lengths, [("a dog", "ein Hund")] * 19 + [("{x}", "")])  # one odd pair says little
+    rare = PairStatistics.measure(lengths, [("a dog", "ein Hund")] * 19 + [("{x}", "")])  # one odd pair says little
     assert check_placeholders("{x}", "", rare)
     assert PairStatistics(0.5, 1.5, 0.0).rewritten == 0  # what earlier releases wrote
 

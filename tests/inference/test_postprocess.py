@@ -82,13 +82,14 @@ def test_unknown_words_are_filled_in_where_they_stand() -> None:
     words = ["the", "dwarf", "(", "Gimli", ")", "walks", "."]
 
     def text(name: str, **dictionary: str) -> str:
-        return fill_unknowns(ids, alignment, tokenizer, words, name, dictionary)
+        replacements = [UNKNOWN_WORD_METHODS[name](word, dictionary) for word in words]
+        return fill_unknowns(ids, alignment, tokenizer, replacements)
 
     assert text("keep") == "der <unk> (<unk>) geht."
     assert text("copy") == "der dwarf (Gimli) geht."
     assert text("dictionary", dwarf="Zwerg") == "der Zwerg (Gimli) geht."
     assert text("dictionary", gimli="Sohn Glóins") == "der dwarf (Sohn Glóins) geht."
-    assert UNKNOWN_WORD_METHODS["drop"] is None
+    assert text("drop") == "der  () geht."
     assert set(UNKNOWN_WORD_METHODS) == {"drop", "keep", "copy", "dictionary"}
 
 
@@ -96,7 +97,7 @@ def test_unknown_words_are_filled_in_where_they_stand() -> None:
 def test_where_nothing_is_unknown_the_text_is_the_text(ids: list[int]) -> None:
     for kind in ("word", "space"):
         tokenizer = train_tokenizer(["der Mann , ( geht ) . !"], TokenizerSettings(kind=kind, size=8))
-        assert fill_unknowns(ids, [[1.0]] * len(ids), tokenizer, ["x"], "copy", {}) == tokenizer.decode(ids)
+        assert fill_unknowns(ids, [[1.0]] * len(ids), tokenizer, ["x"]) == tokenizer.decode(ids)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,9 @@
-"""From search results to what users see: flags and warnings, unknown words, reranking, joining and splitting of lines.
+"""Steps before and after the search.
 
-Flags point out hypotheses that look wrong, for users who cannot read all of them. Good translations have no flags.
+In the order of this file: flags and warnings about hypotheses, n-best lists and joining of segments, reranking by
+coverage, replacement of unknown words, and splitting of lines into sentences.
+
+A flag marks a hypothesis that is probably wrong, for users who cannot read all of them. Good translations have none.
 """
 
 from __future__ import annotations
@@ -19,24 +22,23 @@ from dragoman.data.tokenizers import Tokenizer, WordTokenizer, count_letter_byte
 from dragoman.decoding.protocol import SearchResult
 from dragoman.types import SPECIALS, UNK, Hypothesis
 
-FLAG_REPEATS, FLAG_LONG, FLAG_SHORT, FLAG_COPY, FLAG_UNKNOWN, FLAG_LOST, FLAG_ADDED = (
-    "with repetitions",
-    "far too long",
-    "far too short",
-    "copying the source",
-    "with unknown words left out",
-    "with placeholders, tags or links missing from the translation",
-    "with placeholders, tags or links not in the source",
-)
+FLAG_REPEATS = "with repetitions"
+FLAG_LONG = "far too long"
+FLAG_SHORT = "far too short"
+FLAG_COPY = "copying the source"
+FLAG_UNKNOWN = "with unknown words left out"
+FLAG_LOST = "with placeholders, tags or links missing from the translation"
+FLAG_ADDED = "with placeholders, tags or links not in the source"
+# A CJK character, or a word of another script, which may contain apostrophes and hyphens.
 FLAG_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+(?:['’\-]\w+)*")
 MAX_LOOP_WORDS = 40  # maximum length of a repeated phrase
 MIN_COPY_WORDS = 5  # a shorter line may be a name, which is rightly copied
-COPY_SHARE = 0.8  # minimum fraction of words that a copy shares with its source
-RARE_COPIES = 0.01  # copies are flagged if a smaller fraction of the training pairs are copies
+MIN_COPIED_FRACTION = 0.8  # minimum fraction of words that a copy and its source have in common
+RARE_COPIES = 0.01  # copies are flagged only if a smaller fraction of the training pairs are copies
 RATIO_SMOOTHING = 4  # tokens added to both lengths before dividing, since ratios of short lines vary more
 RATIO_MARGIN = 1.25  # a length ratio is flagged if it exceeds the bounds of the training pairs by this factor
-OFTEN_REWRITTEN = 0.3  # placeholders are not checked if this fraction of the training pairs change them
-MIN_PLACEHOLDER_PAIRS = 10  # minimum denominator of that fraction, so that few pairs do not decide
+OFTEN_REWRITTEN = 0.3  # placeholders are not checked if at least this fraction of the training pairs changes them
+MIN_PLACEHOLDER_PAIRS = 10  # minimum denominator of this fraction: very few pairs with placeholders prove little
 MAX_NAMED = 10  # maximum number of placeholders that one warning lists
 PLACEHOLDER_MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
 # Matching takes linear time on any text: every alternative starts with a distinct character or at the start of a word,
@@ -54,21 +56,24 @@ PLACEHOLDER = re.compile(
 
 
 class PairStatistics(NamedTuple):
-    """Statistics of the training pairs; hypotheses that deviate are flagged. Stored in the header of the weights."""
+    """Statistics of the training pairs; hypotheses that deviate from them are flagged.
 
-    least: float  # minimum and maximum of target tokens per source token
-    most: float
+    They are stored in the header of the weights, as a JSON list of the fields.
+    """
+
+    min_ratio: float  # minimum and maximum of target tokens per source token
+    max_ratio: float
     copies: float  # fraction of pairs whose target copies the source
     rewritten: float = 0.0  # fraction of pairs with placeholders whose target changes them; earlier runs lack it
 
     @classmethod
-    def of(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
-        """Measure the token lengths of pairs and the texts of a sample of pairs.
+    def measure(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
+        """Compute the statistics from the token lengths of pairs and the texts of a sample of pairs.
 
-        The bounds leave out one pair in a thousand: half of them at each end.
+        One pair in a thousand is outside the minimum and maximum, half of them on each side.
         """
         ratios = sorted((target + RATIO_SMOOTHING) / (source + RATIO_SMOOTHING) for source, target in lengths)
-        outside = len(ratios) // 2000
+        outside = len(ratios) // 2000  # on each side
         copied, unchanged = [], []
         for source, target in texts:
             copied.append(is_copy(extract_casefolded_words(source), extract_casefolded_words(target)))
@@ -78,14 +83,15 @@ class PairStatistics(NamedTuple):
         rewritten = unchanged.count(False) / max(len(unchanged), MIN_PLACEHOLDER_PAIRS)
         return cls(ratios[outside], ratios[-1 - outside], sum(copied) / max(len(copied), 1), rewritten)
 
-    def text(self) -> str:
+    def to_json(self) -> str:
+        """Return the statistics as they are stored in the header of the weights."""
         return json.dumps([round(value, 4) for value in self])
 
 
 def find_flags(
     source: str, output: str, lengths: tuple[int, int], statistics: PairStatistics | None
 ) -> tuple[str, ...]:
-    """Return the flags of an output that looks wrong. `lengths` are the numbers of tokens of source and output.
+    """Return the flags of an output. `lengths` are the numbers of tokens of source and output.
 
     Without statistics of the training pairs, only repetitions are flagged.
     """
@@ -96,9 +102,9 @@ def find_flags(
     flags = [FLAG_REPEATS] if repeated and repeated > count_loops(source_words) else []
     if statistics:
         ratio = (lengths[1] + RATIO_SMOOTHING) / (lengths[0] + RATIO_SMOOTHING)
-        if ratio > statistics.most * RATIO_MARGIN:
+        if ratio > statistics.max_ratio * RATIO_MARGIN:
             flags.append(FLAG_LONG)
-        elif ratio < statistics.least / RATIO_MARGIN:
+        elif ratio < statistics.min_ratio / RATIO_MARGIN:
             flags.append(FLAG_SHORT)
         if copies_are_rare and is_copy(source_words, output_words):
             flags.append(FLAG_COPY)
@@ -110,19 +116,19 @@ def count_placeholders(text: str) -> Counter[str]:
     counts: Counter[str] = Counter()
     for match in PLACEHOLDER.finditer(text):
         span = match[0]
-        if span[0] not in "{<%$":  # a full stop or a bracket after a link is not part of it
+        if span[0] not in "{<%$":  # a link or an address, without the punctuation or bracket that follows it
             span = span.rstrip(".,;:!?'")
             if span.endswith(")") and span.count(")") > span.count("("):
                 span = span[:-1].rstrip(".,;:!?'")
         counts[span] += 1
-    del counts[SPECIALS[UNK]]
+    del counts[SPECIALS[UNK]]  # looks like a tag
     return counts
 
 
 def check_placeholders(source: str, output: str, statistics: PairStatistics | None) -> list[str]:
-    """Return warnings that list placeholders, tags and links that the output lacks or adds.
+    """Return a warning that lists missing placeholders, tags and links, and one that lists added ones.
 
-    Return none if training pairs often differ in them, as a text and its summary do.
+    There are no warnings if they often differ within the training pairs, as between a text and its summary.
     """
     if not (PLACEHOLDER_MARKS.search(source) or PLACEHOLDER_MARKS.search(output)):
         return []
@@ -138,21 +144,25 @@ def check_placeholders(source: str, output: str, statistics: PairStatistics | No
 
 
 def extract_casefolded_words(text: str) -> list[str]:
+    """Return the words of a text without punctuation, so that words can be compared regardless of case."""
     return FLAG_WORD.findall(text.casefold())
 
 
 def count_loops(words: Sequence[str]) -> int:
-    """Count phrases repeated too often in a row: three times, or twice if they have four words or more."""
+    """Count phrases that occur too often in a row: three times, or twice if they have four words or more.
+
+    A phrase of n words is repeated where words equal those n positions earlier, for long enough without interruption.
+    """
     repeated = len(words) - len(set(words))  # words that occurred earlier; a loop consists of such words
     loops = 0
-    for period in range(1, min(MAX_LOOP_WORDS, len(words) // 2, repeated) + 1):
-        enough = period * (1 if period >= 4 else 2)
-        if enough > repeated or sum(matches := list(map(eq, words[period:], words))) < enough:
+    for length in range(1, min(MAX_LOOP_WORDS, len(words) // 2, repeated) + 1):
+        required = length * (1 if length >= 4 else 2)  # words that repeat the first occurrence of the phrase
+        if required > repeated or sum(matches := list(map(eq, words[length:], words))) < required:
             continue
-        same = 0
+        consecutive = 0
         for match in matches:
-            same = same + 1 if match else 0
-            loops += same == enough
+            consecutive = consecutive + 1 if match else 0
+            loops += consecutive == required
     return loops
 
 
@@ -161,11 +171,11 @@ def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
     if len(source) < MIN_COPY_WORDS or len(output) < MIN_COPY_WORDS:
         return False
     shared = (Counter(source) & Counter(output)).total()
-    return shared >= COPY_SHARE * max(len(source), len(output))
+    return shared >= MIN_COPIED_FRACTION * max(len(source), len(output))
 
 
 def list_warning_kinds(warnings: Iterable[str]) -> list[str]:
-    """Return the distinct kinds of a line's warnings: their texts without numbers and details, for counting."""
+    """Return the distinct kinds of some warnings: their texts without numbers and details, for counting."""
     return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
 
 
@@ -219,7 +229,7 @@ def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
 def rerank_by_coverage(
     results: Sequence[tuple[SearchResult, AlignmentRows]], beta: float
 ) -> list[tuple[SearchResult, AlignmentRows]]:
-    """Sort results by score plus `beta` times the coverage penalty. Finished results still come first."""
+    """Add `beta` times the coverage penalty to the scores, and sort: finished results first, then by score."""
     scored = [(replace(item, score=item.score + beta * coverage_penalty(rows)), rows) for item, rows in results]
     return sorted(scored, key=lambda pair: (not pair[0].finished, -pair[0].score))
 
@@ -229,38 +239,29 @@ def coverage_penalty(alignment: AlignmentRows) -> float:
     return sum(math.log(min(max(sum(column), MIN_COVERAGE), 1.0)) for column in zip(*alignment))
 
 
-# search.unknown: from the aligned source word and a dictionary to what replaces <unk>. Copied words are names and
-# numbers, which are the same in many languages, and words that are not in the dictionary.
-UNKNOWN_WORD_METHODS: dict[str, Callable[[str, Mapping[str, str]], str] | None] = {
-    "drop": None,
+# Values of search.unknown: functions from the aligned source word and a dictionary to the replacement of <unk>. Copying
+# suits names and numbers, which are the same in many languages, and words that are not in the dictionary.
+UNKNOWN_WORD_METHODS: dict[str, Callable[[str, Mapping[str, str]], str]] = {
+    "drop": lambda _, __: "",
     "keep": lambda _, __: SPECIALS[UNK],
     "copy": lambda word, _: word,
     "dictionary": lambda word, dictionary: dictionary.get(word) or dictionary.get(word.lower()) or word,
 }
 
 
-def fill_unknowns(
-    ids: Sequence[int],
-    alignment: AlignmentRows,
-    target: Tokenizer,
-    words: Sequence[str],
-    method: str,
-    dictionary: Mapping[str, str],
-) -> str:
-    """Return the text of tokens of a word vocabulary, with unknown words replaced by one of UNKNOWN_WORD_METHODS.
+def fill_unknowns(ids: Sequence[int], alignment: AlignmentRows, target: Tokenizer, replacements: Sequence[str]) -> str:
+    """Return the text of tokens of a word vocabulary, with <unk> replaced.
 
-    `words` has the word of each source token. The replacement is made from the source word with the most attention.
+    `replacements` has an entry for each source token; the one of the token with the most attention is used.
     """
-    replace_word = UNKNOWN_WORD_METHODS[method]
-    texts = []
-    for token, text, row in zip(ids, target.pieces(ids), alignment, strict=True):
-        if token == UNK and row and replace_word:
-            text = text.replace(SPECIALS[UNK], replace_word(words[row.index(max(row))], dictionary))
-        texts.append(text)
+    texts = target.pieces(ids)
+    for index, (token, row) in enumerate(zip(ids, alignment, strict=True)):
+        if token == UNK and row:
+            texts[index] = texts[index].replace(SPECIALS[UNK], replacements[row.index(max(row))])
     return "".join(texts).replace(SPACE_MARK, " ").removeprefix(" ")
 
 
-SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")
+SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")  # a word, or a single punctuation mark
 
 
 def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
@@ -282,20 +283,20 @@ NON_SPACE = re.compile(r"\S")
 
 
 def split_sentences(line: str) -> list[str]:
-    """Split a line after punctuation that ends a sentence. Only the space between sentences is lost.
+    """Split a line after punctuation that ends a sentence, and remove the space between sentences.
 
     Full stops in "Dr.", "z. B.", "e.g." or "3." do not end a sentence, nor does punctuation before a lower-case letter.
     If in doubt, do not split: two sentences in one segment do less harm than half a sentence.
     """
     sentences, start = [], 0
-    cased = line != line.lower()
+    has_capitals = line != line.lower()
     for mark in SENTENCE_END.finditer(line):
         after = NON_SPACES.search(line, mark.end())
-        if cased and after and after[0][0].islower():
+        if has_capitals and after and after[0][0].islower():
             continue
         before = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
-        short = before.isdigit() or len(before) == 1 or "." in before or (len(before) <= 3 and before.istitle())
-        if mark[0] != "." or not short:
+        is_short = len(before) == 1 or (len(before) <= 3 and before.istitle())
+        if mark[0] != "." or not (is_short or before.isdigit() or "." in before):
             sentences.append(line[start : mark.end()])
             start = mark.end()
     return [sentence.strip() for sentence in (*sentences, line[start:]) if sentence.strip()]

@@ -340,7 +340,7 @@ class Translator(Predictor[Seq2Seq]):
         jobs = [Job([*item.tag_ids, *item.ids], item.limit, item.constraints, item.features) for item in segments]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
-            # Nothing reorders or changes the hypotheses of a beam afterwards, so their common prefix is final.
+            # The common prefix of a beam is final if nothing reorders or changes the hypotheses after the search.
             is_final = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
             if observe and isinstance(engine, TorchEngine) and is_final and not segments[0].constraints.must:
                 results = engine.iter_results(jobs, search, observe)
@@ -388,9 +388,11 @@ class Translator(Predictor[Seq2Seq]):
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
         lengths = len(segment.ids), len(result.tokens)
         if UNK in result.tokens and unknown != "drop":
+            replace_word = postprocess.UNKNOWN_WORD_METHODS[unknown]
             words = postprocess.list_source_words(source, segment.text, segment.ids)
+            replacements = [replace_word(word, options.dictionary) for word in words]
             rows = alignment or [[]] * len(result.tokens)
-            text = postprocess.fill_unknowns(result.tokens, rows, target, words, unknown, options.dictionary)
+            text = postprocess.fill_unknowns(result.tokens, rows, target, replacements)
         else:
             text = target.decode(result.tokens)
         warnings = [segment.warning] if segment.warning else []

@@ -58,7 +58,7 @@ class Prepared:
                 pair = part.store.example(line)
                 source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
-        return PairStatistics.of(lengths, texts)
+        return PairStatistics.measure(lengths, texts)
 
     @property
     def digests(self) -> dict[str, str]:

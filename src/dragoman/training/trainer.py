@@ -356,7 +356,7 @@ class Trainer:
         def save_model() -> None:
             header = {"longest": str(self.state.longest), "step": str(self.state.step)}
             if self.recipe.example_format == "pairs":  # statistics by which inference flags unusual translations
-                header["usual"] = self.prepared.pair_statistics.text()
+                header["usual"] = self.prepared.pair_statistics.to_json()
             weights = current or checkpoint.final_weights(self.folder, self.state, self.settings.average)
             self.folder.save_model(weights, tokenizer=self.prepared.tokenizers.fingerprint(), **header)
 
