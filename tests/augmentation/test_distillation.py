@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dragoman.augmentation import distillation as room
 from dragoman.augmentation import jobs as shards
-from dragoman.augmentation.backtranslation import PairFilter, find_faults
+from dragoman.augmentation.backtranslation import TranslationFilter, find_faults
 from dragoman.augmentation.distillation import DistilSettings, distil
 from dragoman.augmentation.jobs import ShardedJob
 from dragoman.data.corpus import CorpusSettings, read_pairs
@@ -335,8 +335,8 @@ def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
     assert "fewer than half" in with_originals.err
 
 
-def lessons(good: int, bad: int, blank: int = 0) -> PairFilter:
-    found = PairFilter()
+def lessons(good: int, bad: int, blank: int = 0) -> TranslationFilter:
+    found = TranslationFilter()
     records: list[tuple[str, list[str]]] = (
         [("ba.", [])] * good + [("ba.", ["cut at 2 tokens"])] * bad + [("", ["empty"])] * blank
     )
@@ -360,7 +360,7 @@ def lessons(good: int, bad: int, blank: int = 0) -> PairFilter:
         ([lessons(9, 1, blank=990)], 0, ""),
     ],
 )
-def test_how_many_answers_are_enough(found: list[PairFilter], originals: int, said: str) -> None:
+def test_how_many_answers_are_enough(found: list[TranslationFilter], originals: int, said: str) -> None:
     """Blank lines, to which nothing can be said, are no fault of a teacher."""
     try:
         answer = room.check_enough_pairs("x", found, originals)
@@ -391,7 +391,7 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
     kept = ShardedJob(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
     found = list(kept.read_records(kept.run(ProcessGroup(), ProgressBar("translating", visible=False))))
     assert found == answers
-    (folder / "1.jsonl").write_bytes("".join(PairFilter().format_lines(found)).encode())
+    (folder / "1.jsonl").write_bytes("".join(TranslationFilter().format_lines(found)).encode())
     assert list(read_pairs(CorpusSettings(jsonl=str(folder / "1.jsonl")))) == pairs
 
 

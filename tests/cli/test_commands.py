@@ -362,7 +362,7 @@ def test_each_kind_has_its_few_and_processes_share_them() -> None:
     assert heads == ["line 1", "line 2", "line 4", "line 4", "line 5", "line 5"]
     assert said[2].startswith("further lines cut are only counted")
     assert said[7].startswith(f"further lines {LACK} are only counted")
-    assert warned.lines == {"cut": 6, LACK: 3}
+    assert warned.line_counts == {"cut": 6, LACK: 3}
     many = WarningLog(lambda message, _: said.append(message), processes=64)
     said.clear()
     for number in (1, 2, 3):

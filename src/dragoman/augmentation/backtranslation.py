@@ -32,7 +32,7 @@ def find_faults(hypothesis: Hypothesis) -> list[str]:
     return [*(why for why in hypothesis.warnings if why != NO_TREE_WARNING), *hypothesis.flags]
 
 
-class PairFilter:
+class TranslationFilter:
     """Count pairs that are good to learn from, and those left out, by their first fault.
 
     `nonblank` counts pairs with words on either side, and `useful` the good ones among them.
@@ -86,9 +86,9 @@ def backtranslate(
     engine: str = "auto",
     device: str = "auto",
     report: Report | None = None,
-) -> PairFilter:
+) -> TranslationFilter:
     """Write `out`, a corpus {jsonl: out} whose targets are the lines of `text`. Return counts of its pairs."""
-    text, out, pairs = Path(text), Path(out), PairFilter()
+    text, out, pairs = Path(text), Path(out), TranslationFilter()
 
     def check_output() -> None:
         if out.exists() and text.exists() and out.samefile(text):

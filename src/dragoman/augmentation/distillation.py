@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dragoman.augmentation import jobs
-from dragoman.augmentation.backtranslation import PairFilter, find_faults, suggest_remedy, warn_of_poor_translations
+from dragoman.augmentation.backtranslation import (
+    TranslationFilter,
+    find_faults,
+    suggest_remedy,
+    warn_of_poor_translations,
+)
 from dragoman.augmentation.jobs import Record, ShardedJob
 from dragoman.config.settings import Amount, Listed, Settings
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
@@ -239,7 +244,7 @@ def write_corpora(
     """Write the student's training data and a record of it; refuse a teacher whose translations are too poor."""
     found, written, originals = [], [], 0
     for part, count in zip(parts, shards, strict=True):
-        pairs = PairFilter()
+        pairs = TranslationFilter()
         jobs.write_lines(part.file, pairs.format_lines(part.job.read_records(count)))
         name, left_out = part.corpus.shown, dict(pairs.left_out)
         written.append({"file": part.file.name, "of": name, "answers": pairs.good, "left_out": left_out})
@@ -251,7 +256,7 @@ def write_corpora(
     write_teacher_record(folder, about, written)
 
 
-def check_enough_pairs(teacher: str, found: Sequence[PairFilter], originals: int) -> str:
+def check_enough_pairs(teacher: str, found: Sequence[TranslationFilter], originals: int) -> str:
     """Return a warning if many translations are left out, else nothing. Raise a UserError if too few are useful.
 
     `originals` is the number of original pairs that the student learns from too.

@@ -1,4 +1,4 @@
-"""`dragoman data`: look at, filter and make corpora."""
+"""The commands of `dragoman data`: statistics, cleaning, splitting and generation of corpora."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dragoman.progress import log, results_console
 if TYPE_CHECKING:
     from dragoman.data.preparation import CorpusList
 
-data = CommandGroup(help="Look at, filter and make corpora.")
+data = CommandGroup(help="Describe, filter, split and generate corpora.")
 
 
 CorpusFiles = list[Path] | None
@@ -29,14 +29,14 @@ CorpusFiles = list[Path] | None
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """The options that name corpora. Corpora of all kinds are read as one, in this order."""
+    """The options that name corpora. All named corpora are read as one, in the order of these options."""
 
     source: Annotated[
-        CorpusFiles, Option(metavar="FILE", help="plain text, one sentence a line; may be given several times")
+        CorpusFiles, Option(metavar="FILE", help="plain text, one sentence per line; may be given several times")
     ] = None
-    target: Annotated[CorpusFiles, Option(metavar="FILE", help="its translations, line by line")] = None
-    tsv: Annotated[CorpusFiles, Option(metavar="FILE", help="source and target in columns")] = None
-    jsonl: Annotated[CorpusFiles, Option(metavar="FILE", help="objects with source and target")] = None
+    target: Annotated[CorpusFiles, Option(metavar="FILE", help="the translations of --source, line by line")] = None
+    tsv: Annotated[CorpusFiles, Option(metavar="FILE", help="source and target in tab-separated columns")] = None
+    jsonl: Annotated[CorpusFiles, Option(metavar="FILE", help="one JSON object with source and target per line")] = None
     columns: Annotated[str, Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1")] = ""
     keys: Annotated[str, Option(metavar="S,T", help="keys of --jsonl; by default source,target")] = ""
     corpus: Annotated[
@@ -55,10 +55,10 @@ class CorpusOptions:
             raise UserError("--keys is for --jsonl; leave it out, or name a file with --jsonl F")
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources)} --source and {len(targets)} --target; give as many of both")
-        values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(sources, targets)]
-        values += [{"tsv": str(path), **parse_pair_option("columns", self.columns, int)} for path in self.tsv or []]
-        values += [{"jsonl": str(path), **parse_pair_option("keys", self.keys, str)} for path in self.jsonl or []]
-        corpora = [build(CorpusSettings, each) for each in values]
+        settings: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(sources, targets)]
+        settings += [{"tsv": str(path), **parse_pair_option("columns", self.columns, int)} for path in self.tsv or []]
+        settings += [{"jsonl": str(path), **parse_pair_option("keys", self.keys, str)} for path in self.jsonl or []]
+        corpora = [build(CorpusSettings, values) for values in settings]
         corpora += [corpus for text in self.corpus or [] for corpus in parse_corpora(text, "--corpus").corpora]
         if not corpora:
             raise UserError(
@@ -68,7 +68,7 @@ class CorpusOptions:
 
 
 class CleanCommand(TyperCommand):
-    """Lists the settings of `data clean`, with defaults and meanings, at the end of its help."""
+    """The command `data clean`, whose help also lists its settings with their defaults and descriptions."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from dragoman.data.cleaning import CleanSettings
@@ -88,20 +88,20 @@ def stats(
         list[str] | None,
         Option(
             metavar="CORPUS",
-            help="another corpus, as for --corpus: shared sources and pairs, and words that only this corpus has",
+            help="another corpus, as for --corpus: count shared sources and pairs, and words that it lacks",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
+    """Print counts, lengths, length ratios, duplicates and languages of a corpus, and likely errors in it."""
     from dragoman.data.preparation import compute_corpus_statistics
     from dragoman.data.statistics import render_statistics
 
-    found = compute_corpus_statistics(corpora.read(), against or [])
+    statistics = compute_corpus_statistics(corpora.read(), against or [])
     if as_json:
-        print(json.dumps(asdict(found), ensure_ascii=False))
+        print(json.dumps(asdict(statistics), ensure_ascii=False))
     else:
-        results_console().print(render_statistics(found))
+        results_console().print(render_statistics(statistics))
 
 
 @data.command(cls=CleanCommand)
@@ -114,7 +114,7 @@ def clean(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
+    """Filter pairs by length, length ratio, duplicates and language; print how many were dropped, and why."""
     from dragoman.data.preparation import write_cleaned
 
     print_counts(write_cleaned(corpora.read(), out_prefix, settings or []), as_json=as_json)
@@ -125,8 +125,8 @@ def split(
     corpora: CorpusOptions,
     *,
     out_prefix: Annotated[Path, Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on")],
-    dev: Annotated[int, Option(min=0, help="sources to check on while training")] = 500,
-    test: Annotated[int, Option(min=0, help="sources to score in the end")] = 500,
+    dev: Annotated[int, Option(min=0, help="number of sources in dev, for validation during training")] = 500,
+    test: Annotated[int, Option(min=0, help="number of sources in test, for the final evaluation")] = 500,
     seed: Annotated[int, Option()] = 1,
     as_json: Json = False,
 ) -> None:
@@ -139,13 +139,13 @@ def split(
 @data.command()
 def phrasebook(
     out_prefix: Annotated[Path, Option("-o", "--out", help="writes OUT.en and OUT.de")],
-    count: Annotated[int, Option(min=1, help="pairs")] = 20000,
+    count: Annotated[int, Option(min=1, help="number of pairs")] = 20000,
     split: Annotated[str, Option(help="train, dev, test or unseen")] = "train",
     seed: Annotated[int, Option()] = 1,
     gold: Annotated[bool, Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")] = False,
     conllu: Annotated[bool, Option("--conllu", help="also OUT.en.conllu and OUT.de.conllu: trees")] = False,
 ) -> None:
-    """Make English-German pairs from the built-in grammar."""
+    """Generate English-German pairs from the built-in grammar."""
     from dragoman.data.preparation import write_phrasebook
 
     write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu)
@@ -153,22 +153,25 @@ def phrasebook(
 
 
 def print_counts(counts: Counter[str], *, as_json: bool) -> None:
-    """Print the number of pairs per outcome, such as the reason why they were dropped."""
+    """Print how many pairs each outcome has, such as "kept" or the reason why they were dropped."""
     if as_json:
         print(json.dumps(dict(counts)))
         return
     total, width = sum(counts.values()), max(20, *map(len, counts))
-    for reason, count in counts.most_common():
-        print(f"{reason:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
+    for outcome, count in counts.most_common():
+        print(f"{outcome:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
 def parse_pair_option(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the two columns or keys that an option names; an empty dict if the option is not given."""
+    """Parse `--columns 1,0` or `--keys body,subject`: return {name: [source, target]}, or {} if `text` is empty.
+
+    `kind` converts each of the two values.
+    """
     try:
         values = [kind(part.strip()) for part in text.split(",")] if text else []
     except ValueError:
         values = [text]
     if text and (len(values) != 2 or any(value == "" or (kind is int and value < 0) for value in values)):
-        such = "numbers, such as 1,0 (columns counted from 0)" if kind is int else "names, such as body,subject"
-        raise UserError(f"--{name} takes two {such}, got {text!r}")
+        expected = "numbers, such as 1,0 (columns counted from 0)" if kind is int else "names, such as body,subject"
+        raise UserError(f"--{name} takes two {expected}, got {text!r}")
     return {name: values} if text else {}

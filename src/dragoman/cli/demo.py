@@ -1,4 +1,7 @@
-"""`dragoman demo`: train, score and try a translator on the built-in corpus, in a few minutes."""
+"""The command `dragoman demo`: train and score a translator on the built-in corpus in a few minutes, then show it.
+
+`run_demo` prints scores, example translations with the grammatical phenomena that they show, and attention weights.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.trainer import train
 
 RECIPE = "phrasebook-en-de.yaml"
-TEST_SENTENCES = 500
-CANDIDATE_COUNT = 400  # sentences of the test split among which `choose_phrases` finds one for each point of grammar
-MAX_SHOWN_WORDS = 14  # maximum words of a sentence that is shown
-PHENOMENA = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
+TEST_SENTENCES = 500  # in each test set
+CANDIDATE_COUNT = 400  # test sentences among which `choose_phrases` finds one for each phenomenon
+MAX_SHOWN_WORDS = 14  # of an example sentence
+PHENOMENA = {  # what makes a sentence hard to translate, by the phrasebook's name of the phenomenon
     "verb-position": "the verb moves, or splits in two",
     "adjective": "endings follow gender, number and case",
     "agreement": "the verb agrees with a noun further away",
@@ -36,17 +39,23 @@ PHENOMENA = {  # what makes a sentence hard to translate into the other language
     "relative": "the relative pronoun takes the gender of its noun",
 }
 TEST_SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
+NEXT_COMMANDS = """
+What to type next:
+  {dragoman} translate {out} --input FILE         # translate a file, line by line
+  {dragoman} evaluate {out} --phrasebook unseen   # score it again, with the signatures of the metrics
+  {dragoman} info {out}                           # describe this model
+  {dragoman} train RECIPE.yaml --out runs/mine    # train on your own text (README.md shows a recipe)"""
 
 
 def run_demo(out: Path, overrides: list[str], console: Console) -> None:
-    """Train and score the demo unless that was done before; print scores, translations and attention weights."""
+    """Train and score the demo unless `out` has a finished one; print scores, translations and attention weights."""
     report_file = out / "report.json"
     if not report_file.exists():
         train_and_score(out, overrides, report_file, console)
     elif overrides:
-        raise UserError(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
+        raise UserError(f"{str(out)!r} has a finished demo; remove it, or choose another --out to train a new one")
     else:
-        console.print(f"The demo was trained before; what follows is from {out}.")
+        console.print(f"The demo was trained before; these are the results in {out}.")
     report = read_json(report_file)
     console.print(f"\nScores ({TEST_SENTENCES} sentences each):")
     for split, meaning in TEST_SPLITS.items():
@@ -55,7 +64,7 @@ def run_demo(out: Path, overrides: list[str], console: Console) -> None:
     translator = load_as(Translator, out)
     show_translations(translator, console)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        console.print("Type an English sentence of words like these (an empty line ends this):")
+        console.print("Type a sentence with words like these to translate it (an empty line ends the demo):")
         while line := console.input("> ").strip():
             console.print(f"  {translator.translate([line])[0].text}", markup=False)
     command = "dragoman" if shutil.which("dragoman") else sys.argv[0]
@@ -89,39 +98,31 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
 
 
 def show_translations(translator: Translator, console: Console) -> None:
-    """Translate one sentence for each point of grammar, and draw the attention weights of the longest."""
+    """Translate one sentence for each phenomenon, and draw the attention weights of the longest translation."""
     phrases = choose_phrases(translator.recipe.data.direction)
-    begun = time.monotonic()
-    found = translator.translate([phrase.source for phrase in phrases.values()])
-    each = (time.monotonic() - begun) / len(phrases) * 1000
-    console.print(f"\nSentences it has never seen ({each:.0f} ms each):\n")
-    for (point, phrase), one in zip(phrases.items(), found, strict=True):
-        right = one.text == phrase.target
+    start = time.monotonic()
+    hypotheses = translator.translate([phrase.source for phrase in phrases.values()])
+    milliseconds = (time.monotonic() - start) / len(phrases) * 1000
+    console.print(f"\nSentences the model has never seen ({milliseconds:.0f} ms each):\n")
+    for (phenomenon, phrase), hypothesis in zip(phrases.items(), hypotheses, strict=True):
+        is_correct = hypothesis.text == phrase.target
         console.print(f"   {phrase.source}")
-        console.print(f" {'[green]✓[/green]' if right else '[yellow]~[/yellow]'} [bold]{one.text}[/bold]")
-        if not right:
+        console.print(f" {'[green]✓[/green]' if is_correct else '[yellow]~[/yellow]'} [bold]{hypothesis.text}[/bold]")
+        if not is_correct:
             console.print(f"   [dim]reference: {phrase.target}[/dim]")
-        console.print(f"   [dim]{PHENOMENA[point]}[/dim]\n")
-    longest = max(found, key=lambda one: len(one.tokens))
-    console.print("Attention (source words above, translation at the left, brighter is more):\n")
+        console.print(f"   [dim]{PHENOMENA[phenomenon]}[/dim]\n")
+    longest = max(hypotheses, key=lambda hypothesis: len(hypothesis.tokens))
+    console.print("Attention (source words above, translation at the left; brighter cells have higher weights):\n")
     console.print(render_alignment(longest))
 
 
 def choose_phrases(direction: str) -> dict[str, Phrase]:
-    """Return a short test sentence for each point of grammar that the direction has, no sentence twice."""
+    """Return a short test sentence for each phenomenon of the translation direction, each a different sentence."""
     chosen: dict[str, Phrase] = {}
     for phrase in generate_phrases("test", CANDIDATE_COUNT, seed=3, direction=direction):
         if not MAX_SHOWN_WORDS // 2 <= len(phrase.source_words) <= MAX_SHOWN_WORDS:
             continue
-        point = next((one.name for one in phrase.phenomena if one.name not in chosen), None)
-        if point:
-            chosen[point] = phrase
+        names = [phenomenon.name for phenomenon in phrase.phenomena if phenomenon.name not in chosen]
+        if names:
+            chosen[names[0]] = phrase
     return chosen
-
-
-NEXT_COMMANDS = """
-What to type next:
-  {dragoman} translate {out} --input FILE         # a file, line by line
-  {dragoman} evaluate {out} --phrasebook unseen   # score it again, with signatures
-  {dragoman} info {out}                           # what this model is
-  {dragoman} train RECIPE.yaml --out runs/mine    # your own text (README.md shows a recipe)"""

@@ -1,4 +1,8 @@
-"""Commands about pairs of texts: evaluate and score them, or align their words."""
+"""Commands about parallel texts: evaluate, score and align.
+
+`evaluate` computes metrics such as BLEU for each system, `score` prints the log-probability of each translation under a
+model, and `align` links the words of a text with the words of its translation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from dragoman.run_dir import RunFolder
 if TYPE_CHECKING:
     from dragoman.smt.alignment import Aligner, AlignerSettings
 
-MAX_DRAWN_PAIRS = 3  # on a terminal
+MAX_DRAWN_PAIRS = 3  # pairs that `align` draws as matrices, if stdout is a terminal
 FileList = list[Path] | None
 SOURCE_HELP = "plain text file, one sentence per line"
 References = Annotated[FileList, Option(help="one or more files of reference translations or labels, line by line")]
@@ -60,7 +64,7 @@ def evaluate_command(
     engine: opt.EngineName = "torch",
     device: opt.Device = "auto",
 ) -> None:
-    """Score systems on files, the phrasebook or data.test of the runs; test each for difference from the first.
+    """Score systems on files, the phrasebook or data.test of the runs; test if each differs from the first system.
 
     -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
     """
@@ -70,7 +74,7 @@ def evaluate_command(
     from dragoman.evaluation.systems import EvaluationOptions, Scorer, collect_outputs
     from dragoman.metrics.metrics import explain_wer, looks_tokenized, make_sacrebleu, select_metrics
 
-    make_sacrebleu(bleu_tokenize, [])  # refuse an unknown tokenizer now, not after translating
+    make_sacrebleu(bleu_tokenize, [])  # raises a UserError for an unknown tokenizer now, not after translating
     names = [entry.name for entry in select_metrics(metric)] if metric else []
     options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
@@ -78,32 +82,33 @@ def evaluate_command(
     scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
     hint_pending = bleu_tokenize != "none"  # the hint about outputs that look tokenised is logged once
     for name, output in collect_outputs(runs or [], hypotheses or [], options, report):
-        results.append(scorer.score(name, output))
+        result = scorer.score(name, output)
+        results.append(result)
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
-            record_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
-            if note := explain_wer(results[-1], folder.recipe().tokenizer.for_target().kind):
+            record_scores(folder, result, test=test, beam=beam, engine=engine, tag=tag)
+            if note := explain_wer(result, folder.recipe().tokenizer.for_target().kind):
                 log(note)
-        log_warning_counts(Counter(results[-1]["warnings"]))
-        if hint_pending and "bleu" in results[-1] and looks_tokenized(output.texts):
+        log_warning_counts(Counter(result["warnings"]))
+        if hint_pending and "bleu" in result and looks_tokenized(output.texts):
             log(f"the outputs of {name} look tokenised; --metric bleu_tokens does not tokenise them again")
             hint_pending = False
         if as_json:
-            print(json.dumps(results[-1], ensure_ascii=False), flush=True)
+            print(json.dumps(result, ensure_ascii=False), flush=True)
     if not as_json:
-        shown = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
-        results_console().print(*shown, sep="\n")
+        tables = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
+        results_console().print(*tables, sep="\n")
     if page:
         html = render_evaluation(scorer.tests)
-        with open_output(page) as sink:
-            sink.write(html)
+        with open_output(page) as file:
+            file.write(html)
 
 
 def record_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
-    """Append a result to the run's scores.jsonl, for its model card."""
-    from dragoman.evaluation.report import select_scores
+    """Append a result to the run's scores.jsonl, for the model card. `test` is the default name of the test set."""
+    from dragoman.evaluation.report import scores_of
 
     recipe = folder.recipe()
     scores = select_scores(result).items()
@@ -131,7 +136,7 @@ def score_command(
 ) -> None:
     """Print the log-probability of each target given its source, in nats; nan if the pair is too long for the model.
 
-    Targets are tokenized again, so scores can differ from those of `translate`, whose search may use other subwords.
+    Scores can differ from those of `translate`: its search may split the same text into other subwords.
     """
     opt.check_arguments(runs=[run], inputs=[source, target, conllu])
     from dragoman.evaluation.systems import read_parallel_files, read_trees
@@ -141,36 +146,36 @@ def score_command(
     translator = load_as(Translator, run, device=device)
     sources, targets = read_parallel_files([source, target])
     trees = read_trees(conllu, sources, source) if conllu else None
-    warned = WarningLog()
-    with open_output(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:
-        for begun in range(0, len(sources), batch):
-            part = slice(begun, begun + batch)
+    warning_log = WarningLog()
+    with open_output(output_file) as file, ProgressBar("scoring", total=len(sources)) as bar:
+        for start in range(0, len(sources), batch):
+            part = slice(start, start + batch)
             scores = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
-            for number, score in enumerate(scores, begun + 1):
+            for number, score in enumerate(scores, start + 1):
                 text = f"{score.logp:.6f}"
                 if as_json:
                     record = {"source": sources[number - 1], "target": targets[number - 1], **asdict(score)}
                     record |= {"logp": None, "mean": None} if math.isnan(score.logp) else {}  # JSON has no nan
                     text = json.dumps(record, ensure_ascii=False)
-                print(text, file=sink)
-                warned.log(number, score.warnings)
-            sink.flush()
-            bar.update(begun + len(scores))
-    log_warning_counts(warned.lines)
+                print(text, file=file)
+                warning_log.log(number, score.warnings)
+            file.flush()
+            bar.update(start + len(scores))
+    log_warning_counts(warning_log.line_counts)
 
 
 def align_command(
-    source: Annotated[Path, Argument(help="text, one sentence a line, words separated by spaces")],
-    target: Annotated[Path, Argument(help="its translation, line by line")],
+    source: Annotated[Path, Argument(help="text, one sentence per line, words separated by spaces")],
+    target: Annotated[Path, Argument(help="the translation of the text, line by line")],
     overrides: opt.Overrides = None,
     output_file: opt.OutputFile = None,
     train: Annotated[
-        tuple[Path, Path] | None, Option(help="two files with more pairs to learn from, which are not aligned")
+        tuple[Path, Path] | None, Option(help="source and target file with more training pairs, which are not aligned")
     ] = None,
-    model: Annotated[Path | None, Option(help="align with a model that --save wrote; nothing is learned")] = None,
-    save: Annotated[Path | None, Option(help="a folder to keep the model in")] = None,
+    model: Annotated[Path | None, Option(help="align with a model that --save wrote, without training")] = None,
+    save: Annotated[Path | None, Option(help="a folder to save the model in")] = None,
     gold: Annotated[
-        Path | None, Option(help="links that people made, one line a pair, such as 0-0 1?2: print the error rate")
+        Path | None, Option(help="gold links, one line per pair, such as 0-0 1?2: print the alignment error rate")
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -180,11 +185,11 @@ def align_command(
     """
     opt.check_arguments(inputs=[source, target, gold, *(train or [])], output=output_file)
     if model and (train or save):
-        raise UserError("--model aligns with what is learned; leave --train and --save out")
+        raise UserError("--model aligns with a trained model; leave --train and --save out")
     from dragoman.smt.alignment import Aligner, AlignerSettings, check_symmetrization
 
     lines = read_parallel_lines(source, target)
-    answers = read_gold_links(gold, lines) if gold else []
+    gold_links = read_gold_links(gold, lines) if gold else []
     values: dict[str, Any] = {}
     for item in overrides or []:
         override(values, item)
@@ -192,75 +197,78 @@ def align_command(
     settings = build(AlignerSettings, {**(saved.settings.model_dump() if saved else {}), **values})
     check_symmetrization(settings)
     aligner = saved or train_on_lines(lines, train, settings)
-    aligner.settings = settings
+    aligner.settings = settings  # the overrides may choose another symmetrization for a saved model
     if save:
         fill_cache_folder(save, "aligner.json", aligner.save)
     with ProgressBar("aligning", total=len(lines[0]), unit="pairs") as bar:
-        found = list(bar.iterate(aligner.align(*lines)))
-    with open_output(output_file) as out:
-        if out is sys.stdout and out.isatty() and not as_json:
-            print_alignments(lines, found)
+        alignments = list(bar.iterate(aligner.align(*lines)))
+    with open_output(output_file) as file:
+        if file is sys.stdout and file.isatty() and not as_json:
+            print_alignments(lines, alignments)
         else:
-            texts = (json.dumps({"links": links}) if as_json else format_links(links) for links in found)
-            out.writelines(f"{text}\n" for text in texts)
+            texts = (json.dumps({"links": links}) if as_json else format_links(links) for links in alignments)
+            file.writelines(f"{text}\n" for text in texts)
     if gold:
-        score = score_alignments(found, answers)
+        score = score_alignments(alignments, gold_links)
         log(f"AER {score.aer:.1f}, precision {score.precision:.1f}, recall {score.recall:.1f} ({score.links:,} links)")
 
 
 def read_parallel_lines(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of two files, which must have the same number of lines."""
-    lines = list(read_lines(source)), list(read_lines(target))
-    if len(lines[0]) != len(lines[1]):
-        raise UserError(f"{source} has {len(lines[0]):,} lines but {target} has {len(lines[1]):,}; they must be pairs")
-    return lines
+    """Return the lines of two files; raise a UserError if their numbers of lines differ."""
+    sources, targets = list(read_lines(source)), list(read_lines(target))
+    if len(sources) != len(targets):
+        raise UserError(f"{source} has {len(sources):,} lines but {target} has {len(targets):,}; they must be pairs")
+    return sources, targets
 
 
 def train_on_lines(
     lines: tuple[list[str], list[str]], train: tuple[Path, Path] | None, settings: AlignerSettings
 ) -> Aligner:
-    """Train a model on the lines and on further pairs, and print how the likelihood grows."""
+    """Train an alignment model on the lines and on the pairs in the files `train`; log the likelihood as it grows."""
     from dragoman.smt.alignment import train_aligner
 
-    more = read_parallel_lines(*train) if train else ([], [])
-    texts = lines[0] + more[0], lines[1] + more[1]
+    more_sources, more_targets = read_parallel_lines(*train) if train else ([], [])
+    texts = lines[0] + more_sources, lines[1] + more_targets
     usable = sum(
         all(0 < len(line.split()) <= settings.max_length for line in pair) for pair in zip(*texts, strict=True)
     )
-    if left := len(texts[0]) - usable:
-        limit = f"empty or longer than {settings.max_length} words"
-        log(f"{left:,} of {len(texts[0]):,} pairs are {limit} and only aligned")
+    if unusable := len(texts[0]) - usable:
+        reason = f"empty or longer than {settings.max_length} words"
+        log(f"{unusable:,} of {len(texts[0]):,} pairs are {reason}: they are aligned, but not used for training")
+    # With more than one pass, the bar shows a percentage and no count; its total is then total * passes = 1000.
     with ProgressBar("learning to align", total=100, passes=10) as bar:
         return train_aligner(
             *texts,
             settings,
-            report=lambda one: log(f"{one.kind} {one.iteration}: log-likelihood {one.log_likelihood:.4f} a word"),
-            show=lambda share: bar.update(1000 * share),
+            report=lambda step: log(f"{step.kind} {step.iteration}: log-likelihood {step.log_likelihood:.4f} per word"),
+            show=lambda fraction: bar.update(1000 * fraction),
         )
 
 
-def print_alignments(lines: tuple[list[str], list[str]], found: Sequence[Sequence[Link]]) -> None:
-    """Print the first pairs as matrices, and the links of all pairs below."""
+def print_alignments(lines: tuple[list[str], list[str]], alignments: Sequence[Sequence[Link]]) -> None:
+    """Draw the first MAX_DRAWN_PAIRS pairs as matrices, then print the links of all pairs."""
     import numpy as np
 
     from dragoman.inspection.attention_maps import render_matrix
 
     console = results_console()
-    for source, target, links in list(zip(*lines, found, strict=True))[:MAX_DRAWN_PAIRS]:
-        words = source.split(), target.split()
-        weights = np.zeros((len(words[1]), len(words[0])))
+    for source, target, links in list(zip(*lines, alignments, strict=True))[:MAX_DRAWN_PAIRS]:
+        source_words, target_words = source.split(), target.split()
+        weights = np.zeros((len(target_words), len(source_words)))
         for i, j in links:
             weights[j, i] = 1.0
-        console.print(render_matrix(*words, weights))
-    for links in found:
+        console.print(render_matrix(source_words, target_words, weights))
+    for links in alignments:
         console.print(format_links(links), markup=False)
 
 
 def read_gold_links(path: Path, lines: tuple[list[str], list[str]]) -> list[GoldLinks]:
-    """Read gold links, one line a pair; refuse links to words that do not exist."""
-    found = [parse_links(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
-    if len(found) != len(lines[0]):
-        raise UserError(f"{path} has {len(found):,} lines but there are {len(lines[0]):,} pairs; it needs one a pair")
-    for number, (gold, source, target) in enumerate(zip(found, *lines, strict=True), 1):
-        check_links(gold.possible, source.split(), target.split(), f"{path}, line {number}")
-    return found
+    """Read gold links, one line per pair; raise a UserError for links to words that do not exist."""
+    gold_links = [parse_links(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
+    if len(gold_links) != len(lines[0]):
+        raise UserError(
+            f"{path} has {len(gold_links):,} lines but there are {len(lines[0]):,} pairs; give one per pair"
+        )
+    for number, (links, source, target) in enumerate(zip(gold_links, *lines, strict=True), 1):
+        check_links(links.possible, source.split(), target.split(), f"{path}, line {number}")
+    return gold_links

@@ -1,4 +1,8 @@
-"""Input and output of commands that process lines, from files, pipes or the command line."""
+"""Input and output of commands that process lines, from files, pipes or the command line.
+
+`choose_input` decides where the lines come from, `read_batches` reads them, `open_output` opens the file that results
+are written to, and `process_lines` combines these into a loop. `WarningLog` logs and counts warnings about lines.
+"""
 
 from __future__ import annotations
 
@@ -24,133 +28,134 @@ from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
 from dragoman.recipe import Recipe
 
 MAX_LOGGED_WARNINGS = 10  # warnings of each kind that are logged; further ones are only counted
-SETTING_PATTERN = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
+SETTING_PATTERN = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")  # section.name=value or name=value
 STDIN_PATHS = (None, Path("-"))
-LINE_BREAKS = str.maketrans("\r\n", "  ")  # for str.translate: one line of input gives one line of output
-Input = Path | Sequence[str] | None  # a file, lines from the command line, or stdin
+LINE_BREAKS = str.maketrans("\r\n", "  ")  # for str.translate: line breaks become spaces, so that output is one line
+InputSource = Path | Sequence[str] | None  # a file, lines from the command line, or stdin
 
 
 class OutputLine(NamedTuple):
     """The output for one line of input."""
 
     text: str
-    warnings: Sequence[str]
-    flags: Sequence[str] = ()
+    warnings: Sequence[str]  # problems with the input line, such as "cut at 256 tokens"
+    flags: Sequence[str] = ()  # signs of a bad output, such as repeated words
 
 
 @dataclass
 class StreamLines:
-    """Iterate over the lines of a stream, including line feeds; `has_next` tells whether reading would block.
+    """Iterate over the lines of a stream, including line feeds; `has_next` returns whether reading would not block.
 
     A line of more than `longest` bytes is yielded in parts, so that an endless line does not fill the memory.
     """
 
     stream: Any
     longest: float = math.inf
-    lines: deque[bytes] = field(default_factory=deque)  # complete, not yet yielded
-    rest: bytearray = field(default_factory=bytearray)  # the start of a line whose end has not arrived yet
-    ended: bool = False
+    lines: deque[bytes] = field(default_factory=deque)  # complete lines that have not been yielded yet
+    partial_line: bytearray = field(default_factory=bytearray)  # the start of a line whose end has not arrived yet
+    ended: bool = False  # whether the end of the stream was reached
 
     def __iter__(self) -> Iterator[bytes]:
         while self.lines or not self.ended:
             if self.lines:
                 yield self.lines.popleft()
             else:
-                self.read_some()
+                self.read_chunk()
 
     def has_next(self) -> bool:
         """Return whether a line, or the end of the stream, can be read without waiting."""
-        with suppress(io.UnsupportedOperation):  # not a file but a stream in memory, which never blocks
+        with suppress(io.UnsupportedOperation):  # raised by `fileno` of a stream in memory, which never blocks
             while not self.lines and not self.ended and select.select([self.stream.fileno()], [], [], 0)[0]:
-                self.read_some()
+                self.read_chunk()
             return bool(self.lines) or self.ended
         return True
 
-    def read_some(self) -> None:
+    def read_chunk(self) -> None:
         """Read the bytes that have arrived, waiting for at least one, and split them into lines."""
-        chunk = self.stream.read1(1 << 16)
+        chunk = self.stream.read1(1 << 16)  # 64 KiB, the capacity of a pipe on Linux
         self.ended = not chunk
-        *complete, rest = chunk.split(b"\n")
-        for part in complete:
-            self.lines.append(bytes(self.rest) + part + b"\n")
-            self.rest.clear()
-        self.rest += rest
-        if self.rest and (self.ended or len(self.rest) > self.longest):
-            self.lines.append(bytes(self.rest))
-            self.rest.clear()
+        *line_ends, next_start = chunk.split(b"\n")
+        for line_end in line_ends:
+            self.lines.append(bytes(self.partial_line) + line_end + b"\n")
+            self.partial_line.clear()
+        self.partial_line += next_start
+        if self.partial_line and (self.ended or len(self.partial_line) > self.longest):
+            self.lines.append(bytes(self.partial_line))
+            self.partial_line.clear()
 
 
-def read_batches(given: Input, size: int) -> Iterator[list[str]]:
-    """Yield up to `size` lines at a time. Only \\n and \\r\\n end a line.
+def read_batches(source: InputSource, size: int) -> Iterator[list[str]]:
+    """Yield batches of up to `size` lines. Only \\n and \\r\\n end a line.
 
-    From a pipe or a terminal, yield the lines that have arrived: the writer may wait for their output before sending
-    more.
+    A batch from stdin has only the lines that have already arrived: the program at the other end of a pipe may wait
+    for their output before it sends more.
     """
-    if given not in STDIN_PATHS:
-        lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
-        while group := list(islice(lines, size)):
-            yield group
+    if source not in STDIN_PATHS:
+        lines = read_lines(source) if isinstance(source, Path) else iter(source or ())
+        while batch := list(islice(lines, size)):
+            yield batch
         return
-    arriving = StreamLines(sys.stdin.buffer, LONGEST_LINE)
-    lines = decode_lines(arriving, "the input")
+    stream_lines = StreamLines(sys.stdin.buffer, LONGEST_LINE)
+    lines = lines_of(stream_lines, "the input")
     for line in lines:
-        group = [line]
-        while len(group) < size and arriving.has_next() and (more := next(lines, None)) is not None:
-            group.append(more)
-        yield group
+        batch = [line]
+        while len(batch) < size and stream_lines.has_next() and (next_line := next(lines, None)) is not None:
+            batch.append(next_line)
+        yield batch
 
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[IO[str]]:
-    """Open stdout or a file. The file is written under a temporary name and renamed when it is complete.
+    """Open a file for writing, or stdout if `path` is None.
 
-    For a symbolic link, its target is replaced; a pipe or a device is written to directly.
+    The file is written under a temporary name and renamed when it is complete. If `path` is a symbolic link, the file
+    that it points to is replaced. A pipe or a device is opened under its own name.
     """
     if path is None:
         yield sys.stdout
         return
     try:
         with report_write_errors(path, advice=""), ExitStack() as stack:
-            direct = path.exists() and not path.is_file()
-            target = path if direct else path.resolve()  # not for /dev/stdout: it may be a pipe, which has no path
-            made = target if direct else stack.enter_context(temporary_beside(target))
-            with made.open("w", encoding="utf-8", newline="\n") as file:
+            is_special = path.exists() and not path.is_file()  # a pipe or a device
+            target = path if is_special else path.resolve()  # /dev/stdout may resolve to a pipe, which has no path
+            temporary = target if is_special else stack.enter_context(temporary_beside(target))
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
                 yield file
-            if not direct:
-                move_into_place(made, target)
-    except RuntimeError:  # raised by Path.resolve before Python 3.13
+            if not is_special:
+                move_into_place(temporary, target)
+    except RuntimeError:  # Path.resolve raises it for a circular link before Python 3.13
         if path.is_symlink():
             raise UserError(f"cannot write {str(path)!r} (it is a link to itself)") from None
         raise
 
 
 def process_lines(
-    process: Callable[[int, list[str]], Iterator[OutputLine]], given: Input, output_file: Path | None, batch: int
+    process: Callable[[int, list[str]], Iterator[OutputLine]], source: InputSource, output_file: Path | None, batch: int
 ) -> None:
     """Print one line of output for every line of input.
 
-    `process` is called with the number of lines processed so far and a batch of lines.
+    `process` is called with the number of lines processed so far and a list of up to `batch` lines.
     """
-    warned, start, number = WarningLog(), time.monotonic(), 0
+    warning_log, start, line_number = WarningLog(), time.monotonic(), 0
     with ExitStack() as stack:
-        sink, bar = stack.enter_context(open_output(output_file)), None
-        if isinstance(given, Path) and given not in STDIN_PATHS and sys.stderr.isatty() and is_shown(INFO):
-            total = sum(1 for _ in read_lines(given))
+        file, bar = stack.enter_context(open_output(output_file)), None
+        if isinstance(source, Path) and source not in STDIN_PATHS and sys.stderr.isatty() and is_shown(INFO):
+            total = sum(1 for _ in read_lines(source))
             bar = stack.enter_context(ProgressBar("processing", total=total, unit="lines"))
-        for lines in read_batches(given, batch):
-            for output in process(number, lines):
-                number += 1
-                print(output.text, file=sink)
+        for lines in read_batches(source, batch):
+            for output in process(line_number, lines):
+                line_number += 1
+                print(output.text, file=file)
                 if output.warnings or output.flags:
-                    warned.log(number, output.warnings, output.flags)
-            sink.flush()
+                    warning_log.log(line_number, output.warnings, output.flags)
+            file.flush()
             if bar:
-                bar.update(number)
-    log_warning_counts(warned.lines)
-    log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
+                bar.update(line_number)
+    log_warning_counts(warning_log.line_counts)
+    log(f"{line_number:,} line{'s' * (line_number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
 
 
-def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> Input:
+def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> InputSource:
     """Return the lines from the command line if there are any, else the file, else None for stdin."""
     if not texts:
         return input_file
@@ -161,7 +166,7 @@ def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> Input:
             text.encode()
         except UnicodeEncodeError:
             raise UserError(f"{text!r} is not text in UTF-8") from None
-        if len(text) < 256 and "\n" not in text and Path(text).is_file():
+        if len(text) < 256 and "\n" not in text and Path(text).is_file():  # file names have at most 255 bytes
             log(f"{text!r} is used as text; use --input {text} to read the file of that name", WARNING)
     return [line for text in texts for line in text.split("\n")]
 
@@ -169,24 +174,29 @@ def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> Input:
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split command-line arguments into texts and settings.
 
-    A setting is one word that starts with the name of a section, such as `search.beam=8`; 'x = 5' and 'a.py=b' are
-    texts. Settings of other sections than search are returned too; the caller refuses them.
+    A setting has no spaces and starts with the name of a section of recipes, such as `search.beam=8`; 'x = 5' and
+    'a.py=b' are texts. Settings of all sections are returned; `parse_search_overrides` refuses those that are not of
+    the section search.
     """
     texts: list[str] = []
     settings: list[str] = []
+    # The search settings are the same for every kind of model.
     search_names = [row.name for row in load_reference()["transformer"] if row.section == "search"]
     for argument in arguments:
         match = SETTING_PATTERN.fullmatch(argument)
         section, name = match.groups() if match else ("", "")
         if name in search_names and section not in Recipe.model_fields:
-            right = f"search.{name}={argument.partition('=')[2]}"
-            raise UserError(f"{argument!r} is not a setting of search; did you mean {right!r}?")
+            suggestion = f"search.{name}={argument.partition('=')[2]}"
+            raise UserError(f"{argument!r} is not a setting of search; did you mean {suggestion!r}?")
         (settings if section in Recipe.model_fields else texts).append(argument)
     return texts, settings
 
 
 def parse_search_overrides(overrides: Sequence[str], initial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `initial` with the overrides `search.a=b`. Other settings of a trained run cannot be changed."""
+    """Return the search settings `initial`, updated by the overrides `search.a=b`.
+
+    Overrides of other sections are refused, since they cannot change a model that is already trained.
+    """
     values: dict[str, Any] = {"search": dict(initial)}
     for item in overrides:
         if not item.startswith("search."):
@@ -199,30 +209,30 @@ def parse_search_overrides(overrides: Sequence[str], initial: Mapping[str, Any])
 class WarningLog:
     """Log the first warnings of each kind, and count the lines with each kind of warning.
 
-    LOGGED_WARNINGS is divided among the processes. Flags, which mark suspicious outputs, are only counted.
+    With several processes, each logs an equal part of MAX_LOGGED_WARNINGS. Flags are counted, but not logged.
     """
 
-    print: Callable[[str, int], None] = log
+    emit: Callable[[str, int], None] = log  # takes a message and its level
     processes: int = 1
-    lines: Counter[str] = field(default_factory=Counter)  # by kind
+    line_counts: Counter[str] = field(default_factory=Counter)  # number of lines by kind of warning or flag
 
     def log(self, number: int, warnings: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
-        """Log and count the warnings of a line; return its distinct kinds of warnings and flags."""
+        """Log and count the warnings of line `number`; return its distinct kinds of warnings and flags."""
         from dragoman.inference.postprocess import list_warning_kinds
 
         kinds, maximum = list_warning_kinds(warnings), max(MAX_LOGGED_WARNINGS // self.processes, 1)
         kinds_and_flags = list(dict.fromkeys([*kinds, *flags]))
-        self.lines.update(kinds_and_flags)
+        self.line_counts.update(kinds_and_flags)
         for warning in warnings:
-            if self.lines[list_warning_kinds([warning])[0]] <= maximum:
-                self.print(f"line {number}: {warning}", WARNING)
+            if self.line_counts[list_warning_kinds([warning])[0]] <= maximum:
+                self.emit(f"line {number}: {warning}", WARNING)
         for kind in kinds:
-            if self.lines[kind] == maximum + 1:
-                self.print(f"further lines {kind} are only counted; --json prints the warnings of every line", WARNING)
+            if self.line_counts[kind] == maximum + 1:
+                self.emit(f"further lines {kind} are only counted; --json prints the warnings of every line", WARNING)
         return kinds_and_flags
 
 
-def log_warning_counts(lines: Mapping[str, int]) -> None:
-    """Log how many lines had each kind of warning."""
-    if lines:
-        log("; ".join(f"{count} line{'s' * (count > 1)} {kind}" for kind, count in lines.items()), WARNING)
+def log_warning_counts(line_counts: Mapping[str, int]) -> None:
+    """Log the number of lines with each kind of warning, such as "2 lines cut"."""
+    if line_counts:
+        log("; ".join(f"{count} line{'s' * (count > 1)} {kind}" for kind, count in line_counts.items()), WARNING)

@@ -1,7 +1,11 @@
-"""The command line. Each command checks its arguments and calls one function.
+"""The command line: `main` runs the command in sys.argv and turns its errors into messages and exit codes.
+
+Each command is a function that checks its arguments and calls one function of another package. Commands for training,
+comparing and describing models are defined here, the others in the modules that this one imports. Commands import
+PyTorch inside the function, since the import takes seconds that `--help` should not wait for.
 
 Results go to stdout, messages and progress to stderr. Exit codes: 0 success; 2 user error, explained in one sentence;
-1 bug in Dragoman; 130 Ctrl-C.
+1 bug in Dragoman; 130 Ctrl-C; 141 closed pipe; 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,14 +35,14 @@ from dragoman.progress import ERROR, log, results_console
 from dragoman.recipe import find_recipe, list_recipes
 from dragoman.run_dir import RunFolder
 
-# Texts in the messages of other exceptions than MemoryError.
+# Libraries also raise a RuntimeError when memory runs out. Its message then contains one of these texts.
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "can't start new thread",
     "Resource temporarily unavailable",
     "std::bad_alloc",
 )
-SIGTERM_EXIT_CODE = 128 + signal.SIGTERM  # exit code
+SIGTERM_EXIT_CODE = 128 + signal.SIGTERM  # as shells report a process that a signal has ended
 
 app = opt.CommandGroup()
 app.add_typer(data, name="data")
@@ -90,8 +94,8 @@ def train_command(
 ) -> None:
     """Train a model from a recipe into a run folder."""
     opt.check_arguments(runs=[init_from])
-    started = out_folder if resume and RunFolder(out_folder).state() else None  # None: there is no checkpoint yet
-    recipe = opt.check_recipe(recipe, overrides, parent=started or init_from)
+    resumed_run = out_folder if resume and RunFolder(out_folder).state() else None  # None: no checkpoint to resume from
+    recipe = opt.check_recipe(recipe, overrides, parent=resumed_run or init_from)
     if dry_run and resume:
         raise UserError("--dry-run describes a new run and cannot be combined with --resume")
     if dry_run:
@@ -113,8 +117,8 @@ def fit_command(recipe: opt.RecipeFile, overrides: opt.Overrides = None, as_json
     from dragoman.training.start import find_batch_size
 
     fitted = find_batch_size(recipe, overrides or [])
-    memory = f"an update takes {fitted.needed / 1e9:.1f} of {fitted.memory / 1e9:.1f} GB"
-    print(json.dumps(fitted._asdict()) if as_json else f"train.tokens={fitted.tokens}  # {memory}")
+    memory_use = f"an update takes {fitted.needed / 1e9:.1f} of {fitted.memory / 1e9:.1f} GB"
+    print(json.dumps(fitted._asdict()) if as_json else f"train.tokens={fitted.tokens}  # {memory_use}")
 
 
 @app.command()
@@ -133,14 +137,14 @@ def compare_command(
     as_json: opt.Json = False,
 ) -> None:
     """Train several recipes on the same data with the same budget, and write one report."""
-    settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
-    paths = [find_recipe(Path(argument)) for argument in arguments if argument not in settings]
+    overrides = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
+    paths = [find_recipe(Path(argument)) for argument in arguments if argument not in overrides]
     for path in paths:
         if not path.is_dir():
-            opt.check_recipe(path, settings)
+            opt.check_recipe(path, overrides)
     from dragoman.compare.report import format_comparison, run_comparison
 
-    comparison = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
+    comparison = run_comparison(paths, out=out_folder, overrides=overrides, seeds=seeds, jobs=jobs)
     if as_json:
         print(json.dumps(comparison, ensure_ascii=False))
     else:
@@ -178,9 +182,9 @@ def info(
 @app.command()
 def recipes() -> None:
     """List the built-in recipes. train, fit, distil and compare accept these names in place of files."""
-    named = list(list_recipes())
-    width = max((len(name) for name, _ in named), default=0)
-    for name, description in named:
+    built_in = list(list_recipes())
+    width = max((len(name) for name, _ in built_in), default=0)
+    for name, description in built_in:
         print(f"{name:{width}}  {description}".rstrip())
 
 
@@ -199,16 +203,16 @@ def settings(
     """Print settings with their defaults, choices and descriptions, as a recipe to start from."""
     from dragoman.config.reference import find_settings, kind_in, load_reference, render_settings
 
-    words = [word for word in arguments or [] if "=" not in word]
-    changes = [word for word in arguments or [] if "=" in word]
-    model = dict(item.removeprefix("model.").split("=", 1) for item in changes)
-    if all(item.startswith(("model.kind=", "model.backbone=")) for item in changes):
+    words = [argument for argument in arguments or [] if "=" not in argument]
+    overrides = [argument for argument in arguments or [] if "=" in argument]
+    model = dict(item.removeprefix("model.").split("=", 1) for item in overrides)
+    if all(item.startswith(("model.kind=", "model.backbone=")) for item in overrides):
         reference = load_reference()
         kind = kind_in(reference, model)
-    else:  # other settings have to be checked, which needs the model classes
+    else:  # settings.json, which load_reference reads, cannot validate the values of other settings
         from dragoman.cli.settings import describe_recipe
 
-        reference, kind = describe_recipe(changes)
+        reference, kind = describe_recipe(overrides)
     by_section = find_settings(reference, kind, words)
     if as_json:
         for setting in (setting for section in by_section.values() for setting in section):
@@ -218,26 +222,28 @@ def settings(
 
 
 def repeat_options(arguments: list[str]) -> list[str]:
-    """Rewrite `--reference A B` as `--reference A --reference B`, as the parser needs it. Likewise --hypotheses.
+    """Rewrite `--reference A B` as `--reference A --reference B`, as the parser requires. Likewise --hypotheses.
 
-    A folder after the references is not a reference but a run.
+    A folder after such an option is a run folder: the option is not repeated before it.
     """
     result: list[str] = []
-    repeated, named = "", False
+    option_to_repeat, needs_value = "", False  # needs_value: the option itself takes the next argument
     for argument in arguments:
         if argument.startswith("-"):
             option = argument.partition("=")[0]
-            repeated, named = option if option in ("--reference", "--hypotheses") else "", argument == option
-        elif repeated and not named and not Path(argument).is_dir():
-            result.append(repeated)
+            option_to_repeat = option if option in ("--reference", "--hypotheses") else ""
+            needs_value = argument == option
+        elif option_to_repeat and not needs_value and not Path(argument).is_dir():
+            result.append(option_to_repeat)
         else:
-            named = False
+            needs_value = False
         result.append(argument)
     return result
 
 
 def run_command(command: Any, arguments: list[str]) -> int:
     """Run a command and return its exit code; print one sentence if it fails."""
+    # The SIGINT handler of dragoman.errors raises KeyboardInterrupt only while this function can catch it.
     errors.interrupt_is_caught, errors.interrupt_was_raised = True, False
     try:
         with command.make_context("dragoman", arguments) as context:
@@ -256,7 +262,7 @@ def run_command(command: Any, arguments: list[str]) -> int:
 
 
 def explain_error(error: Any) -> tuple[str, int]:
-    """Return the message for an error that ends a command, if one is to be printed, and the exit code."""
+    """Return the message for an error that ends a command (empty: print nothing) and the exit code."""
     message, code = str(error), 2
     if isinstance(error, typer.Exit):
         message, code = "", error.exit_code
@@ -265,18 +271,19 @@ def explain_error(error: Any) -> tuple[str, int]:
     elif isinstance(error, Stop):
         code = error.code
     elif isinstance(error, UserError):
-        pass  # without a message if another process of this command prints it
+        pass  # under torchrun, the message is empty in the processes that do not print it
     elif isinstance(error, BrokenPipeError):  # the reader of the pipe, such as head, has exited
+        # Python flushes stdout on exit. Discard what is still buffered: writing it would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        message, code = "", 141
+        message, code = "", 141  # 128 + SIGPIPE
     elif isinstance(error, OSError):
         with suppress(OSError):
-            sys.stdout.close()  # its buffer cannot be written either
+            sys.stdout.close()  # if the disk is full, flushing stdout on exit would raise the error again
         message = (error.strerror or message) + (f": {error.filename!r}" if error.filename else "")
     elif isinstance(error, KeyboardInterrupt | typer.Abort) or errors.interrupt_was_raised:
-        # A library may have turned the interrupt into, for example, an ImportError.
+        # A library may have replaced the KeyboardInterrupt by, for example, an ImportError.
         message, code = "stopped", errors.INTERRUPTED
-    elif type(error).__name__ == "NoArgsIsHelpError":
+    elif type(error).__name__ == "NoArgsIsHelpError":  # `dragoman` without arguments prints the help
         error.show()
         message = ""
     elif hasattr(error, "format_message"):  # an error of the command-line parser
@@ -286,19 +293,18 @@ def explain_error(error: Any) -> tuple[str, int]:
     elif (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"  # of PyTorch
-        or (isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY_TEXTS))
+        or (isinstance(error, RuntimeError) and any(text in message for text in OUT_OF_MEMORY_TEXTS))
     ):
-        advice = "free memory that other programs use, or choose a smaller model or smaller batches"
-        message = f"out of memory; {advice}"
+        message = "out of memory; free memory that other programs use, or choose a smaller model or smaller batches"
     else:
         traceback.print_exc()
-        report = "Please report it with the lines above, the command, and the output of `pip freeze`."
-        message, code = f"this is a bug in Dragoman. {report}", 1
+        request = "Please report it with the lines above, the command, and the output of `pip freeze`."
+        message, code = f"this is a bug in Dragoman. {request}", 1
     return message, code
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit with its code."""
+    """Run the command in sys.argv, and exit with its exit code."""
     if sys.stdin is None or sys.stdout is None:
         print("dragoman: standard input and output must be open; use /dev/null for nothing", file=sys.stderr)
         sys.exit(2)
@@ -306,10 +312,10 @@ def main() -> None:
     if sys.stderr is not None:
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     if "_DRAGOMAN_COMPLETE" in os.environ:
-        app(prog_name="dragoman")  # prints completions for the shell
+        app(prog_name="dragoman")  # typer prints completions for the shell, and exits
     set_runtime_defaults()
     limit_threads()
-    # SystemExit, unlike the default action, runs the handlers that remove temporary files.
+    # Unlike the default action of SIGTERM, SystemExit runs the `finally` blocks that remove temporary files.
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_EXIT_CODE))
     try:
         code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))

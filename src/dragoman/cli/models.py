@@ -64,7 +64,7 @@ def backtranslate_command(
 ) -> None:
     """Make training pairs from monolingual text: its lines as targets, their translations by a reverse run as sources.
 
-    Started again after it was killed it goes on; under torchrun all processes share the work.
+    If the command was killed, repeat it to resume where it stopped. Under torchrun, the processes divide the work.
     """
     opt.check_arguments(engine=engine, runs=[run], inputs=[input_file])
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
@@ -89,10 +89,10 @@ def export_command(
     opt.check_arguments(runs=[run])
     from dragoman.inference.export import export as write
 
-    begun = time.monotonic()
+    start = time.monotonic()
     for agreement in write(run, to=to, out=folder, quantization=quantization, force=force):
         print(agreement)
-    log(f"{measure_size(folder) / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
+    log(f"{measure_size(folder) / 2**20:.1f} MiB in {time.monotonic() - start:.1f} s", DETAIL)
     print(f"done: {folder}")
 
 
@@ -110,25 +110,25 @@ def import_command(
 def cache_command(
     folder: Annotated[Path, Option(help="the cache folder, as data.cache in a recipe")] = Path(DEFAULT_CACHE),
     clear: Annotated[
-        bool, Option("--clear", help="remove all that Dragoman has written there, and nothing else")
+        bool, Option("--clear", help="remove everything that Dragoman has written there, and nothing else")
     ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again.
+    """List the kinds of files in the cache with their sizes, or remove them. Later commands make them again if needed.
 
-    What a running command uses is not removed.
+    Files that a running command uses are not removed.
     """
     folder = cache_folder(folder)
-    kinds: dict[str, dict[str, int]] = {}
+    kinds: dict[str, dict[str, int]] = {}  # number of entries and bytes by kind
     in_use: list[str] = []
     for kind, path in cache_entries(folder):
         size = measure_size(path)
         if clear and not remove_entry(path):
             in_use.append(path.name)
             continue
-        found = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
-        found["entries"] += 1
-        found["bytes"] += size
+        sums = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
+        sums["entries"] += 1
+        sums["bytes"] += size
     if in_use:
         log(f"not removed, since a command is using it: {', '.join(in_use)}", WARNING)
     if as_json:
@@ -136,26 +136,26 @@ def cache_command(
         print(json.dumps(about, ensure_ascii=False))
         return
     print(f"{folder}{': removed' if clear else ''}")
-    total = {name: sum(found[name] for found in kinds.values()) for name in ("entries", "bytes")}
-    for kind, found in [*kinds.items(), ("all", total)]:
-        print(f"{kind:<22}  {found['entries']:>6,}  {found['bytes'] / 1e6:>10,.1f} MB")
+    total = {name: sum(sums[name] for sums in kinds.values()) for name in ("entries", "bytes")}
+    for kind, sums in [*kinds.items(), ("all", total)]:
+        print(f"{kind:<22}  {sums['entries']:>6,}  {sums['bytes'] / 1e6:>10,.1f} MB")
 
 
 def measure_size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder. Links are not followed."""
+    """Return the size in bytes of a file, or of all files in a folder. Symbolic links are not followed."""
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
 
 
 def remove_entry(path: Path) -> bool:
-    """Remove an entry of the cache, unless a command has locked it; return whether it is gone."""
+    """Remove an entry of the cache, unless a command has locked it; return whether the entry no longer exists."""
     try:
         if path.is_dir() and not path.is_symlink():
             return remove_unused(path)
         path.unlink()
     except FileNotFoundError:
-        pass  # another command was quicker
+        pass  # another command has removed it
     except OSError as error:
         raise UserError(f"cannot remove {str(path)!r} ({error.strerror})") from None
     return True

@@ -1,4 +1,4 @@
-"""Options shared by several commands, option dataclasses, and checks of arguments.
+"""What the commands share: checks of arguments, declarations of options, and the group that commands are added to.
 
 Arguments are checked before PyTorch is imported, which takes seconds. Under torchrun these checks are skipped: every
 process would print the same error, and some machines may lack the files that only rank 0 reads. Errors are then
@@ -26,13 +26,13 @@ from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
 from dragoman.recipe import UNREAD, find_recipe, list_recipes, read_recipe
 from dragoman.run_dir import RunFolder
 
-# The names in inference/loading.py and inference/export.py, which import PyTorch.
+# Copies of the names in inference/loading.py and inference/export.py, since importing those modules imports PyTorch.
 ENGINE_NAMES = ("auto", "torch", "torch-bf16", "torch-int8", "ctranslate2", "ctranslate2-int8")
 FORMAT_NAMES = ("ctranslate2", "huggingface", "onnx")
 
 
 def is_distributed() -> bool:
-    """Return whether this is one of several processes that torchrun started."""
+    """Return whether torchrun started this process together with others."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
 
 
@@ -45,9 +45,9 @@ def check_arguments(
 ) -> None:
     """Raise a UserError for an unknown engine, an invalid run folder, an unreadable input or a missing output folder.
 
-    The contents of the files are not checked.
+    None and "-" as an input stand for stdin. The contents of the files are not checked.
     """
-    pick(dict.fromkeys(ENGINE_NAMES), engine, "engine")
+    pick(dict.fromkeys(ENGINE_NAMES), engine, "engine")  # raises a UserError that suggests a similar name
     if is_distributed():
         return
     for run in runs:
@@ -70,17 +70,17 @@ def check_arguments(
 
 
 def parse_output_file(text: str) -> Path:
-    """Return the path of a file to write; refuse a name that ends with a slash, since it names a folder."""
+    """Return the path of a file to write; refuse text that ends with a slash, which `Path` would drop."""
     if text.endswith("/"):
         raise typer.BadParameter(f"{text!r} is the name of a folder; name a file, such as {text + 'output.txt'!r}")
     return Path(text)
 
 
 def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: Path | None = None) -> Path:
-    """Return the file of a recipe, which may be named without its folder if it comes with Dragoman.
+    """Return the path of a recipe file; `path` may also be the name of a built-in recipe.
 
-    Refuse a recipe that is invalid with the overrides `a.b=c`, or that names a file that does not exist. `parent` is
-    the run folder whose model settings the recipe inherits.
+    Raise a UserError if the recipe, with the overrides `a.b=c`, is invalid or names a file that does not exist.
+    `parent` is the run folder whose model settings the recipe inherits.
     """
     path = find_recipe(path)
     if is_distributed():
@@ -91,15 +91,16 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
             f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; "
             "`dragoman recipes` lists the built-in ones"
         )
-    recipe = read_recipe(path, overrides or (), unread=UNREAD)  # without PyTorch
+    # First read only the sections that need no PyTorch, so that a missing file is reported without waiting for it.
+    recipe = read_recipe(path, overrides or (), unread=UNREAD)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
             check_arguments(inputs=[file])
-        except UserError as error:  # add the name of the recipe, which may be one of several
+        except UserError as error:  # add the name of the recipe, since `compare` reads several recipes
             sibling = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-            also = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
-            raise UserError(f"{path}: {error}{also}") from None
+            also_missing = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
+            raise UserError(f"{path}: {error}{also_missing}") from None
     read_recipe(path, overrides or (), parent=RunFolder(parent).recipe() if parent else None)
     return path
 
@@ -119,7 +120,7 @@ Texts = Annotated[
     Argument(metavar="[TEXT ...]", help="text to process, one line per argument; cannot be combined with --input"),
 ]
 InputFile = Annotated[Path | None, Option("-i", "--input", help="input file; - or omitted: stdin")]
-OUTPUT_PATH: Any = {"parser": parse_output_file, "metavar": "<path>"}  # for options that name a file to write
+OUTPUT_PATH: Any = {"parser": parse_output_file, "metavar": "<path>"}  # keyword arguments of Option for output files
 OutputFile = Annotated[Path | None, Option("-o", "--output", help="output file; omitted: stdout", **OUTPUT_PATH)]
 BatchSize = Annotated[
     int, Option(min=1, max=1_000_000, help="maximum lines per batch; torch engines give the same text for any value")
@@ -145,7 +146,7 @@ Verbose = Annotated[bool, Option("-v", "--verbose", help="print more details")]
 
 
 class CommandGroup(typer.Typer):
-    """A group of commands that all have -h, -q and -v."""
+    """A group of commands that all have the options -h, -q and -v, such as `dragoman` or `dragoman data`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -157,7 +158,7 @@ class CommandGroup(typer.Typer):
         )
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
-        """Add a command. Its default name is that of the function, without the suffix `_command`."""
+        """Return a decorator that adds a command, named after the function without the suffix `_command`."""
         register = super().command(*names, **options)
         return lambda function: register(adapt_for_typer(function))
 
@@ -165,30 +166,32 @@ class CommandGroup(typer.Typer):
 def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command for typer: add -q and -v, and replace each dataclass parameter by its fields.
 
-    Each field of such a dataclass is one option, declared by its annotation. The wrapper builds the dataclass again.
+    Typer declares one option for each parameter in the signature of the wrapper, so each field becomes an option. When
+    the command runs, the wrapper builds the dataclass from the values of these options.
     """
-    records: dict[str, Any] = {}
+    dataclasses: dict[str, Any] = {}  # parameters of `function` that are dataclasses, by name
     parameters: list[inspect.Parameter] = []
 
     def command(*, quiet: Quiet = 0, verbose: Verbose = False, **arguments: Any) -> None:
         levels = {0: DETAIL if verbose else INFO, 1: WARNING}
         set_verbosity(levels.get(quiet, ERROR))
-        built = {
-            name: record(**{field.name: arguments.pop(field.name) for field in fields(record)})
-            for name, record in records.items()
+        instances = {
+            name: dataclass(**{field.name: arguments.pop(field.name) for field in fields(dataclass)})
+            for name, dataclass in dataclasses.items()
         }
-        function(**built, **arguments)
+        function(**instances, **arguments)
 
-    *common, _ = inspect.signature(command, eval_str=True).parameters.values()
+    *quiet_and_verbose, _ = inspect.signature(command, eval_str=True).parameters.values()  # _ is **arguments
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if is_dataclass(parameter.annotation):
-            records[name] = parameter.annotation
-            parameters += inspect.signature(records[name], eval_str=True).parameters.values()
+            dataclasses[name] = parameter.annotation
+            parameters += inspect.signature(dataclasses[name], eval_str=True).parameters.values()
         else:
             parameters.append(parameter)
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*parameters, *common)]
+    # A signature does not allow a parameter without a default after one with a default, unless both are keyword-only.
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*parameters, *quiet_and_verbose)]
     update_wrapper(command, function)
     command.__name__ = function.__name__.removesuffix("_command")
-    command.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
+    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword_only}
     return command

@@ -1,6 +1,7 @@
-"""`dragoman settings`: collect every setting with its default, its choices and its meaning.
+"""Collect every setting with its default, its choices and its description, for `dragoman settings`.
 
-Nothing is listed here: defaults and descriptions come from the settings' records, choices from the registries.
+Defaults and descriptions come from the settings classes, choices from the registries and from Literal types.
+`python -m dragoman.cli.settings` writes the collected settings to config/settings.json.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dragoman.training.start import TRAIN_REGISTRIES
 
 
 def describe_recipe(overrides: Sequence[str]) -> tuple[Reference, str]:
-    """Return the settings of the default recipe with `a.b=c` overrides applied, and the name of its kind of model."""
+    """Return the settings of the default recipe with `a.b=c` overrides applied, and its model.kind."""
     values: dict[str, Any] = {}
     for item in overrides:
         override(values, item)
@@ -31,22 +32,22 @@ def describe_recipe(overrides: Sequence[str]) -> tuple[Reference, str]:
 
 
 def build_reference() -> Reference:
-    """Return the settings of every kind of model, as settings.json holds them."""
-    found: Reference = {}
+    """Return the settings of every kind of model, which are the contents of settings.json."""
+    reference: Reference = {}
     for kind, backbones in MODEL_KINDS.items():
         for backbone in backbones:
             model = {"kind": kind, "backbone": backbone} if backbone else {"kind": kind}
-            found["/".join(model.values())] = list_settings(build(Recipe, {"model": model}))
-    return found
+            reference["/".join(model.values())] = list_settings(build(Recipe, {"model": model}))
+    return reference
 
 
 def list_settings(recipe: Recipe) -> list[Setting]:
-    """Return every setting of a recipe, with its value in place of the default.
+    """Return every setting of a recipe, with the value in the recipe as its default.
 
-    In each section those come first that decide which others there are.
+    The settings `kind`, `backbone` and `method` come first in a section: they decide which other settings it has.
     """
     recipe.model.check()
-    found: list[Setting] = []
+    settings: list[Setting] = []
     registries = collect_registries(recipe)
     sections = [(name, getattr(recipe, name)) for name in Recipe.model_fields]
     sections.insert(1, (CORPUS, CorpusSettings()))
@@ -55,12 +56,12 @@ def list_settings(recipe: Recipe) -> list[Setting]:
         for name in sorted(values, key=lambda name: name not in ("kind", "backbone", "method")):
             field = type(record).model_fields[name]
             choices = list(registries.get(section, {}).get(name, ())) or list_literals(field.annotation)
-            found.append(Setting(section, name, values[name], choices, field.description or ""))
-    return found
+            settings.append(Setting(section, name, values[name], choices, field.description or ""))
+    return settings
 
 
 def collect_registries(recipe: Recipe) -> dict[str, Registries]:
-    """Return the registries of the settings of each section."""
+    """Return, for each section, the registries that its settings choose from, by name of the setting."""
     task, backbones = recipe.model.task, MODEL_KINDS[recipe.model.kind]
     metrics = metrics_for_task(task)
     with_backbone = {} if "" in backbones else {"backbone": backbones}
@@ -73,12 +74,15 @@ def collect_registries(recipe: Recipe) -> dict[str, Registries]:
     }
 
 
-def list_literals(kind: Any) -> list[str]:
-    """Return the values that a type lists. Those of a plain bool are left out, since they are obvious."""
-    if get_origin(kind) is Literal:
-        return [str(each) for each in get_args(kind)]
-    members = () if isinstance(kind, type) else get_args(kind)
-    return [name for each in members for name in (["true", "false"] if each is bool else list_literals(each))]
+def list_literals(annotation: Any) -> list[str]:
+    """Return the values of the Literal types in an annotation, and true and false for a bool in a union.
+
+    A plain bool gives an empty list, since its values are obvious.
+    """
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    members = () if isinstance(annotation, type) else get_args(annotation)
+    return [name for member in members for name in (["true", "false"] if member is bool else list_literals(member))]
 
 
 if __name__ == "__main__":

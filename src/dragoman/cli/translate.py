@@ -1,4 +1,4 @@
-"""Commands that map lines to lines: translate, generate, classify.
+"""The commands that apply a model to lines of text: translate, generate and classify.
 
 PyTorch, which takes seconds to import, is imported only after the arguments have been checked.
 """
@@ -81,11 +81,11 @@ def translate_command(options: TranslateOptions) -> None:
 
     Lines come from the command line or --input, otherwise from stdin, where each is translated as soon as it arrives.
     """
-    given: line_io.Input = options.input_file
+    source: line_io.InputSource = options.input_file
     overrides: list[str] = []
     if options.arguments:
         texts, overrides = line_io.split_arguments(options.arguments)
-        given = line_io.choose_input(texts, options.input_file)
+        source = line_io.choose_input(texts, options.input_file)
     runs = [options.run, *(options.others or [])]
     inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
     opt.check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
@@ -98,22 +98,25 @@ def translate_command(options: TranslateOptions) -> None:
         return
     line_translator = LineTranslator(runs, options, overrides)
     if options.stream:
-        line_translator.stream_lines(given)
+        line_translator.stream_lines(source)
     else:
-        line_io.process_lines(line_translator.translate, given, options.output_file, options.batch)
+        line_io.process_lines(line_translator.translate, source, options.output_file, options.batch)
     if line_translator.trees:
-        line_translator.trees.end()
+        line_translator.trees.end()  # raises a UserError if the file has more trees than there are lines
 
 
 class LineTranslator:
-    """Translate lines with the model and the files that the options of `dragoman translate` name."""
+    """A model, its decoding options, and the glossary and tree files that the options of `dragoman translate` name.
+
+    `translate` is for a batch of lines, `translate_file` for a resumable job, `stream_lines` for --stream.
+    """
 
     def __init__(
         self, runs: list[Path], options: TranslateOptions, overrides: Sequence[str], group: ProcessGroup | None = None
     ) -> None:
-        """Load the model and the files; refuse invalid options before any line is read.
+        """Load the model and the files; raise a UserError for invalid options before any line is read.
 
-        `group` has the processes that translate a file in shards; None otherwise.
+        `group` is the process group that translates a file in shards; None if the file is not translated in shards.
         """
         from dragoman.augmentation.jobs import choose_device_of_rank
         from dragoman.data.trees import TreeReader
@@ -136,7 +139,7 @@ class LineTranslator:
         if group and sum(path.is_file() or not path.exists() for path in files) < 2:
             raise UserError("--resume and torchrun require --input F and --output F to be regular files")
         device = choose_device_of_rank(options.device, group) if group else options.device
-        log_once = Report(quiet=not group.is_main).log if group else log
+        log_once = Report(quiet=not group.is_main).log if group else log  # only rank 0 logs
         start = time.monotonic()
         self.runs, self.options = runs, options
         self.translator = load_as(Translator, runs, device=device, engine=options.engine)
@@ -151,18 +154,18 @@ class LineTranslator:
             tag=options.tag,
             align=options.as_json,
         )
-        scores = options.as_json or decode.search.nbest > 1
-        self.decode = replace(decode, search=decode.search.model_copy(update={"scores": scores}))
+        needs_scores = options.as_json or decode.search.nbest > 1
+        self.decode = replace(decode, search=decode.search.model_copy(update={"scores": needs_scores}))
         self.translator.encode_tag(options.tag)  # raises a UserError now if the tag is unknown or missing
         if self.translator.reads_trees and not options.conllu:
             message = "this model was trained with syntax trees, but no --conllu was given; it uses word order only"
             log_once(message, WARNING)
         self.glossary = read_glossary(options.glossary) if options.glossary else None
-        name = str(options.input_file or "the input")
-        self.trees = TreeReader(options.conllu, name) if options.conllu else None
+        input_name = str(options.input_file or "the input")  # for messages
+        self.trees = TreeReader(options.conllu, input_name) if options.conllu else None
 
     def translate(self, before: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
-        """Yield the output for each line. `before` is the number of lines processed before this batch."""
+        """Yield the output for each line. `before` is the number of lines before this batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
 
         nbest, as_json = self.decode.search.nbest, self.options.as_json
@@ -172,8 +175,8 @@ class LineTranslator:
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), before):
             best = hypotheses[0]
             if as_json:
-                several = {"nbest": [asdict(hypothesis) for hypothesis in hypotheses]} if nbest > 1 else {}
-                text = json.dumps({"source": line, **asdict(best), **several}, ensure_ascii=False)
+                nbest_list = {"nbest": [asdict(hypothesis) for hypothesis in hypotheses]} if nbest > 1 else {}
+                text = json.dumps({"source": line, **asdict(best), **nbest_list}, ensure_ascii=False)
             elif nbest > 1:
                 rows = [(hypothesis.text.translate(line_io.LINE_BREAKS), hypothesis.score) for hypothesis in hypotheses]
                 text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
@@ -184,50 +187,53 @@ class LineTranslator:
             yield line_io.OutputLine(text, warnings, best.flags)
 
     def translate_file(self, group: ProcessGroup) -> None:
-        """Translate a file in shards, with one process or several. The shards are removed when all are done."""
+        """Translate a file in shards that the processes of `group` divide. The shards are removed at the end."""
         from dragoman.augmentation.jobs import describe_translation, write_sharded
 
         options, source, output = self.options, self.options.input_file, self.options.output_file
         assert source
         assert output
-        counts: Counter[str] = Counter()
-        warned = line_io.WarningLog(processes=group.world_size)
+        warning_counts: Counter[str] = (
+            Counter()
+        )  # lines of all processes, including those of an earlier, killed command
+        warning_log = line_io.WarningLog(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
-            # These keys are on disk: shards of earlier releases can be resumed.
+            # Keys of the records on disk: "said" is the translation, "odd" the kinds of its warnings and flags. Other
+            # names would prevent resuming from the shards of earlier releases.
             return [
-                {"said": line.text, "odd": warned.log(number, line.warnings, line.flags)}
+                {"said": line.text, "odd": warning_log.log(number, line.warnings, line.flags)}
                 for number, line in enumerate(self.translate(before, lines), before + 1)
             ]
 
-        def write(records: Iterator[Record]) -> Iterator[str]:
+        def format_records(records: Iterator[Record]) -> Iterator[str]:
             for record in records:
-                counts.update(record["odd"])
+                warning_counts.update(record["odd"])
                 yield record["said"] + "\n"
 
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
-        others = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
-        about = describe_translation(source, self.runs, self.decode.search, group, **others)
-        write_sharded(source, output, process, write, about=about, batch=options.batch, group=group)
-        line_io.log_warning_counts(counts)
+        other_options = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
+        about = describe_translation(source, self.runs, self.decode.search, group, **other_options)
+        write_sharded(source, output, process, format_records, about=about, batch=options.batch, group=group)
+        line_io.log_warning_counts(warning_counts)
 
-    def stream_lines(self, given: line_io.Input) -> None:
+    def stream_lines(self, source: line_io.InputSource) -> None:
         """Translate one line at a time, and print words as soon as all beam hypotheses agree on them."""
-        warned = line_io.WarningLog()
-        with line_io.open_output(self.options.output_file) as sink:
-            for number, [text] in enumerate(line_io.read_batches(given, 1), 1):
+        warning_log = line_io.WarningLog()
+        with line_io.open_output(self.options.output_file) as file:
+            for number, [text] in enumerate(line_io.read_batches(source, 1), 1):
                 line = self.glossary.line(Line(text)) if self.glossary else text
-                words = self.translator.stream_line(line, self.decode)
+                words = self.translator.stream_line(line, self.decode)  # a generator that returns a Hypothesis
                 while True:
                     try:
-                        print(next(words).translate(line_io.LINE_BREAKS), end="", file=sink, flush=True)
+                        print(next(words).translate(line_io.LINE_BREAKS), end="", file=file, flush=True)
                     except StopIteration as end:
                         hypothesis: Hypothesis = end.value
                         break
-                print(file=sink, flush=True)
-                warned.log(number, hypothesis.warnings, hypothesis.flags)
-        line_io.log_warning_counts(warned.lines)
+                print(file=file, flush=True)
+                warning_log.log(number, hypothesis.warnings, hypothesis.flags)
+        line_io.log_warning_counts(warning_log.line_counts)
 
 
 def generate_command(
@@ -258,18 +264,18 @@ def generate_command(
     from dragoman.inference.single_sequence import Generator
 
     generator = load_as(Generator, run, device=device)
-    separator = "---\n" if generator.whole_files else ""  # such texts have many lines
-    with line_io.open_output(output_file) as sink:
+    separator = "---\n" if generator.whole_files else ""  # a model trained on whole files writes texts of many lines
+    with line_io.open_output(output_file) as file:
         number = 0  # prompts processed
         for batch in line_io.read_batches(input_file or prompts or [""], 64):
             for texts_of_prompt in generator.generate(batch, count=count, tokens=tokens, seed=seed, settings=settings):
                 for text in texts_of_prompt:
                     prefix = "" if (number == 0 and text is texts_of_prompt[0]) or as_json else separator
-                    print(prefix + (json.dumps(asdict(text), ensure_ascii=False) if as_json else text.text), file=sink)
+                    print(prefix + (json.dumps(asdict(text), ensure_ascii=False) if as_json else text.text), file=file)
                 number += 1
                 for warning in dict.fromkeys(warning for text in texts_of_prompt for warning in text.warnings):
                     log(f"prompt {number}: {warning}", WARNING)
-            sink.flush()
+            file.flush()
 
 
 def classify_command(
@@ -282,7 +288,7 @@ def classify_command(
     device: opt.Device = "auto",
 ) -> None:
     """Print the label of each line: one line of output per line of input, in the same order."""
-    given = line_io.choose_input(texts, input_file)
+    source = line_io.choose_input(texts, input_file)
     opt.check_arguments(runs=[run], inputs=[input_file])
     from dragoman.inference.loading import load_as
     from dragoman.inference.single_sequence import Classifier
@@ -290,9 +296,9 @@ def classify_command(
     classifier = load_as(Classifier, run, device=device)
 
     def process(_: int, lines: list[str]) -> Iterator[line_io.OutputLine]:
-        for line, verdict in zip(lines, classifier.classify(lines), strict=True):
-            record = {"source": line, **asdict(verdict)}
-            text = json.dumps(record, ensure_ascii=False) if as_json else verdict.label.translate(line_io.LINE_BREAKS)
-            yield line_io.OutputLine(text, verdict.warnings)
+        for line, result in zip(lines, classifier.classify(lines), strict=True):
+            record = {"source": line, **asdict(result)}
+            text = json.dumps(record, ensure_ascii=False) if as_json else result.label.translate(line_io.LINE_BREAKS)
+            yield line_io.OutputLine(text, result.warnings)
 
-    line_io.process_lines(process, given, output_file, batch)
+    line_io.process_lines(process, source, output_file, batch)
