@@ -266,9 +266,7 @@ def read_gold_links(path: Path, lines: tuple[list[str], list[str]]) -> list[Gold
     """Read gold links, one line per pair; raise a UserError for links to words that do not exist."""
     gold_links = [parse_links(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
     if len(gold_links) != len(lines[0]):
-        raise UserError(
-            f"{path} has {len(gold_links):,} lines but there are {len(lines[0]):,} pairs; give one per pair"
-        )
+        raise UserError(f"{path} has {len(gold_links):,} lines but there are {len(lines[0]):,} pairs; they must match")
     for number, (links, source, target) in enumerate(zip(gold_links, *lines, strict=True), 1):
         check_links(links.possible, source.split(), target.split(), f"{path}, line {number}")
     return gold_links

@@ -193,9 +193,7 @@ class LineTranslator:
         options, source, output = self.options, self.options.input_file, self.options.output_file
         assert source
         assert output
-        warning_counts: Counter[str] = (
-            Counter()
-        )  # lines of all processes, including those of an earlier, killed command
+        warning_counts: Counter[str] = Counter()  # of the complete file, including shards of an earlier command
         warning_log = line_io.WarningLog(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
