@@ -108,7 +108,7 @@ def record_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
     """Append a result to the run's scores.jsonl, for the model card. `test` is the default name of the test set."""
-    from dragoman.evaluation.report import scores_of
+    from dragoman.evaluation.report import select_scores
 
     recipe = folder.recipe()
     scores = select_scores(result).items()

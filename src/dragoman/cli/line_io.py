@@ -96,7 +96,7 @@ def read_batches(source: InputSource, size: int) -> Iterator[list[str]]:
             yield batch
         return
     stream_lines = StreamLines(sys.stdin.buffer, LONGEST_LINE)
-    lines = lines_of(stream_lines, "the input")
+    lines = decode_lines(stream_lines, "the input")
     for line in lines:
         batch = [line]
         while len(batch) < size and stream_lines.has_next() and (next_line := next(lines, None)) is not None:
