@@ -465,7 +465,7 @@ def test_a_line_break_inside_a_text_shifts_no_line(tmp_path: Path, call: Call) -
     answer = call("data", "clean", "--jsonl", tmp_path / "c.jsonl", "--out", tmp_path / "clean")
     assert (tmp_path / "clean.source").read_bytes() == b"ba fo.\nra.\n"
     assert (tmp_path / "clean.target").read_bytes() == b"ol ak.\nzu. \n"
-    assert "2 texts held line breaks" in answer.err
+    assert "2 texts had line breaks" in answer.err
 
 
 def test_pages_of_the_phrasebook(tmp_path: Path, call: Call) -> None:

@@ -16,15 +16,15 @@ GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."
 def test_languages_are_told_apart() -> None:
     languages = LanguageGuesser()
     assert [languages.guess(ENGLISH), languages.guess(GERMAN)] == ["en", "de"]
-    assert languages.foreign(ENGLISH, "de")
-    assert languages.foreign(GERMAN, "en")
-    assert not languages.foreign(GERMAN, "de")
+    assert languages.is_foreign(ENGLISH, "de")
+    assert languages.is_foreign(GERMAN, "en")
+    assert not languages.is_foreign(GERMAN, "de")
 
 
 @pytest.mark.parametrize("text", ["", "12:30", "Hi."])
 def test_a_text_without_a_hint_is_not_foreign(text: str) -> None:
     languages = LanguageGuesser()
-    assert not any(languages.foreign(text, code) for code in languages.codes)
+    assert not any(languages.is_foreign(text, code) for code in languages.codes)
 
 
 def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""Filters for sentence pairs, and what they need: language guesses, a compact set of texts, overlap of corpora.
+"""Cleaning of sentence pairs, and its tools: language identification, a compact set of texts, overlap of corpora.
 
-`PairFilter.find_reason` tries the reasons to drop a pair one after the other. Dropped pairs are counted by reason.
+`clean_pairs` drops pairs by the rules in CleanSettings and counts them by reason. LanguageGuesser, TextSet and
+OverlapCounter are also used for the statistics of a corpus (statistics.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dragoman.errors import UserError
 from dragoman.io import hash_stably
 from dragoman.types import Pair
 
-LANGUAGE_MARGIN = 5.0  # a text is called foreign if the log-probability of another language is higher by this
+LANGUAGE_MARGIN = 5.0  # a text is foreign if the log-probability of another language is higher by more than this
+NO_EVIDENCE = -1e38  # py3langid's score is the lowest float32 if no n-gram of the text is known to it
 
 
 class LanguageGuesser:
@@ -41,10 +43,10 @@ class LanguageGuesser:
     def guess(self, text: str) -> str:
         """Return a code such as "en", or "" for a text without evidence, such as a number."""
         code, score = self.langid.classify(text)
-        return str(code) if score > -1e38 else ""
+        return str(code) if score > NO_EVIDENCE else ""
 
-    def foreign(self, text: str, code: str) -> bool:
-        """Return whether the text is clearly in another language than `code`; short texts rarely are."""
+    def is_foreign(self, text: str, code: str) -> bool:
+        """Return whether the text is clearly in another language than `code`. This is rare for short texts."""
         if self.guess(text) in ("", code):
             return False
         scores = dict(self.langid.rank(text))
@@ -52,9 +54,10 @@ class LanguageGuesser:
 
 
 class TextSet:
-    """A set of texts, to which texts can only be added: a table of 64-bit hashes, about 20 bytes a text.
+    """A set of texts without removal: a hash table of 64-bit hashes, which takes about 20 bytes per text.
 
-    Two different texts share a hash once in some 10**19 tries: among ten million texts, the chance is 3 in a million.
+    The texts themselves are not stored, so a collision of hashes makes a new text look known. Among ten million texts
+    the probability of a collision is 3 in a million.
 
     seen = TextSet()
     assert seen.add("a dog") and not seen.add("a dog")
@@ -62,106 +65,97 @@ class TextSet:
 
     def __init__(self) -> None:
         self.count = 0
-        self.table = array("Q", bytes(8 << 10))  # open addressing; 0 is an empty slot
+        self.table = array("Q", bytes(8 << 10))  # open addressing with 1024 slots; 0 is an empty slot
 
     def add(self, *parts: str) -> bool:
-        """Add a text of these parts; return True if it was not there yet."""
-        slot, key = self._find(parts)
+        """Add a text that consists of these parts; return True if it was not in the set."""
+        key = self.hash_parts(parts)
+        slot = self.find_slot(key)
         if self.table[slot]:
             return False
         self.table[slot] = key
         self.count += 1
-        if self.count * 3 > len(self.table) * 2:
-            self._grow()
+        if self.count * 3 > len(self.table) * 2:  # more than two thirds are occupied: double the table
+            keys = filter(None, self.table)
+            self.table = array("Q", bytes(16 * len(self.table)))
+            for known in keys:
+                self.table[self.find_slot(known)] = known
         return True
 
-    def holds(self, *parts: str) -> bool:
-        """Return whether a text of these parts was added."""
-        return bool(self.table[self._find(parts)[0]])
+    def __contains__(self, parts: tuple[str, ...]) -> bool:
+        return bool(self.table[self.find_slot(self.hash_parts(parts))])
 
-    def _find(self, parts: tuple[str, ...]) -> tuple[int, int]:
-        """Return the slot of a text, which is empty if the text was not added, and the text's hash."""
-        text = b"\xff".join([part.encode() for part in parts])  # no byte of UTF-8: ("ab", "c") is not ("a", "bc")
-        key = hash_stably(text) or 1
+    @staticmethod
+    def hash_parts(parts: tuple[str, ...]) -> int:
+        """Return a hash that is not 0. Parts are joined by a byte that UTF-8 lacks: ("ab", "c") is not ("a", "bc")."""
+        return hash_stably(b"\xff".join([part.encode() for part in parts])) or 1
+
+    def find_slot(self, key: int) -> int:
+        """Return the slot of a hash, or the empty slot where it has to be inserted."""
         table, mask = self.table, len(self.table) - 1
         slot = key & mask
-        while (held := table[slot]) and held != key:
+        while (stored := table[slot]) and stored != key:
             slot = (slot + 1) & mask
-        return slot, key
-
-    def _grow(self) -> None:
-        old, self.table = self.table, array("Q", bytes(16 * len(self.table)))
-        table, mask = self.table, len(self.table) - 1
-        for key in filter(None, old):
-            slot = key & mask
-            while table[slot]:
-                slot = (slot + 1) & mask
-            table[slot] = key
+        return slot
 
 
-UNKNOWN_EXAMPLES = 5  # unknown words that are named
-# A run of letters; in scripts without spaces between words, each character.
+UNKNOWN_EXAMPLES = 5  # number of unknown words that are shown as examples
+# A word is a run of letters and digits; in scripts without spaces between words, each character is a word.
 COUNTED_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+")
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownWords:
-    """Words of one side of a corpus that the same side of the other corpus does not have."""
+    """Words on one side of a corpus that do not occur on the same side of another corpus."""
 
-    words: int  # all that were counted
-    unknown: int
-    examples: list[str]  # most frequent first
-
-    @property
-    def share(self) -> float:
-        return self.unknown / self.words if self.words else 0.0
+    words: int  # number of all words
+    unknown: int  # number of unknown words
+    examples: list[str]  # the most frequent unknown words
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What `dragoman data stats --against` adds."""
+    """What a corpus has in common with another corpus, as `dragoman data stats --against` shows it."""
 
     name: str  # of the other corpus
-    other_pairs: int
-    shared_sources: int  # pairs whose source is one of the other corpus, to the letter
-    shared_pairs: int  # those whose target is the same too
+    other_pairs: int  # number of pairs in the other corpus
+    shared_sources: int  # pairs whose source is also a source of the other corpus
+    shared_pairs: int  # pairs that are also in the other corpus
     source: UnknownWords
     target: UnknownWords
 
 
 class OverlapCounter:
-    """Remember a corpus, then count what another shares with it.
+    """Counts which pairs and words of a corpus occur in another corpus, which is given first.
 
     counter = OverlapCounter(train_pairs, "train.tsv")
-    found = compute_statistics(counter.watch(test_pairs))
-    print(counter.result().shared_sources)
+    print(compute_statistics(test_pairs, against=counter).against.shared_sources)
     """
 
-    def __init__(self, pairs: Iterable[Pair], name: str) -> None:
+    def __init__(self, other: Iterable[Pair], name: str) -> None:
         self.name, self.other_pairs, self.sources, self.pairs = name, 0, TextSet(), TextSet()
         self.vocabularies: tuple[set[str], set[str]] = (set(), set())
-        for pair in pairs:
+        for pair in other:
             self.other_pairs += 1
-            self.sources.add(pair.source or pair.target)  # plain text has targets alone
+            self.sources.add(pair.source or pair.target)  # plain text has only targets
             self.pairs.add(pair.source, pair.target)
             for vocabulary, text in zip(self.vocabularies, (pair.source, pair.target)):
                 vocabulary.update(COUNTED_WORD.findall(text))
         self.shared_sources = self.shared_pairs = 0
-        self.words = [0, 0]
+        self.words = [0, 0]  # number of words on each side of the pairs that were counted
         self.unknown: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
 
-    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Yield the same pairs, and count them."""
-        for pair in pairs:
-            self.shared_sources += self.sources.holds(pair.source or pair.target)
-            self.shared_pairs += self.pairs.holds(pair.source, pair.target)
-            for side, text in enumerate((pair.source, pair.target)):
-                words = COUNTED_WORD.findall(text)
-                self.words[side] += len(words)
-                self.unknown[side].update(word for word in words if word not in self.vocabularies[side])
-            yield pair
+    def count(self, pair: Pair) -> None:
+        """Compare a pair with the other corpus."""
+        self.shared_sources += (pair.source or pair.target,) in self.sources
+        self.shared_pairs += (pair.source, pair.target) in self.pairs
+        for side, text in enumerate((pair.source, pair.target)):
+            words = COUNTED_WORD.findall(text)
+            self.words[side] += len(words)
+            self.unknown[side].update(word for word in words if word not in self.vocabularies[side])
 
-    def result(self) -> Overlap:
+    def compute_overlap(self) -> Overlap:
+        """Return the overlap of the pairs that were counted so far."""
         sides = [
             UnknownWords(words, unknown.total(), [word for word, _ in unknown.most_common(UNKNOWN_EXAMPLES)])
             for words, unknown in zip(self.words, self.unknown)
@@ -170,29 +164,30 @@ class OverlapCounter:
 
 
 class CleanSettings(Settings):
-    """Which pairs to drop. 0, "" and False turn a reason off; pairs with an empty side are always dropped.
+    """Rules for dropping pairs. 0, "" and False turn a rule off; pairs with an empty side are always dropped.
 
-    `dragoman data clean --help` lists the descriptions.
+    `dragoman data clean --help` prints these descriptions.
     """
 
-    min_words: Amount = Field(0, description="drop a pair if a side has fewer words, which are runs between spaces")
-    max_words: Amount = Field(250, description="drop a pair if a side has more words; 0 turns it off")
+    min_words: Amount = Field(0, description="drop a pair if a side has fewer words; words are separated by spaces")
+    max_words: Amount = Field(250, description="drop a pair if a side has more words; 0: off")
     max_characters: Amount = Field(
         2000, description="drop a pair if a side has more characters, for languages written without spaces; 0: off"
     )
     max_ratio: Annotated[float, Field(ge=0)] = Field(
-        5.0, description="drop a pair if a side is more than so many times as long as the other, in UTF-8 bytes; 0: off"
+        5.0,
+        description="drop a pair if a side has more than this many times the UTF-8 bytes of the other; 0: off",
     )
     drop_duplicates: bool = Field(True, description="keep only the first of equal pairs")
     drop_equal: bool = Field(False, description="drop a pair if both sides are the same text")
     source_language: str = Field(
         "", description="such as en: drop a pair if its source is clearly in another language (needs dragoman[clean])"
     )
-    target_language: str = Field("", description="likewise for the target")
+    target_language: str = Field("", description="the same for the target")
 
 
-class PairFilter:
-    """Tests whether a pair is worth keeping. It remembers the pairs before, to find duplicates."""
+class CleaningFilter:
+    """Applies the rules of CleanSettings to one pair after the other. It stores hashes of pairs to find duplicates."""
 
     def __init__(self, settings: CleanSettings) -> None:
         self.settings, self.seen = settings, TextSet()
@@ -200,11 +195,9 @@ class PairFilter:
         self.codes = {side: code for side, code in codes.items() if code}
         self.languages = LanguageGuesser() if self.codes else None
         for side, code in self.codes.items():
-            known = self.languages.codes if self.languages else frozenset()
-            if code not in known:
-                raise UserError(
-                    f"{side}_language {code!r} is not a language that py3langid knows{suggest_name(code, known)}"
-                )
+            if self.languages and code not in self.languages.codes:
+                hint = suggest_name(code, self.languages.codes)
+                raise UserError(f"{side}_language {code!r} is not a language that py3langid knows{hint}")
 
     def find_reason(self, pair: Pair) -> str:
         """Return the first reason to drop a pair, or "kept"."""
@@ -215,33 +208,33 @@ class PairFilter:
             return "equal"
         if limits.min_words and any(len(side.split()) < limits.min_words for side in sides):
             return "short"
-        words, characters = limits.max_words or math.inf, limits.max_characters or math.inf
-        # Words and the spaces between them: a text of n words has at least 2n - 1 characters.
-        if any(len(side) > characters or (2 * words < len(side) and len(side.split()) > words) for side in sides):
-            return "long"
-        least, most = sorted(len(side.encode()) for side in sides)
-        if limits.max_ratio and most > limits.max_ratio * least:
+        max_words, max_characters = limits.max_words or math.inf, limits.max_characters or math.inf
+        for side in sides:
+            # n words and the spaces between them have at least 2n - 1 characters, so short texts need not be split.
+            if len(side) > max_characters or (len(side) > 2 * max_words and len(side.split()) > max_words):
+                return "long"
+        shorter, longer = sorted(len(side.encode()) for side in sides)
+        if limits.max_ratio and longer > limits.max_ratio * shorter:
             return "ratio"
         if limits.drop_duplicates and not self.seen.add(*sides):
             return "duplicate"
-        if self.languages and any(
-            self.languages.foreign(getattr(pair, side), code) for side, code in self.codes.items()
-        ):
-            return "language"
+        for name, code in self.codes.items():
+            if self.languages and self.languages.is_foreign(getattr(pair, name), code):
+                return "language"
         return "kept"
 
 
 def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
-    """Return the pairs worth keeping; count in `counts` how many were kept, and dropped for which reason.
+    """Return the pairs that no rule drops; count the pairs in `counts` by the reason for dropping them, or as "kept".
 
     counts = Counter()
     kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
     assert counts == {"kept": 1, "empty": 1}
     """
-    chosen = PairFilter(settings)
+    rules = CleaningFilter(settings)
 
     def keep(pair: Pair) -> bool:
-        reason = chosen.find_reason(pair)
+        reason = rules.find_reason(pair)
         counts[reason] += 1
         return reason == "kept"
 

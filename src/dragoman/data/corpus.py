@@ -117,6 +117,10 @@ class CorpusSettings(Settings):
     def files(self) -> list[str]:
         return list(self.named_files.values())
 
+    def map_paths(self, change: Callable[[str], str]) -> CorpusSettings:
+        """Return the settings with every path changed by a function."""
+        return self.model_copy(update={name: change(path) for name, path in self.named_files.items()})
+
     @property
     def shown(self) -> str:
         """The name of the corpus in messages."""
@@ -188,13 +192,7 @@ class DataSettings(Settings):
             beside = folder / here
             return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
 
-        resolved = {
-            split: tuple(
-                corpus.model_copy(update={name: resolve(path) for name, path in corpus.named_files.items()})
-                for corpus in getattr(self, split)
-            )
-            for split in SPLITS
-        }
+        resolved = {split: tuple(corpus.map_paths(resolve) for corpus in getattr(self, split)) for split in SPLITS}
         return self.model_copy(update=resolved)
 
     @property

@@ -1,33 +1,38 @@
-"""Statistics of a corpus in one pass: lengths, ratios, repetitions, languages, and what seems wrong.
+"""Statistics of a corpus, computed in one pass, with notes about likely errors.
 
-Memory stays small for millions of pairs: lengths are kept as counts, texts as 64-bit hashes, and a few hundred pairs
-are sampled to guess their languages.
+`compute_statistics` returns the numbers as a CorpusStatistics, and `render_statistics` shows them as a table. Memory
+stays small for millions of pairs: lengths are stored as counts, texts as 64-bit hashes, and only LANGUAGE_SAMPLE pairs
+are kept to identify their languages.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
 from random import Random
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.data.cleaning import LanguageGuesser, Overlap, TextSet
+from dragoman.data.cleaning import LanguageGuesser, Overlap, OverlapCounter, TextSet
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
-LANGUAGE_SAMPLE = 500  # pairs whose languages are guessed
-RATIO_STEP = 0.02  # ratios are counted in steps of 2 %
+LANGUAGE_SAMPLE = 500  # number of pairs, sampled at random, whose languages are guessed
+RATIO_STEP = 0.02  # width of the bins in which log-ratios of lengths are counted: 2 %
+MIN_CORRELATION = 0.3  # a lower correlation of lengths leads to a warning
+MIN_PAIRS_FOR_CORRELATION = 100  # the correlation of fewer pairs is too uncertain for a warning
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The mean, percentiles and largest value of a quantity."""
+    """The mean, some percentiles and the maximum of a quantity."""
 
     mean: float
     p5: float
@@ -37,203 +42,201 @@ class Distribution:
     max: float
 
     @classmethod
-    def of(cls, counts: Counter[float]) -> Distribution:
-        total = counts.total()
-        mean = math.fsum(value * count for value, count in counts.items()) / total
-        p5, p50, p95, p99 = compute_percentiles(counts, (0.05, 0.5, 0.95, 0.99))
-        return cls(mean, p5, p50, p95, p99, max(counts))
+    def from_counts(cls, counts: Counter[float]) -> Distribution:
+        """Return the distribution of a quantity, given how often each of its values occurs."""
+        mean = math.fsum(value * count for value, count in counts.items()) / counts.total()
+        return cls(mean, *compute_percentiles(counts, (0.05, 0.5, 0.95, 0.99)), max(counts))
 
 
 def compute_percentiles(counts: Counter[float], fractions: Sequence[float]) -> list[float]:
     """Return, for each fraction, the smallest value that at least this fraction of all values does not exceed."""
-    found, total, passed = [], counts.total(), 0
-    values = iter(sorted(counts))
-    value = 0.0
-    for fraction in fractions:
-        while passed < fraction * total:
-            value = next(values)
-            passed += counts[value]
-        found.append(value)
-    return found
+    values = sorted(counts)
+    cumulative = list(accumulate(counts[value] for value in values))
+    return [values[bisect_left(cumulative, fraction * cumulative[-1])] for fraction in fractions]
 
 
 @dataclass(frozen=True, slots=True)
 class SideStatistics:
-    words: Distribution
-    characters: Distribution
+    """Statistics of the texts on one side, source or target."""
+
+    words: Distribution  # of the lengths in words
+    characters: Distribution  # of the lengths in characters
     total_words: int
     total_characters: int
-    empty: int
-    repeated: int  # lines whose text came before
-    longest_line: int  # its number, counted from 1
-    languages: dict[str, float]  # fraction of the sample, most frequent first; "" means undecided
+    empty: int  # number of empty texts
+    repeated: int  # number of texts that equal an earlier text
+    longest_line: int  # line number of the longest text, counted from 1
+    languages: dict[str, float]  # language code: fraction of the sample, most frequent first; "" means undecided
     histogram: list[int]  # of lengths in characters, from 0 to the 99th percentile
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusStatistics:
-    """What `dragoman data stats` shows. Ratio: target to source length in UTF-8 bytes, fair to every script."""
+    """The output of `dragoman data stats`.
+
+    A ratio is the length of the target divided by that of the source, both in UTF-8 bytes, which compare well between
+    scripts.
+    """
 
     pairs: int
     source: SideStatistics
     target: SideStatistics
     ratio: Distribution
-    ratio_histogram: list[int]  # of log-ratios, from 1:4 to 4:1; the outer bins include values beyond
+    ratio_histogram: list[int]  # of log-ratios, from 1:4 to 4:1; the first and last bin include values beyond
     length_correlation: float  # of log-lengths, from -1 to 1; aligned lines have about 0.9, shuffled ones 0
     repeated_pairs: int
-    equal_sides: int
-    notes: list[str]  # what is worth a look, as sentences
-    against: Overlap | None = None  # what is shared with another corpus, where one was named
+    equal_sides: int  # pairs whose source equals the target
+    notes: list[str]  # sentences about languages and likely errors
+    against: Overlap | None = None  # overlap with another corpus, if the user named one
+
+    @property
+    def has_sources(self) -> bool:
+        """Return whether there are sources: plain text has only targets."""
+        return self.source.empty < self.pairs
 
 
-@dataclass
 class SideCounts:
-    """Running counts of one side."""
+    """Running counts over the texts of one side; `summarize` computes the statistics from them."""
 
-    words: Counter[float] = field(default_factory=Counter)
-    characters: Counter[float] = field(default_factory=Counter)
-    empty: int = 0
-    repeated: int = 0
-    longest_line: int = 1
-    longest: int = 0
-    seen: TextSet = field(default_factory=TextSet)
+    def __init__(self) -> None:
+        self.words: Counter[float] = Counter()  # number of texts by their length in words
+        self.characters: Counter[float] = Counter()  # number of texts by their length in characters
+        self.seen = TextSet()
+        self.longest = (0, -1)  # length of the longest text and minus its line number: of equal lengths, the first wins
 
-    def add(self, text: str, number: int) -> None:
-        size = len(text)
+    def add(self, text: str, line: int) -> None:
         self.words[len(text.split())] += 1
-        self.characters[size] += 1
-        self.empty += not text.strip()
-        self.repeated += not self.seen.add(text)
-        if size > self.longest:
-            self.longest, self.longest_line = size, number
+        self.characters[len(text)] += 1
+        self.seen.add(text)
+        self.longest = max(self.longest, (len(text), -line))
 
-    def summary(self, languages: dict[str, float]) -> SideStatistics:
-        characters = Distribution.of(self.characters)
+    def summarize(self, languages: dict[str, float]) -> SideStatistics:
+        characters = Distribution.from_counts(self.characters)
         return SideStatistics(
-            words=Distribution.of(self.words),
+            words=Distribution.from_counts(self.words),
             characters=characters,
             total_words=int(sum(size * count for size, count in self.words.items())),
             total_characters=int(sum(size * count for size, count in self.characters.items())),
-            empty=self.empty,
-            repeated=self.repeated,
-            longest_line=self.longest_line,
+            empty=self.words[0],
+            repeated=self.words.total() - self.seen.count,
+            longest_line=-self.longest[1],
             languages=languages,
             histogram=compute_histogram(self.characters, 0, characters.p99),
         )
 
 
-def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
-    """Compute the statistics of pairs in one pass.
+class RunningCorrelation:
+    """The correlation of two quantities x and y, updated by Welford's method, which is numerically stable."""
+
+    def __init__(self) -> None:
+        self.n, self.mean_x, self.mean_y = 0, 0.0, 0.0
+        self.xx, self.yy, self.xy = 0.0, 0.0, 0.0  # sums of products of deviations from the means
+
+    def add(self, x: float, y: float) -> None:
+        self.n += 1
+        dx, dy = x - self.mean_x, y - self.mean_y
+        self.mean_x += dx / self.n
+        self.mean_y += dy / self.n
+        self.xx += dx * (x - self.mean_x)
+        self.yy += dy * (y - self.mean_y)
+        self.xy += dx * (y - self.mean_y)
+
+    def compute(self) -> float:
+        """Return the correlation, or 0 if x or y is constant."""
+        return self.xy / math.sqrt(self.xx * self.yy) if self.xx > 0 and self.yy > 0 else 0.0
+
+
+def compute_statistics(pairs: Iterable[Pair], against: OverlapCounter | None = None) -> CorpusStatistics:
+    """Compute the statistics of pairs in one pass, and their overlap with another corpus if `against` is given.
 
     print(compute_statistics(read_pairs(CorpusSettings(phrasebook=1000))).notes)
     """
-    source, target, both = SideCounts(), SideCounts(), TextSet()
-    ratios: Counter[float] = Counter()
-    moments = LengthMoments()
-    sample: list[Pair] = []
+    source, target, seen = SideCounts(), SideCounts(), TextSet()
+    log_ratios: Counter[float] = Counter()  # in units of RATIO_STEP
+    correlation = RunningCorrelation()
+    sample: list[Pair] = []  # reservoir sampling
     random = Random(1)
-    repeated = equal = number = 0
-    for number, pair in enumerate(pairs, 1):
-        source.add(pair.source, number)
-        target.add(pair.target, number)
-        repeated += not both.add(pair.source, pair.target)
+    equal = count = 0
+    for count, pair in enumerate(pairs, 1):
+        source.add(pair.source, count)
+        target.add(pair.target, count)
+        seen.add(pair.source, pair.target)
         equal += pair.source == pair.target
         x, y = math.log(len(pair.source.encode()) or 1), math.log(len(pair.target.encode()) or 1)
-        moments.add(x, y)
-        ratios[round((y - x) / RATIO_STEP)] += 1
+        correlation.add(x, y)
+        log_ratios[round((y - x) / RATIO_STEP)] += 1
         if len(sample) < LANGUAGE_SAMPLE:
             sample.append(pair)
-        elif (index := random.randrange(number)) < LANGUAGE_SAMPLE:
+        elif (index := random.randrange(count)) < LANGUAGE_SAMPLE:
             sample[index] = pair
-    if not number:
+        if against:
+            against.count(pair)
+    if not count:
         raise UserError("there are no pairs to look at")
-    spoken, notes = guess_languages(sample)
+    (source_languages, target_languages), notes = guess_languages(sample)
+    ratios = Counter({math.exp(RATIO_STEP * step): number for step, number in log_ratios.items()})
     result = CorpusStatistics(
-        pairs=number,
-        source=source.summary(spoken[0]),
-        target=target.summary(spoken[1]),
-        ratio=Distribution.of(Counter({math.exp(RATIO_STEP * step): count for step, count in ratios.items()})),
-        ratio_histogram=compute_histogram(ratios, -math.log(4) / RATIO_STEP, math.log(4) / RATIO_STEP),
-        length_correlation=moments.correlation(),
-        repeated_pairs=repeated,
+        pairs=count,
+        source=source.summarize(source_languages),
+        target=target.summarize(target_languages),
+        ratio=Distribution.from_counts(ratios),
+        ratio_histogram=compute_histogram(log_ratios, -math.log(4) / RATIO_STEP, math.log(4) / RATIO_STEP),
+        length_correlation=correlation.compute(),
+        repeated_pairs=count - seen.count,
         equal_sides=equal,
         notes=notes,
+        against=against.compute_overlap() if against else None,
     )
     return replace(result, notes=[*notes, *list_warnings(result)])
 
 
-def add_overlap(found: CorpusStatistics, against: Overlap) -> CorpusStatistics:
-    """Return the statistics with what the corpus shares with another one, and a note about shared sources."""
-    shared = against.shared_sources
-    note = (
-        f"{shared:,} of {found.pairs:,} sources are also in {against.name}: scores on them say little about new text; "
-        "dragoman data split makes parts that share no source"
-    )
-    return replace(found, against=against, notes=[*found.notes, *([note] if shared else [])])
-
-
-class LengthMoments:
-    """Running sums for the correlation of two quantities."""
-
-    def __init__(self) -> None:
-        self.n, self.x, self.y, self.xx, self.yy, self.xy = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-
-    def add(self, x: float, y: float) -> None:
-        self.n += 1
-        dx, dy = x - self.x, y - self.y  # Welford: against the mean so far, so that nothing cancels
-        self.x += dx / self.n
-        self.y += dy / self.n
-        self.xx += dx * (x - self.x)
-        self.yy += dy * (y - self.y)
-        self.xy += dx * (y - self.y)
-
-    def correlation(self) -> float:
-        return self.xy / math.sqrt(self.xx * self.yy) if self.xx > 0 and self.yy > 0 else 0.0
-
-
 def guess_languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str]]:
-    """Return the shares of the languages guessed on each side, and a sentence about them."""
+    """Return the fraction of each language on the source and the target side, and notes about them."""
     try:
         languages = LanguageGuesser()
-    except UserError as fault:
-        return [{}, {}], [str(fault)]
-    shares: list[dict[str, float]] = []
-    looks: list[str] = []
-    for name, texts in (("source", [p.source for p in sample]), ("target", [p.target for p in sample])):
-        if not any(texts):  # plain text has targets alone
-            shares.append({})
-            continue
-        counts = Counter(languages.guess(text) for text in texts)
-        shares.append({code: count / len(texts) for code, count in counts.most_common(5)})
-        best = counts.most_common(1)[0][0]
-        looks.append(f"{name} looks like {best or 'no language'} ({counts[best] / len(texts):.0%})")
-    return shares, [", ".join(looks)] if looks else []
+    except UserError as error:  # py3langid is not installed
+        return [{}, {}], [str(error)]
+    fractions: list[dict[str, float]] = []
+    descriptions: list[str] = []
+    for name in ("source", "target"):
+        texts = [getattr(pair, name) for pair in sample]
+        counts = Counter(map(languages.guess, texts)) if any(texts) else Counter()  # plain text has no sources
+        fractions.append({code: count / len(texts) for code, count in counts.most_common(5)})
+        if fractions[-1]:
+            code, fraction = next(iter(fractions[-1].items()))  # the most frequent language
+            descriptions.append(f"{name} looks like {code or 'no language'} ({fraction:.0%})")
+    return fractions, [", ".join(descriptions)] if descriptions else []
 
 
 def list_warnings(found: CorpusStatistics) -> list[str]:
-    """Return sentences about what seems wrong."""
+    """Return sentences about likely errors in a corpus."""
     notes = []
-    sourced = found.source.empty < found.pairs
-    one, other = (next(iter(side.languages), "") for side in (found.source, found.target))
-    if one and one == other:
-        notes.append(f"both sides look like {one}; is one of the files the wrong one?")
-    if sourced and found.pairs >= 100 and found.length_correlation < 0.3:
+    source_language, target_language = (next(iter(side.languages), "") for side in (found.source, found.target))
+    if source_language and source_language == target_language:
+        notes.append(f"both sides look like {source_language}; is one of the files the wrong one?")
+    enough = found.has_sources and found.pairs >= MIN_PAIRS_FOR_CORRELATION
+    if enough and found.length_correlation < MIN_CORRELATION:
         notes.append(
             f"long sources do not have long targets (correlation {found.length_correlation:.2f}); "
             "do the lines of the two sides belong together?"
         )
     counts = (
-        ("empty sources", found.source.empty if sourced else 0),
+        ("empty sources", found.source.empty if found.has_sources else 0),
         ("empty targets", found.target.empty),
         ("pairs with two equal sides", found.equal_sides),
         ("repeated pairs", found.repeated_pairs),
     )
     notes += [f"{what}: {count:,}" for what, count in counts if count]
+    if found.against and found.against.shared_sources:
+        notes.append(
+            f"{found.against.shared_sources:,} of {found.pairs:,} sources are also in {found.against.name}: "
+            "scores on them say little about new text; dragoman data split makes parts that share no source"
+        )
     return notes
 
 
 def compute_histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
-    """Count in equal bins from low to high; the first and the last include values beyond."""
+    """Count values in `bars` equal bins from `low` to `high`; the first and the last bin include values beyond."""
     found = [0] * bars
     for value, count in counts.items():
         bin_index = int((value - low) / ((high - low) or 1) * bars)
@@ -242,12 +245,12 @@ def compute_histogram(counts: Counter[float], low: float, high: float, bars: int
 
 
 def render_sparkline(counts: Sequence[int]) -> str:
-    """A small figure of bars; only an empty one is blank.
+    """Draw counts as a line of block characters; only a count of 0 is blank.
 
     assert render_sparkline([0, 1, 8]) == " ▁█"
     """
-    most = max(counts)
-    return "".join(BARS[math.ceil(count / most * len(BARS)) - 1] if count else " " for count in counts)
+    highest = max(counts)
+    return "".join(BARS[math.ceil(count / highest * len(BARS)) - 1] if count else " " for count in counts)
 
 
 def render_statistics(found: CorpusStatistics) -> RenderableType:
@@ -256,20 +259,22 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
     for name in ("", "total", "mean", "5 %", "median", "95 %", "99 %", "max", "figure"):
         table.add_column(name, justify="left" if name in ("", "figure") else "right", no_wrap=True)
 
-    def row(name: str, spread: Distribution, total: str, digits: int, figure: str) -> None:
-        shown = [f"{value:,.{digits if i else max(digits, 1)}f}" for i, value in enumerate(astuple(spread))]
-        table.add_row(name, total, *shown, figure)
+    def add_row(name: str, distribution: Distribution, total: str, digits: int, figure: str) -> None:
+        mean, *others = astuple(distribution)
+        values = [f"{mean:,.{max(digits, 1)}f}", *(f"{value:,.{digits}f}" for value in others)]
+        table.add_row(name, total, *values, figure)
 
-    sourced = found.source.empty < found.pairs
-    for name, side in [*([("source", found.source)] if sourced else []), ("target", found.target)]:
-        row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
-        row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, render_sparkline(side.histogram))
-    if sourced:
-        row("target : source bytes", found.ratio, "", 2, render_sparkline(found.ratio_histogram))
+    for name, side in (("source", found.source), ("target", found.target)):
+        if side is found.target or found.has_sources:
+            figure = render_sparkline(side.histogram)
+            add_row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
+            add_row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, figure)
+    if found.has_sources:
+        add_row("target : source bytes", found.ratio, "", 2, render_sparkline(found.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
     facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")
-    if sourced:
+    if found.has_sources:
         facts.add_row(
             "length correlation", f"{found.length_correlation:.2f} (1: both sides grow together, 0: unrelated)"
         )
@@ -277,10 +282,11 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
         other = found.against
         facts.add_row("against", Text(f"{other.name}, {other.other_pairs:,} pairs"))
         facts.add_row("shared", f"{other.shared_sources:,} sources, {other.shared_pairs:,} pairs")
-        for name, lacks in (("source", other.source), ("target", other.target)):
-            such = f", such as {' '.join(lacks.examples)}" if lacks.examples else ""
-            told = f"{lacks.unknown:,} of {lacks.words:,} ({lacks.share:.2%}){such}"
-            facts.add_row(f"unknown {name} words", Text(told))
+        for name, words in (("source", other.source), ("target", other.target)):
+            examples = f", such as {' '.join(words.examples)}" if words.examples else ""
+            fraction = words.unknown / max(words.words, 1)
+            text = f"{words.unknown:,} of {words.words:,} ({fraction:.2%}){examples}"
+            facts.add_row(f"unknown {name} words", Text(text))
     for note in found.notes:
         facts.add_row("note", Text(note))
     return Group(table, facts)
