@@ -163,7 +163,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_nothing(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokens.ColumnWriter, "write", full)
+    monkeypatch.setattr(tokens.StoreWriter, "write_chunk", full)
     assert "No space left on device" in complaint(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -197,7 +197,7 @@ def test_a_drawn_corpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("dragoman.data.tokenizers.MAX_TRAINING_LINES", 100)
     train_tokenizer(LINES, TokenizerSettings(kind="char"), log=said.append)
-    assert said == ["the tokenizer learns from 100 of 400 lines, drawn at random"]
+    assert said == ["the tokenizer learns from 100 of 400 lines, sampled at random"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])

@@ -45,7 +45,8 @@ class Distribution:
     def from_counts(cls, counts: Counter[float]) -> Distribution:
         """Return the distribution of a quantity, given how often each of its values occurs."""
         mean = math.fsum(value * count for value, count in counts.items()) / counts.total()
-        return cls(mean, *compute_percentiles(counts, (0.05, 0.5, 0.95, 0.99)), max(counts))
+        p5, median, p95, p99 = compute_percentiles(counts, (0.05, 0.5, 0.95, 0.99))
+        return cls(mean, p5, median, p95, p99, max(counts))
 
 
 def compute_percentiles(counts: Counter[float], fractions: Sequence[float]) -> list[float]:

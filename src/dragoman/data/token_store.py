@@ -1,11 +1,16 @@
-"""Memory-mapped token ids of a corpus, written once per corpus and tokenizer and cached.
+"""Token stores: the token ids of a corpus in memory-mapped files, written once per corpus and tokenizer.
 
     FOLDER/source.ids  source.ends  target.ids  target.ends  store.json
-    *.text  *.text_ends                                                     for sampling
+    *.text  *.text_ends                                                     to sample new segmentations
     source.words  source.words_ends  source.trees  source.trees_ends        for models with tree positions
 
-Pair i is ids[ends[i-1]:ends[i]]. A corpus may be larger than memory, because only the pages in use are held. A feature
-of the source tokens (data/features.py) has two files: the values of tokens, and records that do not depend on them.
+The tokens of line i are ids[ends[i-1]:ends[i]]; the other columns are stored likewise. A corpus may be larger than
+memory, because the operating system loads only the pages in use. A feature of the source tokens (features.py) has two
+columns: values of tokens, and records that do not depend on the tokenizer.
+
+`open_store` returns the TokenStore of a corpus. If it is not cached, a StoreWriter writes it first.
+
+Shapes   N examples
 """
 
 from __future__ import annotations
@@ -15,10 +20,10 @@ import json
 import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from itertools import islice, repeat
+from contextlib import ExitStack
+from itertools import islice, pairwise, repeat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,37 +36,37 @@ from dragoman.io import digest_bytes, fill_cache_folder
 from dragoman.types import EOS, Example, Pair, TokenFeature
 
 STORED_SIDES = ("source", "target")
-ENCODED_TOGETHER = 8192  # pairs encoded at a time
+ENCODED_TOGETHER = 8192  # number of pairs that are tokenized at a time
 
 
 def name_ends(column: str) -> str:
-    """Return the name of the file that has the ends of a column's lines."""
+    """Return the name of the file with the end of each line of a column."""
     side, kind = column.split(".")
     return f"{side}.ends" if kind == "ids" else f"{column}_ends"
 
 
 class StoredColumn:
-    """The concatenated values of all lines, and the end of each line."""
+    """One column of a store: the concatenated values of all lines, and the end of each line in them."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self.values = map_array(folder / name, dtype)
         self.ends = map_array(folder / name_ends(name), "int64")
 
     def read(self, lines: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return the values of these lines, read at once."""
-        last_N, length_N = self.ends[lines], self.lengths(lines)
-        end_N = np.cumsum(length_N)
-        flat = self.values[np.arange(length_N.sum()) + np.repeat(last_N - end_N, length_N)]
-        return [flat[start:end] for start, end in zip((end_N - length_N).tolist(), end_N.tolist(), strict=True)]
+        """Return the values of each of these lines, gathered in a single indexing operation."""
+        length_N = self.lengths(lines)
+        end_N = np.cumsum(length_N)  # ends of the lines in `gathered`
+        gathered = self.values[np.arange(length_N.sum()) + np.repeat(self.ends[lines] - end_N, length_N)]
+        return [gathered[start:end] for start, end in pairwise([0, *end_N.tolist()])]
 
     def lengths(self, lines: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many values these lines have."""
+        """Return the number of values in each of these lines."""
         lengths: NDArray[np.int64] = self.ends[lines] - np.where(lines > 0, self.ends[lines - 1], 0)
         return lengths
 
 
 def map_array(path: Path, dtype: str) -> NDArray[Any]:
-    """Map a file as a plain array: slices of a memmap itself take half a kilobyte each."""
+    """Map a file into memory. The result is a plain array, because a slice of a np.memmap takes half a kilobyte."""
     return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
 
 
@@ -71,27 +76,28 @@ def make_examples(
     lines: NDArray[np.int64],
     features: Mapping[str, Sequence[TokenFeature]],
 ) -> list[Example]:
-    """Return the examples with these numbers from their two sides and, by name, the features of their sources."""
-    named = [dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)]
-    return list(map(Example, sources, targets, lines.tolist(), named or repeat({})))
+    """Return one example per line, given both sides and, by name, the features of the sources."""
+    features_N = [dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)]
+    return list(map(Example, sources, targets, lines.tolist(), features_N or repeat({})))
 
 
 class TokenStore:
-    """Examples by number. `digest` identifies the content, so that a resumed run can check its data."""
+    """The examples of a corpus by line number. A resumed run checks `digest`, which identifies the content."""
 
     def __init__(self, folder: Path) -> None:
         try:
             about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
             self.pairs: int = about["pairs"]
             self.digest: str = about["digest"]
-            self.dropped: dict[str, int] = about["dropped"]
-            self.longest: int = about["longest"]  # source tokens
-            self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
+            self.dropped: dict[str, int] = about["dropped"]  # number of pairs left out, by reason
+            self.longest: int = about["longest"]  # tokens of the longest source
+            self.characters: int = about.get("characters", 0)  # of all targets, one for each end of line included
             self.tag: str = about.get("tag", "")  # its ids precede those of every source
             self.ids = [StoredColumn(folder, f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
             self.text = [StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES if about["text"]]
             stored = {name: feature for name, feature in FEATURES.items() if feature.missing_key in about}
-            self.missing = {name: int(about[feature.missing_key]) for name, feature in stored.items()}  # sentences
+            # Number of sources for which a feature is unknown, by name of the feature.
+            self.missing = {name: int(about[feature.missing_key]) for name, feature in stored.items()}
             self.features = {
                 name: [StoredColumn(folder, f"source.{file}", "int32") for file in feature.files]
                 for name, feature in stored.items()
@@ -109,10 +115,11 @@ class TokenStore:
         return self.pairs
 
     def example(self, line: int) -> Example:
+        """Return the example of one line."""
         return self.examples(np.array([line]))[0]
 
     def examples(self, lines: NDArray[np.int64]) -> list[Example]:
-        """Return the examples with these numbers, read at once."""
+        """Return the examples of these lines."""
         source, target = (ids.read(lines) for ids in self.ids)
         features = {
             name: list(map(TokenFeature, *(column.read(lines) for column in both)))
@@ -121,29 +128,29 @@ class TokenStore:
         return make_examples(source, target, lines, features)
 
     def records(self, feature: str, lines: NDArray[np.int64]) -> list[FeatureRecord]:
-        """Return what a feature keeps of these sources whatever their tokens are."""
+        """Return the records of a feature for these sources, from which values of new tokens can be computed."""
         return self.features[feature][1].read(lines)
 
     def texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
-        """Return the texts of both sides in UTF-8, where they are kept to sample new segmentations at every epoch."""
+        """Return the texts of both sides in UTF-8, if the store has them to sample a new segmentation every epoch."""
         return [[text.tobytes() for text in side.read(lines)] for side in self.text]
 
     @property
     def target_ids(self) -> NDArray[Any]:
-        """The tokens of all targets, one after the other."""
+        """The concatenated tokens of all targets."""
         return self.ids[1].values
 
     def sample_lengths(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the lengths of at most `count` examples spread over the corpus."""
+        """Return the lengths of at most `count` examples at equal distances in the corpus."""
         return self.lengths(np.unique(np.linspace(0, self.pairs - 1, count).astype(np.int64)))
 
     def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the lengths of the examples with these numbers."""
-        source, target = (ids.lengths(lines) for ids in self.ids)
-        return source, target
+        """Return the number of source and of target tokens of these examples."""
+        source_N, target_N = (ids.lengths(lines) for ids in self.ids)
+        return source_N, target_N
 
     def forget_pages(self) -> None:
-        """Release the pages that were read; the operating system keeps them cached while it has memory."""
+        """Release the mapped pages that were read. They stay in the page cache as long as there is free memory."""
         for array in (array for column in self.columns for array in (column.values, column.ends)):
             if isinstance(array.base, np.memmap):
                 array.base._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
@@ -161,8 +168,11 @@ def open_store(
     form: str = "pairs",
     name: str = "the corpus",
 ) -> TokenStore:
-    """Open the store of this corpus and tokenizer; write it if it is not cached. Errors call the corpus `name`."""
-    # Stores of earlier versions are found by this key, so it must not change.
+    """Open the store of this corpus and tokenizer, and write it first if it is not cached.
+
+    `key` identifies the corpus and `name` names it in messages. With `text`, the texts are stored too.
+    """
+    # Stores that earlier versions wrote are found by this key, so its format must not change.
     parts = [key, tokenizers.fingerprint(), str(max_length), str(text), *([form] if form != "pairs" else [])]
     key = "|".join([*parts, *(FEATURES[feature].store_key for feature in features)])
     folder = cache / digest_bytes(key.encode(), size=12)
@@ -193,18 +203,19 @@ class StoreWriter(ExitStack):
         self.dtype = "uint16" if max(tokenizers.sizes.values()) <= 2**16 else "uint32"
         self.digest = hashlib.blake2b(digest_size=16)
         self.missing = {feature.missing_key: 0 for feature in self.features}
-        names = [f"{side}.{kind}" for kind in ("ids", *(["text"] if text else [])) for side in STORED_SIDES]
-        names += [f"source.{file}" for feature in self.features for file in feature.files]
-        self.writers = {name: self.enter_context(closing(ColumnWriter(folder, name))) for name in names}
+        columns = [f"{side}.{kind}" for kind in ("ids", *(["text"] if text else [])) for side in STORED_SIDES]
+        columns += [f"source.{file}" for feature in self.features for file in feature.files]
+        names = [name for column in columns for name in (column, name_ends(column))]
+        self.files = {name: self.enter_context((folder / name).open("wb")) for name in names}
+        self.last_ends = dict.fromkeys(columns, 0)  # number of values written to each column
 
     def write(self, pairs: Iterator[Pair], form: ExampleFormat, max_length: int, corpus: str) -> dict[str, Any]:
         """Write all pairs that the format does not refuse; return the content of store.json."""
         dropped: Counter[str] = Counter()
-        count = seen = longest = characters = 0
+        count = longest = characters = 0
         tag = ""
         while chunk := list(islice(pairs, ENCODED_TOGETHER)):
-            seen += len(chunk)
-            tag = chunk[0].tag  # of a corpus, and so of all its pairs
+            tag = chunk[0].tag  # all pairs of a corpus have the same tag
             tag_ids = self.tokenizers.tag_ids(tag)
             sources = self.tokenizers.source.encode_all([pair.source for pair in chunk])
             targets = self.tokenizers.target.encode_all([pair.target for pair in chunk])
@@ -220,21 +231,21 @@ class StoreWriter(ExitStack):
             longest = max([longest, *(len(source) for _, source, _ in kept)])
             characters += sum(len(pair.target) + 1 for pair, _, _ in kept)
         if not count:
-            reasons = [f"{n} {reason}" for reason, n in dropped.items()] or ["nothing read"]
+            reasons = [f"{number} {reason}" for reason, number in dropped.items()] or ["nothing read"]
             raise UserError(
-                f"{corpus}: none of {seen} {form.noun} can be used ({', '.join(reasons)}); check the files, or "
-                "raise data.max_length"
+                f"{corpus}: none of {dropped.total()} {form.noun} can be used ({', '.join(reasons)}); "
+                "check the files, or raise data.max_length"
             )
         about = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
         about |= {"text": self.has_text, "longest": longest, "characters": characters, "tag": tag}
         return about | self.missing
 
     def write_chunk(self, kept: list[tuple[Pair, list[int], list[int]]]) -> None:
-        """Write pairs and their token ids to all columns. The digest covers ids and features."""
+        """Append pairs, given with the token ids of both sides, to all columns. The digest covers ids and features."""
         pairs = [pair for pair, _, _ in kept]
         columns: dict[str, Sequence[NDArray[Any] | bytes]] = {}
         for side, name in enumerate(STORED_SIDES, 1):
-            ids = columns[f"{name}.ids"] = [np.asarray(one[side], dtype=self.dtype) for one in kept]
+            ids = columns[f"{name}.ids"] = [np.asarray(row[side], dtype=self.dtype) for row in kept]
             self.digest.update(np.asarray(list(map(len, ids)), np.int64).tobytes() + b"".join(map(bytes, ids)))
             if self.has_text:
                 columns[f"{name}.text"] = [getattr(pair, name).encode() for pair in pairs]
@@ -244,29 +255,13 @@ class StoreWriter(ExitStack):
                 feature.align(record, pair.source, source, self.tokenizers.source)
                 for record, (pair, source, _) in zip(records, kept, strict=True)
             ]
-            self.missing[feature.missing_key] += sum(not len(one.record) for one in aligned)
-            values: list[Sequence[NDArray[Any]]] = [[one.values for one in aligned], records]
+            self.missing[feature.missing_key] += sum(not len(each.record) for each in aligned)
+            values: list[Sequence[NDArray[Any]]] = [[each.values for each in aligned], records]
             for file, arrays in zip(feature.files, values, strict=True):
                 columns[f"source.{file}"] = arrays
                 self.digest.update(b"".join(map(bytes, arrays)))
         for name, lines in columns.items():
-            self.writers[name].write(lines)
-
-
-class ColumnWriter:
-    """Writer of a StoredColumn."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.values: IO[bytes] = (folder / name).open("wb")
-        self.ends: IO[bytes] = (folder / name_ends(name)).open("wb")
-        self.end = 0
-
-    def write(self, lines: Sequence[NDArray[Any] | bytes]) -> None:
-        ends = self.end + np.cumsum([len(line) for line in lines], dtype=np.int64)
-        self.values.write(b"".join(map(bytes, lines)))
-        self.ends.write(ends.tobytes())
-        self.end = int(ends[-1]) if len(ends) else self.end
-
-    def close(self) -> None:
-        self.values.close()
-        self.ends.close()
+            self.files[name].write(b"".join(map(bytes, lines)))
+            ends = np.cumsum([self.last_ends[name], *map(len, lines)], dtype=np.int64)
+            self.files[name_ends(name)].write(ends[1:].tobytes())
+            self.last_ends[name] = int(ends[-1])

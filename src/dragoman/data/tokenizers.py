@@ -1,11 +1,12 @@
-"""Tokenizers: raw text to ids and back, by characters, bytes, words or subwords, and the labels of a classifier.
+"""Tokenizers convert raw text to ids and back: by characters, bytes, words, subwords, or the labels of a classifier.
 
-Ids 0 to 3 are <pad>, <unk>, <s> and </s>, except for labels. Kinds with byte fallback, which spell unknown characters
-in bytes, keep ids 4 to 259 for the 256 bytes; then come the symbols, most frequent first.
+A Tokenizer is the vocabulary of one side; Tokenizers are those of both sides, with the tags of the sources. Ids 0 to 3
+are <pad>, <unk>, <s> and </s>, except for labels. With byte fallback, unknown characters are encoded as UTF-8 bytes,
+and ids 4 to 259 are the 256 bytes. The symbols follow; of characters and words, the most frequent has the lowest id.
 
 Subwords (subwords.py) are trained and applied by SentencePiece on raw text without normalization.
 
-To add a kind: a subclass of Tokenizer, its entry in TOKENIZERS, and fields in TokenizerSettings for its own settings.
+To add a kind, write a subclass of Tokenizer, an entry in TOKENIZERS, and fields in TokenizerSettings for its settings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Self, TypeVar
@@ -65,24 +66,22 @@ class TokenizerSettings(Settings):
 
 
 class Tokenizer(ABC):
-    """Raw text to ids and back. `lossless` promises decode(encode(text)) == text for every text.
+    """The vocabulary of one side: converts raw text to ids and back. `content` is the content of its file."""
 
-    `samples` is set where a text has several segmentations, from which `sample` chooses. `splits_punctuation` is unset
-    where punctuation marks stay part of the word that they touch. `content` is the file that the tokenizer is made of.
-    """
-
-    suffix: ClassVar[str] = ".json"
-    samples: ClassVar[bool] = False
-    splits_punctuation: ClassVar[bool] = True
-    size: int
-    lossless: bool
+    suffix: ClassVar[str] = ".json"  # of the file
+    samples: ClassVar[bool] = False  # a text has several segmentations, and `sample` returns a random one
+    splits_punctuation: ClassVar[bool] = True  # False: punctuation marks stay part of the word that they touch
+    size: int  # number of ids
+    lossless: bool  # decode(encode(text)) == text for every text
+    shown: list[str]  # one readable string for each id; a space is shown as "▁"
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
     @classmethod
     @abstractmethod
-    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Tokenizer: ...
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Tokenizer:
+        """Return a tokenizer whose vocabulary is learned from these lines."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -93,14 +92,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the ids; the four specials have none."""
+        """Return the text of the ids; the four special tokens are left out."""
 
-    @abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return one readable string for each id; a space is shown as "▁"."""
+        return list(map(self.shown.__getitem__, ids))
 
     def spellings(self) -> list[bytes]:
-        """Return the bytes that each id decodes to, with a space before a word; the four specials have none."""
+        """Return the bytes that each id decodes to; those of a word begin with a space, those of specials are empty."""
         shown = [self.pieces([i])[0].replace(SPACE_MARK, " ").encode() for i in range(len(SPECIALS), self.size)]
         return [b""] * len(SPECIALS) + shown
 
@@ -112,11 +111,11 @@ class Tokenizer(ABC):
         return self.encode(text)
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
-        """Return how many bytes of the text, without spaces, precede each token; None where that is unknown."""
+        """Return where each token begins, in bytes of the text without its spaces; None if that is unknown."""
         return None
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
-        """Pickle by content: other processes rebuild the tokenizer from it."""
+        """Pickle only the content, from which another process rebuilds the tokenizer."""
         return type(self), (self.content,)
 
 
@@ -126,24 +125,17 @@ class CharTokenizer(Tokenizer):
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
         record = json.loads(content)
-        symbols, byte_fallback = record["symbols"], record["byte_fallback"]
-        reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(256) if byte_fallback]
+        symbols, byte_tokens = record["symbols"], BYTE_TOKENS if record["byte_fallback"] else []
+        reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(len(byte_tokens))]
         self.spelling = reserved + [symbol.encode() for symbol in symbols]
-        self.shown = [
-            *SPECIALS,
-            *(BYTE_TOKENS if byte_fallback else ()),
-            *(s.replace(" ", SPACE_MARK) for s in symbols),
-        ]
+        self.shown = [*SPECIALS, *byte_tokens, *(symbol.replace(" ", SPACE_MARK) for symbol in symbols)]
         self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
         self.size = len(self.spelling)
-        self.lossless = byte_fallback
+        self.lossless = record["byte_fallback"]
 
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> CharTokenizer:
-        counts: Counter[str] = Counter()
-        for line in lines:
-            counts.update(line)
-        symbols = most_frequent(counts, settings.size)
+        symbols = find_most_frequent(chain.from_iterable(lines), settings.size)
         return cls(to_json({"byte_fallback": settings.byte_fallback, "symbols": symbols}))
 
     def encode(self, text: str) -> list[int]:
@@ -157,9 +149,6 @@ class CharTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         spelling = self.spelling
         return b"".join([spelling[i] for i in ids]).decode(errors="replace")
-
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        return [self.shown[i] for i in ids]
 
     def spellings(self) -> list[bytes]:
         return self.spelling
@@ -185,18 +174,19 @@ class ByteTokenizer(CharTokenizer):
         return [len(SPECIALS) + byte for byte in text.encode()]
 
 
-PUNCTUATION = (  # ASCII, Latin-1, Arabic, danda, general, symbols, CJK, full-width, emoji
+PUNCTUATION = (  # character ranges: ASCII, Latin-1, Arabic, danda, general, symbols, CJK, full-width, emoji
     r"!-/:-@\[-`{-~¡-©«-±´-¸»¿×÷،؛؟।॥\u2010-\u205e\u20a0-\u20cf\u2190-\u2bff\u3001-\u303f\uff01-\uff0f"
     r"\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\U0001f000-\U0001faff"
 )
 WORD_OR_MARK = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
-JOINER = "￭"  # on the side of a punctuation mark where no space stands: "walks." is the tokens "walks" and "￭."
+JOINER = "￭"  # marks a side of a punctuation mark without a space: "walks." has the tokens "walks" and "￭."
 
 
 class WordTokenizer(Tokenizer):
-    """One id per word or punctuation mark. Rare words are unknown and runs of spaces become one: it is not lossless.
+    """One id per word or punctuation mark. It is not lossless: rare words are unknown, and runs of spaces become one.
 
-    Marks, not words, record where no space stands, so that a word has the same id beside a mark as anywhere else.
+    Missing spaces are recorded at punctuation marks (JOINER), not at words. So a word has the same id beside a mark as
+    elsewhere.
     """
 
     lossless = False
@@ -210,10 +200,7 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
-        counts: Counter[str] = Counter()
-        for line in lines:
-            counts.update(cls.split(line))
-        return cls.from_symbols(most_frequent(counts, settings.size))
+        return cls.from_symbols(find_most_frequent(chain.from_iterable(map(cls.split, lines)), settings.size))
 
     @classmethod
     def from_symbols(cls, symbols: Sequence[str]) -> Self:
@@ -222,7 +209,7 @@ class WordTokenizer(Tokenizer):
 
     @staticmethod
     def split(text: str) -> list[str]:
-        """Return words and punctuation marks, a mark with a joiner on each side where no space stands."""
+        """Return words and punctuation marks; a mark has a joiner on each side that has no space."""
         found = list(WORD_OR_MARK.finditer(text))
         is_word = [match["word"] is not None for match in found]
         tokens = [match[0] for match in found]
@@ -242,22 +229,22 @@ class WordTokenizer(Tokenizer):
         return "".join(self.pieces(known)).replace(SPACE_MARK, " ")[1:]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        shown: list[str] = []
-        joined = False
+        pieces: list[str] = []
+        joins_next = False  # the previous symbol has a joiner on its right side
         for symbol in (self.symbols[i] for i in ids):
             left = len(symbol) > 1 and symbol[0] == JOINER
             right = len(symbol) > 1 + left and symbol[-1] == JOINER
-            glued = bool(shown) and (joined or left)
-            shown.append(("" if glued else SPACE_MARK) + symbol[left : len(symbol) - right])
-            joined = right
-        return shown
+            joined = bool(pieces) and (joins_next or left)
+            pieces.append(("" if joined else SPACE_MARK) + symbol[left : len(symbol) - right])
+            joins_next = right
+        return pieces
 
-    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words count too
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - `ids` has one id per word
         return [count_letter_bytes(text[: found.start()]) for found in self.token.finditer(text)]
 
 
 class SpaceTokenizer(WordTokenizer):
-    """One id per run between spaces: for text that is tokenized already, such as phones, actions or SQL."""
+    """One id per run of characters between spaces, for text that is already tokenized: phones, actions, SQL."""
 
     splits_punctuation = False
     token = re.compile(r"\S+")
@@ -284,24 +271,25 @@ def find_starts(sizes: Sequence[int], text: str) -> list[int] | None:
     return starts if end == count_letter_bytes(text) else None
 
 
-def most_frequent(counts: Counter[str], size: int) -> list[str]:
-    """Return the most frequent symbols; ties go by the symbol itself, so the order of the corpus does not matter."""
-    return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
+def find_most_frequent(symbols: Iterable[str], size: int) -> list[str]:
+    """Return the `size` most frequent symbols; ties are sorted, so the order of lines has no effect."""
+    counts = Counter(symbols)
+    return sorted(counts, key=lambda symbol: (-counts[symbol], symbol))[:size]
 
 
 def to_json(record: dict[str, object]) -> bytes:
     return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()
 
 
-MAX_TRAINING_CHUNK = 4000  # characters of a line given to SentencePiece at once; a word of 65,536 would abort it
+MAX_TRAINING_CHUNK = 4000  # longer lines are divided, because SentencePiece aborts at a word of 65,536 characters
 
 
 class SubwordTokenizer(Tokenizer):
-    """Subwords of a SentencePiece model."""
+    """Subwords of a SentencePiece model. `content` is its model file."""
 
     suffix = ".model"
     samples = True
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # SentencePiece's model_type
 
     @staticmethod
     @abstractmethod
@@ -371,9 +359,6 @@ class SubwordTokenizer(Tokenizer):
         text = b"".join([self.spelling[i] for i in ids]).decode(errors="replace")
         return unescape(text.removeprefix(SPACE_MARK).replace(SPACE_MARK, " "))
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        return list(map(self.shown.__getitem__, ids))
-
     def spellings(self) -> list[bytes]:
         return [spelt.replace(SPACE_MARK.encode(), b" ") for spelt in self.spelling]
 
@@ -393,20 +378,20 @@ class SubwordTokenizer(Tokenizer):
 
 
 class BpeTokenizer(SubwordTokenizer):
-    """Byte-pair encoding: merges the most frequent neighbours again and again. Samples by BPE-dropout."""
+    """Byte-pair encoding: training repeatedly merges the most frequent pair of neighbours. Samples by BPE-dropout."""
 
     kind = "bpe"
     segment = staticmethod(segment_bpe)
 
 
 class UnigramTokenizer(SubwordTokenizer):
-    """A unigram language model over subwords, pruned to size. Samples by the probability of each segmentation."""
+    """A unigram language model over subwords. Samples a segmentation according to its probability."""
 
     kind = "unigram"
     segment = staticmethod(segment_unigram)
 
 
-MAX_LABELS = 10_000  # a corpus with more has probably named the wrong column
+MAX_LABELS = 10_000  # with more labels, the recipe probably names the wrong column
 
 
 class LabelTokenizer(Tokenizer):
@@ -416,25 +401,25 @@ class LabelTokenizer(Tokenizer):
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        self.names: list[str] = json.loads(content)["labels"]
-        self.ids = {name: i for i, name in enumerate(self.names)}
-        self.size = len(self.names)
+        self.shown = json.loads(content)["labels"]
+        self.ids = {label: i for i, label in enumerate(self.shown)}
+        self.size = len(self.shown)
 
     @classmethod
     def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> LabelTokenizer:  # noqa: ARG003
-        """Collect every label. Spaces around it do not count."""
-        names: set[str] = set()
+        """Collect all labels, without the spaces around them."""
+        labels: set[str] = set()
         for line in lines:
-            names.add(line.strip())
-            if len(names) > MAX_LABELS:
+            labels.add(line.strip())
+            if len(labels) > MAX_LABELS:
                 raise UserError(
                     f"there are more than {MAX_LABELS} different labels; check columns or keys of data.train"
                 )
-        names.discard("")
-        if len(names) < 2:
-            only = f"only the label {min(names)!r}" if names else "no label at all"
+        labels.discard("")
+        if len(labels) < 2:
+            only = f"only the label {min(labels)!r}" if labels else "no label at all"
             raise UserError(f"data.train has {only}, but a classifier needs two or more; check its columns or keys")
-        return cls(to_json({"labels": sorted(names)}))
+        return cls(to_json({"labels": sorted(labels)}))
 
     def encode(self, text: str) -> list[int]:
         """Return the label's id, or no id if the label is unknown."""
@@ -443,9 +428,6 @@ class LabelTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return " ".join(self.pieces(ids))
-
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        return [self.names[i] for i in ids]
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
@@ -456,10 +438,7 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "word": WordTokenizer,
     "space": SpaceTokenizer,
 }
-SAVED_TOKENIZERS: dict[str, type[Tokenizer]] = {
-    **TOKENIZERS,
-    "labels": LabelTokenizer,
-}  # those that a run folder may hold
+SAVED_TOKENIZERS = TOKENIZERS | {"labels": LabelTokenizer}  # the kinds in run folders; a recipe cannot choose labels
 
 
 def train_tokenizer(
@@ -477,7 +456,7 @@ def train_tokenizer(
     kind = pick(TOKENIZERS, settings.kind, "tokenizer")
     lines, total = sample_reservoir(texts, MAX_TRAINING_LINES, seed)
     if total > len(lines):
-        log(f"the tokenizer learns from {len(lines)} of {total} lines, drawn at random")
+        log(f"the tokenizer learns from {len(lines)} of {total} lines, sampled at random")
     return kind.train(lines, settings)
 
 
@@ -496,11 +475,10 @@ def sample_reservoir(items: Iterable[Item], count: int, seed: int) -> tuple[list
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of the two sides; the same object twice when the vocabulary is joint.
+    """The tokenizers of the two sides; the same object twice if the vocabulary is joint.
 
-    A tag before a source says what kind of pair it is, such as the target language. It is not text: its id follows
-    those of the source vocabulary, so no line can be tokenized into it, and the target side does not have it, so no
-    model can output it.
+    A tag before a source names the kind of the pair, such as the target language. Tags are not text: their ids follow
+    those of the source vocabulary, so no text is encoded as a tag; the target side has none, so no model outputs one.
 
     tokenizers = Tokenizers.train(lambda: [Pair("a dog", "ein Hund")], TokenizerSettings(kind="char"))
     tokenizers.save(Path("run/tokenizer"))
@@ -513,11 +491,11 @@ class Tokenizers:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the vocabulary sizes of both sides, tags included, by the names that models use."""
+        """Return the vocabulary sizes of both sides, including tags, by the names of the models' arguments."""
         return {"source_size": self.source.size + len(self.tags), "target_size": self.target.size}
 
     def with_tags(self, tags: Iterable[str]) -> Tokenizers:
-        """Return the tokenizers with these tags added; known tags keep their ids."""
+        """Return the tokenizers with these tags added; existing tags keep their ids."""
         return replace(self, tags=tuple(dict.fromkeys([*self.tags, *tags])))
 
     def tag_ids(self, tag: str) -> list[int]:
@@ -537,7 +515,7 @@ class Tokenizers:
         seed: int = 1,
         log: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
-        """Train on the pairs of a corpus; each call of `pairs` reads the corpus from its beginning."""
+        """Train on the pairs of a corpus. Each call of `pairs` must yield all pairs from the beginning."""
         target = settings.for_target()
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
@@ -549,7 +527,7 @@ class Tokenizers:
         )
 
     def fingerprint(self) -> str:
-        """Return a digest that is equal for tokenizers with equal behaviour."""
+        """Return a digest of the tokenizers' files and tags, which is part of the cache key of a token store."""
         sides = [self.source] if self.joint else [self.source, self.target]
         parts = [digest_bytes(side.content).encode() for side in sides]
         return digest_bytes(b"".join(parts) + (json.dumps(self.tags).encode() if self.tags else b""))
@@ -568,7 +546,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: Path, *, fingerprint: str | None = None) -> Tokenizers:
-        """Read the tokenizers of a run folder. Refuse others than those with this fingerprint, if it is given."""
+        """Read the tokenizers of a run folder. If `fingerprint` is given, theirs must equal it."""
         try:
             index = json.loads((folder / "tokenizer.json").read_bytes())
             tags, parts = tuple(map(str, index.pop("tags", ()))), {}
