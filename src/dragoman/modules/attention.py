@@ -1,7 +1,11 @@
 """Multi-head attention: self-attention within a sentence and cross-attention from a target to its source.
 
-Shapes   B batch   H heads   T tokens   S source tokens   D head width   C model width   E width of a projection
-         N hypotheses in a search (in `step`: hypotheses x heads)   K cache capacity   M rows of the flattened cache
+The attention pattern (patterns.py) chooses the keys of each query, the position scheme (positions.py) adds positions,
+and the kernel (kernels/attention.py) computes the output.
+
+Shapes   B rows of a batch   H heads   T tokens   S source tokens   D head width   C model width
+         E width of a projection   N hypotheses in a search, or hypotheses x heads where `step` flattens them
+         K capacity of the KV cache   M vectors in the flattened cache   1 the new token of a decoding step
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ from dragoman.modules.positions import AttentionPosition
 
 @dataclass(frozen=True)
 class StepContext:
-    """The inputs that all layers share in one decoding step. `beam_indices_NK` is given for an indirect cache only."""
+    """The inputs that all layers share in one decoding step.
+
+    `beam_indices_NK` is the table of an indirect cache (`attend_to_cache`), or None if each row has its own cache.
+    """
 
     position_N1: Tensor
     mask: AttentionMask
@@ -42,12 +49,15 @@ class StepContext:
 
 
 def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
-    """Return a view of the features by heads: x_BHTD."""
+    """Return a view with the features split into heads: x_BHTD."""
     return x_BTC.view(*x_BTC.shape[:2], heads, -1).transpose(1, 2)
 
 
 class MultiHeadAttention(nn.Module):
-    """The common part of self- and cross-attention: widths, kernel and output projection."""
+    """The common part of self- and cross-attention: widths, kernel and output projection.
+
+    `fusable` means that these settings permit the Triton kernel for packed rows, `attend_packed`.
+    """
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
@@ -59,18 +69,21 @@ class MultiHeadAttention(nn.Module):
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
     def split_query(self, query_BTE: Tensor) -> Tensor:
-        """Split queries into heads. Kernels scale scores by 1/sqrt(D); without `scaled`, that is undone here."""
+        """Split queries into heads. Without the setting `scaled`, cancel the factor 1/sqrt(D) of the kernels."""
         q_BHTD = split_heads(query_BTE, self.heads)
         return q_BHTD if self.settings.scaled else q_BHTD * q_BHTD.size(-1) ** 0.5
 
     def project_output(self, out_BHTD: Tensor) -> Tensor:
-        """Join the heads: out_BTC."""
+        """Join the heads and apply the output projection: out_BTC."""
         out_BTC: Tensor = self.out(self.dropout(out_BHTD).transpose(1, 2).flatten(2))
         return out_BTC
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of every token to the tokens of its sentence. One projection computes queries, keys and values."""
+    """Attention of every token to the tokens of its sentence. One projection computes queries, keys and values.
+
+    `relate` is the part of the position scheme that acts in attention.
+    """
 
     def __init__(
         self,
@@ -88,9 +101,9 @@ class SelfAttention(MultiHeadAttention):
         self.fusable = self.fusable and type(self.relate) is AttentionPosition and type(self.pattern) is FullAttention
 
     def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split the projection into queries, keys and values by heads, with positions encoded in queries and keys.
+        """Split the projection into heads of queries, keys and values, and encode positions in queries and keys.
 
-        Without projections, the input is used as queries, keys and values.
+        Without projections, the input itself serves as queries, keys and values.
         """
         widths = [self.query_width, self.query_width, self.value_width]
         parts = torch.split_with_sizes(qkv_BTE, widths, -1) if self.settings.projections else [qkv_BTE] * 3
@@ -99,7 +112,7 @@ class SelfAttention(MultiHeadAttention):
         return q if self.settings.scaled else q * q.size(-1) ** 0.5, k, v
 
     def make_mask(self, rows: RowLayout) -> AttentionMask:
-        """Return the mask for `forward`. All layers of a stack can share it."""
+        """Return the mask for `forward`, which all layers of a stack can share."""
         return self.pattern.make_mask(rows, self.relate)
 
     def forward(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
@@ -110,20 +123,20 @@ class SelfAttention(MultiHeadAttention):
         return self.project_output(self.pattern(q, k, v, mask, partial(self.relate.attend, self.kernel)))
 
     def make_step_mask(self, position_N1: Tensor, capacity: int, dtype: torch.dtype) -> AttentionMask:
-        """Return the mask for `step`: tokens at these positions attend to the cache up to their own position."""
+        """Return the mask for `step`: the new token at `position_N1` attends to the cache up to this position."""
         position_1K = torch.arange(capacity, device=position_N1.device)[None]
         allowed_N1K = make_causal_mask(position_N1, position_1K)
         pattern_N1K = self.pattern.make_pattern_mask(position_N1, position_1K)
         if pattern_N1K is not None:
             allowed_N1K = allowed_N1K & pattern_N1K
-        if self.relate.needs == "nothing":  # compute the bias once, not in every layer
+        if self.relate.needs == "nothing":  # layers share the mask, so the bias is computed only once
             return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
         return AttentionMask(
             allowed_N1K[:, None], relative_position=self.relate.compute_relative(position_N1, position_1K)
         )
 
     def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
-        """Store the key and value of one more token per row in the cache, then attend to the cache."""
+        """Store the key and value of the new token of each row in the cache; return the output of attention to it."""
         position_N1 = context.position_N1
         q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.query_key_value(x_N1C), position_N1)
         if context.beam_indices_NK is not None:
@@ -150,14 +163,14 @@ class CrossAttention(MultiHeadAttention):
         )
 
     def project_memory(self, memory_BSC: Tensor) -> KeyValue:
-        """Return the keys and values of the source. In decoding they are computed once and used in every step."""
+        """Return the keys and values of the source. Decoding computes them once and uses them in every step."""
         if not self.settings.projections:
             return (split_heads(memory_BSC, self.heads),) * 2
         k, v = self.key_value(memory_BSC).split([self.query_width, self.value_width], -1)
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
     def forward(self, x_BTC: Tensor, memory: Tensor | KeyValue, mask: AttentionMask) -> Tensor:
-        """Attend to the source. `memory` is memory_BSC, as in training, or the result of `project_memory`."""
+        """Attend to the source. `memory` is the encoder output, memory_BSC, or the result of `project_memory`."""
         query_BTE = self.query(x_BTC)
         if isinstance(memory, Tensor):
             if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_width):

@@ -1,9 +1,11 @@
 """Attention of a recurrent decoder to its source: scores, softmax, and the weighted mean of the source states.
 
-A score takes decoder states and keys made from encoder states, and returns score_BTS. To add a score, write a subclass
-of AttentionScore and a line in SCORES. Settings of its own are fields of ScoreSettings, listed in its `uses`.
+A score is computed from decoder states (the queries) and from keys, which are computed from encoder states. To add a
+score, write a subclass of AttentionScore and add it to SCORES. Settings that only this score reads are fields of
+ScoreSettings, and the score lists their names in `uses`.
 
-Shapes   B sentences   S source width   T queries   C decoder width   M encoder width   A attention width
+Shapes   B sentences   S source tokens   T queries   C decoder width   M encoder width   A attention width
+         K some of the sentences   b, t the sentences and queries of one block of a chunked computation
 """
 
 from __future__ import annotations
@@ -18,23 +20,24 @@ from dragoman.config.settings import Settings
 from dragoman.kernels.attention import unmask_empty_queries
 from dragoman.modules.feedforward import Linear
 
-BLOCK_ELEMENTS = {
-    "cpu": 1 << 18,
-    "cuda": 1 << 26,
-}  # elements of the tanh computed at a time; on a CPU they fit into the cache
+# Number of activations that a chunked computation holds at a time, by device. On a CPU they fit into the cache.
+BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 WIDEST_FUSED_SCORE = 2048  # maximum attention width of the Triton kernel
 
 
 class ScoreSettings(Settings):
-    """The settings that scores read, apart from the widths, which have other names in a hybrid than in an RNN."""
+    """The settings that scores read. Widths are arguments, since their settings differ between RNN and hybrid."""
 
 
 class AttentionScore(nn.Module):
-    """Score all source tokens alike, so that the context vector is their mean. Base class of the scores."""
+    """The base class of the scores, and the score "mean": 0 everywhere, so the context is the mean of the source.
+
+    `width` is the width of the decoder states, `memory_width` that of the encoder states.
+    """
 
     reads = True  # whether the decoder gets a context vector
     uses: tuple[str, ...] = ()  # settings that only some scores read
-    aligns = False  # whether its weights distinguish source tokens
+    aligns = False  # whether the weights differ between source tokens, so that they can serve as a word alignment
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the registry's signature
         super().__init__()
@@ -42,25 +45,26 @@ class AttentionScore(nn.Module):
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds per query and key (models/registry.py)."""
+        """Return the number of multiply-adds per query and key, for FLOP counts (models/registry.py)."""
         return 0
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
-        """Return the keys of the source states, which are made once and used at every step."""
+        """Compute the keys of the source states, once per sentence."""
         return memory_BSM
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
+        """Return score_BTS."""
         return query_BTC.new_zeros(len(query_BTC), query_BTC.size(1), key_BSA.size(1))
 
 
 class NoAttention(AttentionScore):
-    """No attention: the decoder sees the source only through its initial state, the bottleneck."""
+    """No attention: the initial state of the decoder is all it receives of the source."""
 
     reads = False
 
 
 class DotScore(AttentionScore):
-    """s'h, where s is the decoder state and h the encoder state, of the same width."""
+    """s'h, where s is the decoder state and h the encoder state; both have the same width."""
 
     aligns = True
 
@@ -86,7 +90,7 @@ class MultiplicativeScore(DotScore):
 class AdditiveScore(AttentionScore):
     """v'tanh(W1 h + W2 s) (Bahdanau 2015)."""
 
-    uses = ("attention_width", "score_width")  # the names of its width in an RNN and in a hybrid
+    uses = ("attention_width", "score_width")  # attention width of an RNN and of a hybrid
     aligns = True
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
@@ -108,7 +112,7 @@ class AdditiveScore(AttentionScore):
             return score_additive_chunked(*inputs)
         from dragoman.kernels.attention_triton import additive_score
 
-        score_BTS: Tensor = additive_score(*inputs)  # keeps the tanh in registers
+        score_BTS: Tensor = additive_score(*inputs)
         return score_BTS
 
 
@@ -118,19 +122,19 @@ def score_additive_reference(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tenso
 
 
 def supports_fused_score(*inputs: Tensor) -> bool:
-    """Return whether the Triton kernel can be used, which computes in float32."""
+    """Return whether the Triton kernel can be used: on a GPU, except for float64, since it computes in float32."""
     supported = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in inputs)
     return supported and inputs[-1].numel() <= WIDEST_FUSED_SCORE
 
 
 def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
-    """Compute the score in blocks; the backward pass recomputes the tanh instead of storing it.
+    """Compute the additive score in blocks; the backward pass recomputes the tanh instead of storing it.
 
-    tanh(x) = 2 sigmoid(2x) - 1, and a CPU computes a sigmoid in a sixth of the time. Half precision is widened to
-    float32, since a CPU adds it slowly.
+    The tanh is computed as 2 sigmoid(2x) - 1, which takes a sixth of the time on a CPU. Half precision is converted to
+    float32, since additions in half precision are slow on a CPU.
     """
     dtype = torch.promote_types(query_BTA.dtype, torch.float32)
-    with torch.autocast(query_BTA.device.type, enabled=False):  # it would compute the tanh in half precision
+    with torch.autocast(query_BTA.device.type, enabled=False):  # autocast would use half precision
         score_BTS: Tensor = _Additive.apply(  # type: ignore[no-untyped-call]
             2 * query_BTA.to(dtype), 2 * key_BSA.to(dtype), weight_A.to(dtype)
         )
@@ -138,7 +142,10 @@ def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor)
 
 
 class _Additive(torch.autograd.Function):
-    """Given twice the queries and twice the keys, return 2 v'y - v'1, where y = sigmoid(query + key), dy = y - y^2."""
+    """The differentiable form of `score_additive_chunked`; queries and keys are given multiplied by 2.
+
+    The score is 2 v'y - v'1, where y = sigmoid(query + key). The derivative of y is dy = y - y^2.
+    """
 
     @staticmethod
     def forward(ctx: Any, query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
@@ -166,7 +173,7 @@ class _Additive(torch.autograd.Function):
 
 
 def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of rows and of queries, small enough for their B x T x S x A elements to stay in cache."""
+    """Yield slices of sentences and of queries, so that their b x t x S x A activations fit BLOCK_ELEMENTS."""
     B, T, _ = query_BTA.shape
     budget = BLOCK_ELEMENTS[query_BTA.device.type] // max(1, key_BSA[0].numel())
     height, width = max(1, budget // max(1, T)), max(1, min(budget, T))
@@ -176,33 +183,33 @@ def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slic
 
 
 class EncodedSource(NamedTuple):
-    """Keys, values and padding mask of the sources, one per sentence."""
+    """Keys, values and padding mask of the source sentences."""
 
     key_BSA: Tensor
     value_BSM: Tensor
     allowed_B1S: Tensor
 
     def keep(self, sentences_K: Tensor) -> EncodedSource:
-        """Return only these sentences."""
+        """Return the given sentences, in this order."""
         return EncodedSource(*(part.index_select(0, sentences_K) for part in self))
 
     def put(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
-        """Overwrite these sentences in place."""
+        """Replace the given sentences by `fresh`, in place."""
         for old, new in zip(self, fresh, strict=True):
             old.index_copy_(0, sentences_K, new)
         return self
 
 
 class SourceAttention(nn.Module):
-    """Attention of every target token to the source, by any of the scores."""
+    """Attention of every target token to the source, with a score of SCORES."""
 
     def __init__(self, score: AttentionScore, memory_width: int) -> None:
         super().__init__()
         self.score = score
-        self.width = memory_width if score.reads else 0  # of the context vector
+        self.width = memory_width if score.reads else 0  # width of the context vector
 
     def prepare(self, memory_BSM: Tensor, real_BS: Tensor) -> EncodedSource:
-        """Return the source in the form that attention reads; `real_BS` is False at padding."""
+        """Return what attention needs of the source. `real_BS` is False at padding."""
         return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(real_BS[:, None]))
 
     def weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
@@ -211,7 +218,7 @@ class SourceAttention(nn.Module):
         return score_BTS.masked_fill(~source.allowed_B1S, -torch.inf).softmax(-1)
 
     def forward(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Return [a; s], the context vector beside the decoder state."""
+        """Return the context vector and the decoder state, concatenated; without attention, only the state."""
         if not self.score.reads:
             return query_BTC
         return torch.cat([self.weights(query_BTC, source) @ source.value_BSM, query_BTC], -1)

@@ -1,6 +1,6 @@
-"""Dropout of single elements, and of tokens, heads and layers.
+"""Dropout of elements, tokens, attention heads and layers.
 
-What is sampled for a row does not depend on how its batch is split over processes or over gradient accumulation: see
+The dropout mask of a row does not depend on how the batch is split over processes or by gradient accumulation: see
 `use_row_slice` and `sample_dropout_mask`.
 
 Shapes   B rows   T tokens   C model width   H heads   D head width
@@ -18,36 +18,39 @@ from torch import Tensor, nn
 
 
 class RowSlice(NamedTuple):
-    """Which rows of a batch are being computed: those from `first` on, of `height` rows, in `passes` copies."""
+    """The part of a batch that the model gets: the rows from `first` on, of `height` rows in all.
+
+    Every row occurs `passes` times, once for each forward pass that a consistency loss compares.
+    """
 
     first: int
     height: int
     passes: int = 1
 
 
-_row_slice: RowSlice | None = None  # None: the full batch is being computed
+_row_slice: RowSlice | None = None  # None: the model gets the full batch
 
 
 @contextmanager
 def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
-    """Sample dropout masks for a batch of `height` rows and use the part that starts at row `first`."""
+    """Sample dropout masks for a batch of `height` rows, and use their rows from `first` on. Height 0: no slice."""
     global _row_slice
-    before, _row_slice = _row_slice, RowSlice(first, height, passes) if height else None
+    previous, _row_slice = _row_slice, RowSlice(first, height, passes) if height else None
     try:
         yield
     finally:
-        _row_slice = before
+        _row_slice = previous
 
 
 class Dropout(nn.Module):
-    """Zero a fraction `rate` of the elements in training and scale up the others. The first axis is the rows.
+    """Zero elements with probability `rate` in training, and scale up the others. The first axis is the rows.
 
-    Sampling is slow: PyTorch's dropout costs as much as a matrix product on a CPU, and more than the memory traffic on
-    a GPU. Here each element uses only 16 random bits, so the rate is exact to one part in 65,536.
+    Generating random numbers is slow: PyTorch's dropout takes as long as a matrix product on a CPU, and longer than its
+    memory access on a GPU. This class uses 16 random bits per element, so rates are rounded to multiples of 1 / 65,536.
     """
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
-    shared_axes = 0  # trailing axes along which one sample decides for all elements
+    shared_axes = 0  # number of trailing axes along which all elements are dropped together
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -57,11 +60,11 @@ class Dropout(nn.Module):
         return x * self.sample_mask(x) if self.training and self.rate else x
 
     def sample_mask(self, x: Tensor) -> Tensor:
-        """Return the factors for a tensor: 0 where it is dropped, else 1 / (1 - rate)."""
+        """Return the factors for the elements of x: 0 or 1 / (1 - rate)."""
         return sample_dropout_mask((*x.shape[: x.dim() - self.shared_axes], *[1] * self.shared_axes), self.rate, x)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return x + dropout(y), fused where that is faster."""
+        """Return x + dropout(y), on a CPU as one operation."""
         if self.training and self.rate and y.device.type == "cpu":
             return torch.addcmul(x, y, self.sample_mask(y))
         return x + self(y)
@@ -71,10 +74,10 @@ class Dropout(nn.Module):
 
 
 def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
-    """Return 0 with probability `rate`, else 1 / (1 - rate), for every element. A function of the seed alone.
+    """Return a tensor of factors: 0 with probability `rate`, else 1 / (1 - rate).
 
-    The result does not depend on how the batch is split: a CPU samples the full batch and takes its rows, and a GPU
-    uses a counter-based generator that starts at the first row.
+    The factors depend on the random seed, but not on how the batch is split: a CPU samples the full batch and selects
+    the rows of this slice; a GPU has a counter-based generator, which starts at the first row of the slice.
     """
     first, height, passes = _row_slice or RowSlice(0, shape[0] if shape else 1)
     if like.is_cuda:
@@ -90,10 +93,13 @@ def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Te
 
 
 def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+    """Sample four elements from each random 64-bit integer: one is dropped if its 16 bits are below a threshold."""
     dropped = min(round(rate * 65_536), 65_535)
     count = math.prod(shape)
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    keep = bits.view(torch.int16)[:count].view(shape).ge_(dropped - 32_768)  # in place: booleans are slow here
+    keep = (
+        bits.view(torch.int16)[:count].view(shape).ge_(dropped - 32_768)
+    )  # in place: stays int16, since booleans are slower
     return keep.to(like.dtype).mul_(65_536 / (65_536 - dropped))
 
 
@@ -115,15 +121,15 @@ class HeadDropout(Dropout):
 
 
 class LayerDropout(Dropout):
-    """Let rows of a batch skip a layer (LayerDrop, Fan 2020).
+    """Let each row of a batch skip a layer with probability `rate` (LayerDrop, Fan 2020).
 
-    Nothing is scaled up, since the norm that follows would undo it. Each row is sampled separately, so the result does
-    not depend on how the batch is split; the layer is computed for all rows either way.
+    Nothing is scaled up, since the norm after the layer would cancel the factor. The layer is computed for all rows.
     """
 
     shared_axes = 2
 
     def forward(self, before_BTC: Tensor, after_BTC: Tensor) -> Tensor:  # type: ignore[override]
+        """Return, for each row, the states before or after the layer."""
         if not (self.training and self.rate):
             return after_BTC
         return torch.where(self.sample_mask(after_BTC) > 0, after_BTC, before_BTC)

@@ -1,10 +1,10 @@
 """The parts of a Transformer layer around attention: linear layers, feed-forward networks, residual connections.
 
-The linear layer has faster matrix products for training in float32 on a CPU. To add a feed-forward network, write a
-subclass of FeedForward and a line in FEEDFORWARDS. Settings of its own are fields of FeedForwardSettings, listed in its
-`uses`.
+`Linear` uses faster matrix products for training in float32 on a CPU. To add a feed-forward network, write a subclass
+of FeedForward and add it to FEEDFORWARDS. Settings that only this network reads are fields of FeedForwardSettings, and
+the network lists their names in `uses`.
 
-Shapes   B batch   T tokens   C model width   N tokens of all rows   I inputs   O outputs
+Shapes   B rows of a batch   T tokens   C model width   N tokens of all rows (B x T)   I inputs   O outputs
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Linear(nn.Linear):
 
 
 class ReluLinear(torch.autograd.Function):
-    """Compute relu(x W' + b) under autocast on a GPU in one kernel, where PyTorch uses two."""
+    """Compute relu(x W' + b) on a GPU in the autocast precision, with one kernel instead of two."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
@@ -56,6 +56,8 @@ class ReluLinear(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
+    """The differentiable form of `fast_linear`."""
+
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
@@ -74,10 +76,10 @@ class _Linear(torch.autograd.Function):
 
 
 def uses_onednn(x: Tensor) -> bool:
-    """Return whether a product with x is faster through oneDNN than through PyTorch's default.
+    """Return whether a matrix product with x is faster through oneDNN than through PyTorch's default.
 
-    In float32 a Zen 4 core reaches 105 to 110 GFLOP/s through oneDNN, 92 to 97 through PyTorch's own products.
-    In bf16 PyTorch uses oneDNN itself, and so does its compiler, which cannot trace this operator.
+    In float32 a Zen 4 core reaches 105 to 110 GFLOP/s through oneDNN, but 92 to 97 through PyTorch's default. In
+    bfloat16 PyTorch uses oneDNN by default. So does torch.compile, which cannot trace the operator of `fast_linear`.
     """
     available = ONEDNN_AVAILABLE and not torch.compiler.is_compiling()
     return available and x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
@@ -92,7 +94,7 @@ def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -
 
 
 def compute_weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Return g' x, the gradient of weight_OI. The order of the operands only affects speed."""
+    """Return grad' x, the gradient of weight_OI. The branches differ only in speed, which depends on the shape."""
     outputs, inputs = grad_NO.size(1), x_NI.size(1)
     if uses_onednn(x_NI) and outputs >= 2 * inputs:
         return fast_linear(x_NI.T, grad_NO.T).T
@@ -107,7 +109,8 @@ ONEDNN_AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # ty
 
 Sublayer = TypeVar("Sublayer", bound=nn.Module)
 
-NORM_PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (Vaswani 2017)
+# The registry of the setting `norm_place`: before the sublayer, or after the residual sum (Vaswani 2017).
+NORM_PLACES = {"pre": "pre", "post": "post"}
 
 
 class FeedForwardSettings(NormSettings):
@@ -119,12 +122,12 @@ class FeedForwardSettings(NormSettings):
 
     @property
     def inner_width(self) -> int:
-        """Of the activations between the two layers."""
+        """Return the width of the activations between the two layers."""
         return self.feedforward_width or 4 * self.width
 
 
 class FeedForward(nn.Module):
-    """Two linear layers on each token without a nonlinearity. Base class of the others."""
+    """Two linear layers on each token, without a nonlinearity between them. Base class of the other networks."""
 
     uses: tuple[str, ...] = ("feedforward_width",)  # settings that only some networks read
 
@@ -135,7 +138,7 @@ class FeedForward(nn.Module):
         self.narrow = Linear(settings.inner_width, settings.width)
 
     def inner(self, x_BTC: Tensor) -> Tensor:
-        """Return the activations between the two layers."""
+        """Return the activations between the two layers. Subclasses add a nonlinearity."""
         return self.wide(x_BTC)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -160,7 +163,11 @@ class GeluFeedForward(FeedForward):
 
 
 class SwiGluFeedForward(FeedForward):
-    """One half of the inner layer gates the other (Shazeer 2020); a third narrower, for as many parameters."""
+    """Feed-forward network with SwiGLU: one half of the first layer's output gates the other half (Shazeer 2020).
+
+    Since the first layer is twice as wide as the activations, these are a third narrower, so that the number of
+    parameters is the same as in the other networks.
+    """
 
     def __init__(self, settings: FeedForwardSettings) -> None:
         inner = max(settings.inner_width * 2 // 3, 1)
@@ -173,7 +180,10 @@ class SwiGluFeedForward(FeedForward):
 
 
 class Residual(nn.Module, Generic[Sublayer]):
-    """Compute x + f(norm(x)) or norm(x + f(x)), with dropout on the output of f; without `skip`, no x is added."""
+    """A residual connection around a sublayer f: x + f(norm(x)) or norm(x + f(x)), with dropout on the output of f.
+
+    Without `skip`, x is not added.
+    """
 
     def __init__(self, sublayer: Sublayer, norm: Norm, *, norm_place: str, skip: bool, dropout: float) -> None:
         super().__init__()
@@ -183,7 +193,7 @@ class Residual(nn.Module, Generic[Sublayer]):
     def forward(
         self, x_BTC: Tensor, real_BT: Tensor | None, *args: Any, function: Callable[..., Tensor] | None = None
     ) -> Tensor:
-        """Apply the sublayer, or its method given as `function`, such as `step`, to the input and these arguments."""
+        """Apply the sublayer to x and `args`. `function` replaces its `forward`, for instance by its method `step`."""
         pre = self.norm_place == "pre"
         x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
         y_BTC = (function or self.sublayer)(input_BTC, *args)
@@ -191,7 +201,7 @@ class Residual(nn.Module, Generic[Sublayer]):
         return out if pre else self.norm(out, real_BT)
 
     def normalize_input(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
-        """Return what the sublayer gets as input."""
+        """Return the input of the sublayer."""
         return self.norm(x_BTC, real_BT) if self.norm_place == "pre" else x_BTC
 
 
@@ -200,5 +210,5 @@ FEEDFORWARDS: dict[str, type[FeedForward] | None] = {
     "gelu": GeluFeedForward,
     "swiglu": SwiGluFeedForward,
     "identity": FeedForward,
-    "none": None,  # no feed-forward sublayer at all
+    "none": None,  # layers without a feed-forward network
 }

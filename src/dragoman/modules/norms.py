@@ -1,13 +1,13 @@
 """Normalization of activations.
 
-To add a norm, write a subclass of Norm and a line in NORMS. Settings of its own are fields of NormSettings, listed in
-its `uses`.
+To add a norm, write a subclass of Norm and add it to NORMS. Settings that only this norm reads are fields of
+NormSettings, and the norm lists their names in `uses`.
 
-A norm is called with the activations and with `real_BT`, True at tokens and False at padding, which only batch norm
-needs. Under autocast norms compute in float32 and return the dtype of their input. `formula` states what a norm with
-its initial parameters computes; the tests compare `forward` with it.
+The arguments of a norm are the activations and `real_BT`, which is True at tokens and False at padding; only batch norm
+uses it. Under autocast, norms compute in float32 and return the dtype of their input. `formula` is a reference
+implementation of a norm with its initial parameters; tests compare `forward` with it.
 
-Shapes   B batch   T tokens   C model width
+Shapes   B rows of a batch   T tokens   C model width
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NormSettings(Settings):
 
 
 class Norm(nn.Module):
-    """No normalization: the base class."""
+    """The base class of the norms, and the norm "none", which returns its input."""
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
     uses: tuple[str, ...] = ()  # settings that only some norms read
@@ -42,19 +42,19 @@ class Norm(nn.Module):
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:
-        """Return what the norm computes before any training (reference implementation)."""
+        """Compute the norm with its initial parameters (reference implementation)."""
         return x_BTC
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
 
     def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (x, norm(x)) for a residual connection; a fused backward adds both gradients."""
+        """Return (x, norm(x)) for a residual connection. A fused backward pass can add the gradients of both."""
         return x_BTC, self(x_BTC, real_BT)
 
 
 class LayerNorm(Norm):
-    """Normalize a token to mean 0 and variance 1; then apply a gain and a bias per feature (Ba 2016)."""
+    """Normalize each token to mean 0 and variance 1; then apply a gain and a bias per feature (Ba 2016)."""
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -77,12 +77,14 @@ class LayerNorm(Norm):
         return x_BTC, self(x_BTC, real_BT)
 
     def supports_fused_kernel(self, x_BTC: Tensor) -> bool:
-        """Return whether one Triton kernel can compute all gradients: in half precision on a GPU."""
-        half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
-        return half and self.weight.dtype == torch.float32 and self.width <= WIDEST_FUSED_NORM
+        """Return whether the Triton kernel can compute the backward pass: on a GPU in half precision."""
+        is_half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
+        return is_half and self.weight.dtype == torch.float32 and self.width <= WIDEST_FUSED_NORM
 
 
 class _FusedLayerNorm(torch.autograd.Function):
+    """Layer norm with the Triton kernel as its backward pass. `scale_BT1` is the inverse standard deviation."""
+
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
         x_BTC = x_BTC.contiguous()
@@ -96,6 +98,8 @@ class _FusedLayerNorm(torch.autograd.Function):
 
 
 class _FusedFork(torch.autograd.Function):
+    """Return (x, layer_norm(x)); the backward pass adds the gradients of both in one kernel."""
+
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
         return x_BTC.view_as(x_BTC), _FusedLayerNorm.forward(ctx, x_BTC, weight_C, bias_C)
@@ -106,7 +110,7 @@ class _FusedFork(torch.autograd.Function):
 
 
 def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, residual_grad_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Return the gradients of input, gain and bias. That of the residual branch is added to the input's."""
+    """Return the gradients of input, gain and bias; `residual_grad_BTC` is added to the gradient of the input."""
     from dragoman.kernels.rowwise_triton import layer_norm_backward
 
     grad_x_BTC, grad_2C = layer_norm_backward(grad_BTC.contiguous(), residual_grad_BTC, *ctx.saved_tensors)
@@ -114,7 +118,7 @@ def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, residual_grad_BTC: Tensor 
 
 
 class ScalarLayerNorm(Norm):
-    """Layer norm with one gain a and one bias b for all features: a (x - mean) / sd + b."""
+    """Layer norm with a single gain a and a single bias b for all features: a (x - mean) / std + b."""
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -129,7 +133,7 @@ class ScalarLayerNorm(Norm):
 
 
 class RmsNorm(Norm):
-    """Divide a token by its root mean square, then apply a gain per feature (Zhang 2019)."""
+    """Divide each token by its root mean square, then apply a gain per feature (Zhang 2019)."""
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -144,7 +148,7 @@ class RmsNorm(Norm):
 
 
 class ScaleNorm(Norm):
-    """Scale the vector of every token to one learned length (Nguyen 2019)."""
+    """Scale the vector of each token to a learned length, the same for all tokens (Nguyen 2019)."""
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -161,12 +165,13 @@ class ScaleNorm(Norm):
 
 
 class BatchNorm(Norm):
-    """Normalize each feature over the real tokens of a batch; in evaluation, by running statistics (Ioffe 2015).
+    """Normalize each feature over all tokens of a batch, except for padding; in evaluation, by running statistics.
 
-    In training a token therefore depends on the other tokens of the batch, in a decoder even on later ones.
+    See Ioffe 2015. In training a token therefore depends on the other tokens of the batch, in a decoder even on later
+    tokens.
     """
 
-    MOMENTUM = 0.1  # weight of a batch in the running statistics
+    MOMENTUM = 0.1  # weight of the current batch in the running statistics
     mean: Tensor
     variance: Tensor
 
@@ -188,13 +193,13 @@ class BatchNorm(Norm):
         return ((x_BTC - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias).to(x_BTC.dtype)
 
     def measure(self, x_BTC: Tensor, real_BT1: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of these tokens, and update the running statistics unless they are not finite."""
+        """Return mean and variance of the tokens, and update the running statistics by those that are finite."""
         count = real_BT1.sum()
         mean = (x_BTC * real_BT1).sum((0, 1)) / count
         variance = ((x_BTC - mean).square() * real_BT1).sum((0, 1)) / count
         with torch.no_grad():
-            for running, now in ((self.mean, mean), (self.variance, variance)):
-                running.lerp_(torch.where(now.isfinite(), now, running), self.MOMENTUM)
+            for running, current in ((self.mean, mean), (self.variance, variance)):
+                running.lerp_(torch.where(current.isfinite(), current, running), self.MOMENTUM)
         return mean, variance
 
 

@@ -1,12 +1,13 @@
-"""Attention patterns: which keys the queries of a sentence attend to. All of them, or few enough for long texts.
+"""Attention patterns: the keys to which each query of a sentence attends, either all or, for long texts, a few.
 
-A pattern takes queries, keys and values of the same rows. `make_pattern_mask` states its rule readably; `forward`
-computes the same attention without materializing all pairs. To add a pattern, write a class and a line in PATTERNS;
-what tests and settings must know about it are its class attributes. Settings of its own are fields of
-AttentionSettings, listed in its `uses`.
+`make_pattern_mask` states the rule of a pattern as a mask; `forward` computes the same attention without materializing
+the scores of all pairs. To add a pattern, write a subclass of FullAttention and add it to PATTERNS. Its class
+attributes describe its restrictions to settings and tests. Settings that only this pattern reads are fields of
+AttentionSettings, and the pattern lists their names in `uses`.
 
-Shapes   B batch   H heads   T tokens   D head width   N blocks of a row   Q queries of a block   K keys of a block
-         L linked blocks   R rank, or random links
+Shapes   B rows of a batch   H heads   T tokens   D head width   N blocks of a row; in `count_keys`, sentences
+         Q queries (of a block)   K keys (of all blocks linked to a block)   L links of a block
+         M links of all blocks (N x L)   R rank in Linformer, random links in BigBird
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dragoman.kernels.attention import (
 )
 from dragoman.modules.positions import AttentionPosition, PositionSettings
 
-Lengths = NDArray[np.int64]
+Lengths = NDArray[np.int64]  # lengths of sentences, or numbers of keys
 IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
@@ -54,11 +55,11 @@ class AttentionSettings(PositionSettings):
 class FullAttention(nn.Module):
     """Every token attends to its full sentence. Base class of the patterns."""
 
-    packable = True  # several sentences may share a row
-    causal = True  # can be used in a decoder
-    limited = False  # has no weights for positions from settings.max_length on
-    key_cost = 1  # what a key costs a query in `count_keys`; 2 if making the keys costs as much as attending to them
-    provides = frozenset({"nothing", "distance", "tree"})  # what a position scheme may need (modules/positions.py)
+    packable = True  # whether a row may contain several sentences
+    causal = True  # whether the pattern can be used in a decoder
+    limited = False  # whether sentences are limited to settings.max_length
+    key_cost = 1  # factor in `count_keys`; 2 if computing a key takes as many operations as attending to it
+    provides = frozenset({"nothing", "distance", "tree"})  # supported values of `AttentionPosition.needs`
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool) -> None:
@@ -66,40 +67,38 @@ class FullAttention(nn.Module):
         self.settings, self.bidirectional = settings, bidirectional
 
     def make_pattern_mask(self, query_Q: Tensor, key_K: Tensor) -> Tensor | None:  # noqa: ARG002 - the rule's signature
-        """Return which positions of a sentence attend to which, causality apart: allowed_QK, or None for all."""
+        """Return which positions of a sentence attend to which, except for causality: allowed_QK; None allows all."""
         return None
 
     def count_keys(self, length_N: Lengths) -> Lengths:
-        """Return how many keys each query of sentences of these lengths is multiplied with (models/registry.py)."""
+        """Return the number of keys per query in sentences of these lengths, for FLOP counts (models/registry.py)."""
         return length_N
 
     def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
-        """Return the mask of these rows, which all layers share."""
+        """Return the mask of these rows, which all layers share. `relate` computes relative positions."""
         mask = make_self_attention_mask(rows, bidirectional=self.bidirectional)
-        return (
-            mask
-            if relate.needs == "nothing"
-            else replace(mask, relative_position=relate.compute_relative_in_rows(rows))
-        )
+        if relate.needs == "nothing":
+            return mask
+        return replace(mask, relative_position=relate.compute_relative_in_rows(rows))
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
-        """Compute attention by `attend`, which combines a kernel with a position scheme."""
+        """Compute attention by `attend`, a kernel that also applies the position scheme."""
         return attend(q_BHTD, k_BHTD, v_BHTD, mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMask(AttentionMask):
-    """The mask of blocks and the blocks linked to them: `allowed` is B1NQK and `relative_position` BNQK."""
+    """The mask between each block and the blocks linked to it: `allowed` is B1NQK and `relative_position` BNQK."""
 
-    links_NL: Tensor  # indices of blocks; N, one past the last, is a block of zeros
-    global_mask: AttentionMask | None = None  # of the first queries, if they attend to all keys
+    links_NL: Tensor  # indices of the linked blocks; the index N stands for a block of zeros
+    global_mask: AttentionMask | None = None  # mask of the queries in global blocks, which attend to all keys
 
 
 class BlockedAttention(FullAttention, ABC):
-    """The common part of patterns that split rows into blocks, each of which is linked to a few others.
+    """The common part of patterns that split rows into blocks of `block` tokens.
 
-    The links of a block cover all that its tokens attend to, and the mask hides the rest. A row so short that this
-    would not pay is computed in full.
+    Each block is linked to a few blocks, which contain all keys of its queries; the mask hides the other keys in them.
+    If a row has no more blocks than a block has links, full attention is computed with a mask instead.
     """
 
     provides = frozenset({"nothing", "distance"})
@@ -110,9 +109,9 @@ class BlockedAttention(FullAttention, ABC):
 
     @abstractmethod
     def make_links(self, blocks: int, device: torch.device) -> Tensor:
-        """Return the blocks that each of `blocks` blocks is linked to, without repeats: links_NL.
+        """Return the indices of the blocks to which each of `blocks` blocks is linked: links_NL.
 
-        Indices outside the row are ignored.
+        No index may occur twice for the same block. Indices of blocks outside the row are allowed, and ignored.
         """
 
     def count_keys(self, length_N: Lengths) -> Lengths:
@@ -120,7 +119,7 @@ class BlockedAttention(FullAttention, ABC):
         return keys
 
     def make_allowed(self, segments: tuple[Tensor, Tensor], positions: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the rule within sentences for queries and keys with these segments and positions."""
+        """Return the mask of queries and keys with these (query, key) segments and positions."""
         allowed, pattern = make_segment_mask(*segments), self.make_pattern_mask(*positions)
         allowed = allowed if pattern is None else allowed & pattern
         return allowed if self.bidirectional else allowed & make_causal_mask(*positions)
@@ -129,7 +128,7 @@ class BlockedAttention(FullAttention, ABC):
         segment_BT, position_BT = rows.segment_BT, rows.shared_position_BT
         blocks = -(-segment_BT.size(1) // self.block)
         links_NL = self.make_links(blocks, segment_BT.device)
-        if blocks <= links_NL.size(1):
+        if blocks <= links_NL.size(1):  # full attention is not more expensive
             allowed_BTT = self.make_allowed((segment_BT, segment_BT), (position_BT, position_BT))
             return AttentionMask(
                 allowed_BTT[:, None], relative_position=relate.compute_relative(position_BT, position_BT)
@@ -158,7 +157,7 @@ class BlockedAttention(FullAttention, ABC):
 
 
 class LocalAttention(BlockedAttention):
-    """Every token attends to the `window` tokens on either side; in a decoder, to those before it."""
+    """Every token attends to itself and to `window` tokens on either side; in a decoder, only before it."""
 
     uses = ("window",)
 
@@ -173,11 +172,11 @@ class LocalAttention(BlockedAttention):
 
 
 class BigBird(BlockedAttention):
-    """Blocks attend to neighbours, to the first blocks and to random ones; the first attend to all (Zaheer 2020).
+    """Each block attends to neighbours, to the first (global) blocks, and to random blocks (Zaheer 2020).
 
-    Blocks are counted from the start of the sentence, and the random links of a block depend on its index alone:
-    neither padding nor later tokens change them. In an encoder about one link in seven leads beyond the end and is
-    lost.
+    Global blocks attend to all blocks. Blocks are counted from the start of the sentence, and the random links of a
+    block depend only on its index, so neither padding nor later tokens change them. In an encoder about one random link
+    in seven points beyond the end of the sentence and is ignored.
     """
 
     packable = False  # blocks of packed sentences would not be aligned
@@ -187,13 +186,13 @@ class BigBird(BlockedAttention):
         super().__init__(settings, bidirectional=bidirectional, block=settings.block)
 
     def count_keys(self, length_N: Lengths) -> Lengths:
-        """Spread the cost of the first blocks' queries, which attend to all keys, over all queries."""
-        everywhere = self.settings.global_blocks * self.block if self.bidirectional else 0
-        keys: Lengths = np.minimum(length_N, super().count_keys(length_N) + everywhere)
+        """Return the number of keys per query, on average: queries of global blocks attend to all keys."""
+        global_queries = self.settings.global_blocks * self.block if self.bidirectional else 0
+        keys: Lengths = np.minimum(length_N, super().count_keys(length_N) + global_queries)
         return keys
 
     def make_pattern_mask(self, query_Q: Tensor, key_K: Tensor) -> Tensor:
-        query_Q, key_K = query_Q // self.block, key_K // self.block
+        query_Q, key_K = query_Q // self.block, key_K // self.block  # indices of the blocks
         query_Q1, key_1K = query_Q[..., :, None], key_K[..., None, :]
         near_QK = (query_Q1 - key_1K).abs() <= self.settings.window_blocks
         global_QK = (query_Q1 < self.settings.global_blocks) | (key_1K < self.settings.global_blocks)
@@ -201,10 +200,11 @@ class BigBird(BlockedAttention):
         return near_QK | global_QK | random_QK
 
     def sample_links(self, block_N: Tensor) -> Tensor:
-        """Return the random links of each block: links_NR, where -1 is no block.
+        """Return the random links of each block: links_NR, where -1 means no link.
 
-        Candidates are all blocks between the global ones and the window and, in an encoder, as many behind the window
-        as there are up to it. They are split into equal parts, and one block is sampled from each.
+        Candidates are the blocks between the global blocks and the window before the block. In an encoder,
+        block n also has n + 1 candidates after the window. All candidates are split into `random_blocks` parts of equal
+        size, and one block is sampled from each part.
         """
         count, first, window = self.settings.random_blocks, self.settings.global_blocks, self.settings.window_blocks
         block_N1 = block_N[..., None]
@@ -218,10 +218,10 @@ class BigBird(BlockedAttention):
         return link_NR.where(begin_NR < end_NR, -1)
 
     def make_links(self, blocks: int, device: torch.device) -> Tensor:
-        first_NL = torch.arange(self.settings.global_blocks, device=device).expand(blocks, -1)
+        global_NL = torch.arange(self.settings.global_blocks, device=device).expand(blocks, -1)
         window_NL = list_neighbour_blocks(blocks, self.settings.window_blocks, self.bidirectional, device)
         window_NL = window_NL.where(window_NL >= self.settings.global_blocks, -1)
-        return torch.cat([first_NL, window_NL, self.sample_links(torch.arange(blocks, device=device))], -1)
+        return torch.cat([global_NL, window_NL, self.sample_links(torch.arange(blocks, device=device))], -1)
 
     def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         assert rows.unpacked
@@ -237,16 +237,16 @@ class BigBird(BlockedAttention):
         out_BHTD = super().forward(q_BHTD, k_BHTD, v_BHTD, mask, attend)
         if not isinstance(mask, BlockMask) or mask.global_mask is None:
             return out_BHTD
-        few = self.settings.global_blocks * self.block
-        first_BHQD = attend(q_BHTD[:, :, :few], k_BHTD, v_BHTD, mask.global_mask)
-        return torch.cat([first_BHQD, out_BHTD[:, :, few:]], 2)
+        global_tokens = self.settings.global_blocks * self.block
+        global_BHQD = attend(q_BHTD[:, :, :global_tokens], k_BHTD, v_BHTD, mask.global_mask)
+        return torch.cat([global_BHQD, out_BHTD[:, :, global_tokens:]], 2)
 
 
 class Linformer(FullAttention):
-    """Project keys and values along the sequence to `rank` of each, with learned weights per position (Wang 2020).
+    """Project the keys of a sentence to `rank` keys, and likewise the values (Wang 2020).
 
-    One pair of matrices serves all heads of a layer. A projected key mixes the full sentence, so no query can attend
-    to a part of it: it cannot be used in a decoder, and rows hold one sentence each.
+    The weights of the projections are learned per position; all heads of a layer share them. Each projected key is a
+    mixture of the full sentence. Therefore the pattern cannot be used in a decoder or in packed rows.
     """
 
     packable = False
@@ -263,16 +263,16 @@ class Linformer(FullAttention):
         )
 
     def count_keys(self, length_N: Lengths) -> Lengths:
-        """Count the projection as well."""
+        """Return the number of projected keys, twice, since projecting them takes as many operations per token."""
         return np.full_like(length_N, self.key_cost * self.settings.rank)
 
     def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         assert rows.unpacked
-        longest, real_BT = self.settings.max_length, rows.real_BT
-        if real_BT.device.type == "cpu" and real_BT[:, longest:].any():
+        max_length, real_BT = self.settings.max_length, rows.real_BT
+        if real_BT.device.type == "cpu" and real_BT[:, max_length:].any():
             raise UserError(
                 f"a sentence of {int(real_BT.sum(-1).max())} tokens is longer than Linformer attention reaches; "
-                f"model.max_length is {longest}"
+                f"model.max_length is {max_length}"
             )
         return super().make_mask(rows, relate)
 
@@ -281,6 +281,7 @@ class Linformer(FullAttention):
         real_B1T1 = mask.allowed.mT
 
         def project(x_BHTD: Tensor, weight_TR: Tensor) -> Tensor:
+            """Return x_BHRD; padding is replaced by zeros."""
             real_BHTD = x_BHTD.where(real_B1T1, 0)[:, :, : len(weight_TR)]
             return (real_BHTD.mT @ weight_TR[: real_BHTD.size(2)].to(x_BHTD.dtype)).mT.contiguous()
 
@@ -289,25 +290,25 @@ class Linformer(FullAttention):
 
 
 def list_neighbour_blocks(blocks: int, window: int, bidirectional: bool, device: torch.device) -> Tensor:
-    """Return each block with `window` blocks before and, if bidirectional, after it: links_NL."""
+    """Return the indices of each block and of `window` blocks before and, if bidirectional, after it: links_NL."""
     offset_L = torch.arange(-window, window + 1 if bidirectional else 1, device=device)
     return torch.arange(blocks, device=device)[:, None] + offset_L
 
 
 def split_into_row_blocks(x_BHTD: Tensor, block: int) -> Tensor:
-    """Split rows into blocks, the last one padded with zeros: x_BHNQD."""
+    """Split rows into blocks, x_BHNQD. The last block is padded with zeros."""
     padded_BHTD = F.pad(x_BHTD, (0, 0, 0, -x_BHTD.size(2) % block))
     return padded_BHTD.view(*x_BHTD.shape[:2], -1, block, x_BHTD.size(-1))
 
 
 def gather_linked_blocks(x_BHTD: Tensor, links_NL: Tensor, block: int) -> Tensor:
-    """Return the linked blocks of each block, concatenated: x_BHNKD. A block of zeros follows the last block."""
+    """Return the linked blocks of each block, concatenated: x_BHNKD. The link N is a block of zeros."""
     linked_BHMQD = split_into_row_blocks(F.pad(x_BHTD, (0, 0, 0, block)), block).index_select(2, links_NL.flatten())
     return linked_BHMQD.view(*x_BHTD.shape[:2], len(links_NL), -1, x_BHTD.size(-1))
 
 
 def hash_integers(x: IntOrTensor) -> IntOrTensor:
-    """Map integers below 2 ** 32 to pseudo-random ones of the same range."""
+    """Map integers below 2 ** 32 to pseudo-random integers below 2 ** 32. The factors mix the bits well."""
     for factor in (0x7FEB352D, 0x45D9F3B):
         x = ((x ^ (x >> 16)) * factor) & 0xFFFFFFFF
     return x ^ (x >> 16)

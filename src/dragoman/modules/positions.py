@@ -1,12 +1,13 @@
-"""Position encodings. A scheme has two parts, and most schemes use only one of them:
+"""Position encodings. A scheme consists of two parts, and most schemes use only one of them:
 
-    PositionEmbedding   is added to the token embeddings below the first layer
-    AttentionPosition   changes self-attention: it rotates queries and keys, or biases their scores
+    PositionEmbedding   is added to the token embeddings before the first layer
+    AttentionPosition   changes self-attention: it rotates queries and keys, or adds a bias to the scores
 
-Every layer has its own AttentionPosition. To add a scheme, write one or two classes and a line in POSITIONS. Settings
-of its own are fields of PositionSettings, listed in the `uses` of the classes.
+Every layer has its own AttentionPosition. To add a scheme, write one or two classes and add them to POSITIONS. Settings
+that only this scheme reads are fields of PositionSettings, and the classes list their names in `uses`.
 
-Shapes   B batch   H heads   T tokens   Q queries   K keys   D head width   C model width   R relative positions
+Shapes   B rows of a batch   H heads   T tokens   Q queries   K keys   D head width   C model width
+         R buckets of relative positions
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class HeadSettings(NormSettings):
 
     @property
     def key_width(self) -> int:
-        """Of one head."""
+        """Return the width of the queries and keys of one head."""
         return (self.query_width or self.width) // self.heads
 
     @property
     def head_width(self) -> int:
-        """Of one head's values."""
+        """Return the width of the values of one head."""
         return (self.value_width or self.width) // self.heads
 
 
@@ -55,9 +56,9 @@ class PositionSettings(HeadSettings):
 
 
 class PositionPart(nn.Module):
-    """The common part of both halves of a scheme."""
+    """The common part of PositionEmbedding and AttentionPosition."""
 
-    features: tuple[str, ...] = ()  # of source tokens that it needs (data/features.py)
+    features: tuple[str, ...] = ()  # names of the features of source tokens that this part needs (data/features.py)
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: PositionSettings) -> None:
@@ -70,9 +71,9 @@ class PositionPart(nn.Module):
 
 
 class PositionEmbedding(PositionPart):
-    """Add nothing: the base class, and the embedding of schemes that act in attention only."""
+    """The base class of position embeddings. It adds nothing, for schemes that act in attention only."""
 
-    limited = False  # has no vectors for positions from settings.max_length on
+    limited = False  # whether positions have to be below settings.max_length
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
@@ -88,16 +89,16 @@ class Sinusoidal(PositionEmbedding):
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         T = rows.position_BT.size(1)
-        if T == 1:  # a decoding step may be at any position
+        if T == 1:  # in a decoding step the position may be greater than T
             wave_BTC = make_sinusoids(rows.position_BT, self.settings.width)
-        else:  # no position is beyond the width of a row, so each is computed once
+        else:  # positions are below T: compute each only once
             position_T = torch.arange(T, device=rows.position_BT.device)
             wave_BTC = make_sinusoids(position_T, self.settings.width)[rows.position_BT]
         return x_BTC + wave_BTC.to(x_BTC.dtype)
 
 
 class Learned(PositionEmbedding):
-    """A learned vector for every position below `max_length`."""
+    """Add a learned vector for each position below `max_length`."""
 
     limited = True
     uses = ("max_length",)
@@ -118,9 +119,9 @@ class Learned(PositionEmbedding):
 
 
 class TreeDepth(Sinusoidal):
-    """Sinusoids plus a learned vector for the depth of a token's word in its dependency tree (Wang 2019).
+    """Add sinusoids, and a learned vector for the depth of a token's word in its dependency tree (Wang 2019).
 
-    The root is at depth 1. Depth 0 means that no tree is known, and only the sinusoids are added.
+    The root has depth 1. Depth 0 means that the tree is unknown; then only the sinusoids are added.
     """
 
     features = ("tree",)
@@ -141,24 +142,26 @@ class TreeDepth(Sinusoidal):
 
 
 class AttentionPosition(PositionPart):
-    """Change nothing: attention ignores positions. Subclasses override one or more of the hooks."""
+    """The base class, which leaves attention as it is. Subclasses override one or more of the methods."""
 
-    needs = "nothing"  # what a query and a key must provide: "nothing", "distance" or "tree" (modules/patterns.py)
+    # Which relative positions `attend` needs: "nothing", "distance" in tokens, or "tree" for distances in a dependency
+    # tree. An attention pattern supports those in its `provides` (modules/patterns.py).
+    needs = "nothing"
 
     def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return what `attend` needs for queries and keys at these positions: relative_BQK, or None."""
+        """Return the relative positions of queries and keys at these positions, relative_BQK; None if not needed."""
         return None
 
     def compute_relative_in_rows(self, rows: RowLayout) -> Tensor | None:
-        """Return the same for all pairs of tokens in these rows."""
+        """Return the relative positions of all pairs of tokens in these rows, relative_BTT; None if not needed."""
         return self.compute_relative(rows.shared_position_BT, rows.shared_position_BT)
 
     def rotate(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:  # noqa: ARG002
-        """Encode the positions in queries or keys."""
+        """Return queries or keys with their positions encoded."""
         return x_BHTD
 
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
-        """Compute attention, with relative positions if the scheme has them."""
+        """Compute attention by the kernel, using `mask.relative_position` if the scheme needs it."""
         return kernel(q_BHQD, k_BHKD, v_BHKD, mask)
 
 
@@ -178,7 +181,7 @@ class Rotary(AttentionPosition):
 
 
 class DistancePosition(AttentionPosition):
-    """The common part of schemes that depend on the distance of a key from a query."""
+    """The common part of schemes that depend on the distance between query and key."""
 
     needs = "distance"
 
@@ -187,7 +190,7 @@ class DistancePosition(AttentionPosition):
 
 
 class Alibi(DistancePosition):
-    """Lower the score linearly with the distance, by a different slope in each head (Press 2022)."""
+    """Reduce scores in proportion to the distance, with a different slope in each head (Press 2022)."""
 
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
         assert mask.relative_position is not None
@@ -198,17 +201,17 @@ class Alibi(DistancePosition):
 
 
 class Relative(DistancePosition):
-    """A learned vector for each distance up to `reach`, added to keys and to values (Shaw 2018).
+    """Add learned vectors, one for each relative position up to `reach`, to keys and values (Shaw 2018).
 
-    Each query is multiplied with every vector once, and each pair gathers its product, so that no vector is
-    materialized for a pair.
+    To save memory, no vector is materialized for a pair of query and key: each query is multiplied with all R vectors,
+    and each pair gathers its product. The weights of the values are likewise summed per bucket first.
     """
 
     uses = ("reach",)
 
     def __init__(self, settings: PositionSettings) -> None:
         super().__init__(settings)
-        self.distances = 2 * settings.reach + 1
+        self.distances = 2 * settings.reach + 1  # number of relative positions, from -reach to reach
         self.key_RD = nn.Parameter(torch.empty(self.distances, settings.key_width))
         self.value_RD = nn.Parameter(torch.empty(self.distances, settings.head_width))
         nn.init.xavier_uniform_(self.key_RD)
@@ -235,7 +238,7 @@ class Relative(DistancePosition):
 class TreeRelative(Relative):
     """Relative positions in a dependency tree: the number of arcs between two words, signed by order (Wang 2019).
 
-    Without a tree the vector is zero and stays zero.
+    Unknown distances, where there is no tree, have a further bucket, whose vectors are zero and not learned.
     """
 
     needs = "tree"
@@ -258,25 +261,26 @@ class TreeRelative(Relative):
 
 
 def make_sinusoids(position_BT: Tensor, width: int) -> Tensor:
-    """Return interleaved sines and cosines of these positions: wave_BTC, C = width."""
+    """Return interleaved sines and cosines of these positions, wave_BTC, where C is `width`."""
     even = torch.arange(0, width, 2, device=position_BT.device, dtype=torch.float32)
     angle = position_BT[..., None].float() * 10_000.0 ** (-even / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 class PositionScheme(NamedTuple):
-    """An entry of POSITIONS."""
+    """The two parts of a position encoding: an entry of POSITIONS."""
 
     embed: type[PositionEmbedding] = PositionEmbedding
     relate: type[AttentionPosition] = AttentionPosition
 
     @property
     def uses(self) -> tuple[str, ...]:
+        """Return the settings that only some position encodings read."""
         return (*self.embed.uses, *self.relate.uses)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the features of source tokens that it needs."""
+        """Return the features of source tokens that this scheme needs."""
         return tuple(dict.fromkeys((*self.embed.features, *self.relate.features)))
 
 

@@ -1,10 +1,11 @@
-"""Recurrent cells and stacks of them, for unpacked rows: one sentence per row.
+"""Recurrent cells and stacks of cells, for unpacked rows: one sentence per row.
 
-A cell is its `advance`, written to be read. `forward` runs full sentences through a fused kernel of PyTorch if there is
-one (on a GPU the step of the LSTM is fused as well). To add a cell, write a subclass of Cell and a line in CELLS.
-Settings of its own are fields of CellSettings, listed in its `uses`.
+`Cell.advance` computes one step; `Cell.forward` computes full sentences, by a fused kernel of PyTorch if there is one.
+To add a cell, write a subclass of Cell and add it to CELLS. Settings that only this cell reads are fields of
+CellSettings, and the cell lists their names in `uses`.
 
-Shapes   B rows   T tokens   N rows of one step   I input width   C state width   G width of all gates
+Shapes   B rows   T tokens   N rows of one step, or all tokens (B x T)   I input width   C state width
+         G width of all gates
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dragoman.config.settings import Settings, setting
 from dragoman.kernels.attention import RowLayout
 from dragoman.modules.dropout import Dropout
 
-CellState = tuple[Tensor, ...]  # of one layer: its output h_NC and, in an LSTM, the cell c_NC
-StackState = list[CellState]  # of all layers, lowest first
+CellState = tuple[Tensor, ...]  # state of one layer: the output h_NC and, in an LSTM, the memory cell c_NC
+StackState = list[CellState]  # states of all layers, lowest layer first
 
 
 class CellSettings(Settings):
@@ -33,12 +34,12 @@ class CellSettings(Settings):
 
 
 class Cell(nn.Module, ABC):
-    """The common part of all cells: weights for input and state, the gates side by side, and the initial state."""
+    """The common part of all cells: initial state, and weights for input and state with all gates concatenated."""
 
-    gates, parts = 1, 1  # blocks of the weight matrices; tensors of the state
+    gates, parts = 1, 1  # number of gates, including the content; number of tensors in a state
     uses: tuple[str, ...] = ()  # settings that only some cells read
-    torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same, for tests
-    kernel: Callable[..., tuple[Tensor, ...]] | None = None  # of PyTorch, for full sentences; None: a loop over steps
+    torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same function, for tests
+    kernel: Callable[..., tuple[Tensor, ...]] | None = None  # PyTorch function for full sentences; None: `run_loop`
 
     def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class Cell(nn.Module, ABC):
             nn.init.orthogonal_(weight_CC)  # preserves the norm of the state
 
     def make_initial_state(self, rows: int) -> CellState:
-        """Return the state before the first token: zeros, or learned."""
+        """Return the state before the first token: zeros or, if `learned`, a parameter."""
         if self.start is None:
             return (self.bias.new_zeros(rows, self.width),) * self.parts
         return tuple(start_C.expand(rows, -1) for start_C in self.start)
@@ -62,15 +63,15 @@ class Cell(nn.Module, ABC):
         return self.advance(self.project_input(x_NI), state)
 
     def project_input(self, x: Tensor) -> Tensor:
-        """Return the input's part of the gates, which can be computed for all tokens at once."""
+        """Return the terms of the gates that depend on the input only, for one token or for all at once."""
         return F.linear(x, self.input_weight, self.bias)
 
     @abstractmethod
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
-        """Return the next state, given the input's part of the gates."""
+        """Return the next state, given the terms of the gates that depend on the input (`project_input`)."""
 
     def run_loop(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        """Compute `forward` step by step, in the dtype of the fused kernels."""
+        """Compute `forward` step by step, with the output in the same dtype as that of a fused kernel."""
         gates_BTG, out = self.project_input(x_BTI), []
         for gates_BG in gates_BTG.unbind(1):
             state = self.advance(gates_BG, state)
@@ -78,7 +79,7 @@ class Cell(nn.Module, ABC):
         return torch.stack(out, 1).to(gates_BTG.dtype)
 
     def hidden_bias(self) -> Tensor:
-        """Return the second bias of PyTorch's kernels, which is redundant here."""
+        """Return the second bias that PyTorch's kernels expect: zeros, since the cell has only one bias."""
         return torch.zeros_like(self.bias)
 
     def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
@@ -89,17 +90,15 @@ class Cell(nn.Module, ABC):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.bias.dtype
         parameters = [self.input_weight, self.hidden_weight, self.bias, self.hidden_bias()]
         weights = [weight.to(dtype) for weight in parameters]
-        if device == "cuda":  # cuDNN needs them in one block of memory
+        if device == "cuda":  # cuDNN needs all weights in one block of memory
             parts = torch.split(torch.cat([weight.flatten() for weight in weights]), [w.numel() for w in weights])
             weights = [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
         initial = [part_NC[None].to(dtype).contiguous() for part_NC in state]
         # has_biases, num_layers, dropout, train, bidirectional, batch_first
         options = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
         with torch.autocast(device, enabled=False):
-            out: Tensor = self.kernel(x_BTI.to(dtype), initial if len(initial) > 1 else initial[0], weights, *options)[
-                0
-            ]
-        return out
+            out = self.kernel(x_BTI.to(dtype), initial if len(initial) > 1 else initial[0], weights, *options)
+        return out[0]
 
 
 class VanillaCell(Cell):
@@ -117,7 +116,11 @@ class VanillaCell(Cell):
 
 
 class GruCell(Cell):
-    """Gate z interpolates between old state and new content; gate r resets the state that content sees (Cho 2014)."""
+    """Gated recurrent unit (Cho 2014): h' = (1 - z) n + z h with n = tanh(U x + r (W h + c) + b).
+
+    The update gate z interpolates between the new content n and the old state h. The reset gate r scales the
+    contribution of h to n. c is `content_bias`.
+    """
 
     gates = 3
     torch_module = nn.GRU
@@ -125,7 +128,7 @@ class GruCell(Cell):
 
     def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
         super().__init__(settings, inputs, width, learned=learned)
-        self.content_bias = nn.Parameter(torch.zeros(width))  # of the state, inside the reset gate
+        self.content_bias = nn.Parameter(torch.zeros(width))  # scaled by the reset gate
 
     def hidden_bias(self) -> Tensor:
         return F.pad(self.content_bias, (2 * self.width, 0))
@@ -140,7 +143,7 @@ class GruCell(Cell):
 
 
 class LstmCell(Cell):
-    """Input, forget and output gates around a memory cell c (Hochreiter 1997, Gers 2000)."""
+    """Long short-term memory: a memory cell c with input, forget and output gates (Hochreiter 1997, Gers 2000)."""
 
     gates, parts = 4, 2
     torch_module = nn.LSTM
@@ -148,11 +151,11 @@ class LstmCell(Cell):
 
     def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
         super().__init__(settings, inputs, width, learned=learned)
-        nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate starts open
+        nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate is open at first
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         h_NC, c_NC = state
-        if gates_NG.is_cuda:  # one kernel for everything after the matrix product
+        if gates_NG.is_cuda:  # one fused kernel for all that follows the matrix product
             h_NG = F.linear(h_NC, self.hidden_weight)
             fused = torch.ops.aten._thnn_fused_lstm_cell.default
             h_NC, c_NC, _ = fused(gates_NG.to(h_NG.dtype), h_NG, c_NC.to(h_NG.dtype))
@@ -164,7 +167,7 @@ class LstmCell(Cell):
 
 
 class RecurrentLayer(nn.Module):
-    """One encoder layer: a cell from left to right or, with half the width each, one in either direction."""
+    """An encoder layer: a cell from left to right or, if bidirectional, a cell of half the width in each direction."""
 
     def __init__(self, cell: Callable[[int, int], Cell], inputs: int, width: int, *, bidirectional: bool) -> None:
         super().__init__()
@@ -172,7 +175,7 @@ class RecurrentLayer(nn.Module):
         self.back = cell(inputs, width // 2) if bidirectional else None
 
     def forward(self, x_BTI: Tensor, ends: SentenceEnds) -> tuple[Tensor, Tensor]:
-        """Return the output of every token, out_BTC, and the final state of each direction, last_BC."""
+        """Return the output of every token, out_BTC, and the final outputs of both directions, last_BC."""
         B = len(x_BTI)
         out_BTC = self.ahead(x_BTI, self.ahead.make_initial_state(B))
         last_BC = ends.last(out_BTC)
@@ -184,9 +187,9 @@ class RecurrentLayer(nn.Module):
 
 
 class SentenceEnds:
-    """The lengths of the sentences, one per row, used to reverse a sentence and to select its last token.
+    """Indices that reverse the sentences of a batch, one per row, and that select their last tokens.
 
-    Padding is on the right, so a cell that reads from the left reaches it only after the sentence.
+    Padding is on the right. A cell reads it only after the sentence, in reversed sentences too.
     """
 
     def __init__(self, rows: RowLayout) -> None:
@@ -200,7 +203,7 @@ class SentenceEnds:
         self.last_B = (row_B1 + (length_B1 - 1).clamp(min=0)).flatten()
 
     def reverse(self, x_BTC: Tensor) -> Tensor:
-        """Reverse each sentence and leave its padding on the right."""
+        """Return each sentence reversed, with its padding still on the right."""
         return x_BTC.flatten(0, 1).index_select(0, self.reversed_N).view_as(x_BTC)
 
     def last(self, x_BTC: Tensor) -> Tensor:
@@ -209,7 +212,7 @@ class SentenceEnds:
 
 
 class CellStack(nn.Module):
-    """Unidirectional cells, each of which reads the outputs of the one below."""
+    """A stack of unidirectional cells; the input of each is the output of the cell below."""
 
     cells: Sequence[Cell]
 
@@ -219,24 +222,25 @@ class CellStack(nn.Module):
         self.dropout = Dropout(dropout)
 
     def make_initial_state(self, rows: int) -> StackState:
+        """Return the states of all cells before the first token."""
         return [cell.make_initial_state(rows) for cell in self.cells]
 
     def forward(self, x_BTI: Tensor, states: StackState) -> Tensor:
-        """Return the top layer's output after each token of full sentences."""
+        """Return the output of the top layer after each token of full sentences."""
         for number, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
             x_BTI = cell(self.dropout(x_BTI) if number else x_BTI, state)
         return x_BTI
 
     def advance(self, gates_NG: Tensor, states: StackState) -> tuple[Tensor, StackState]:
-        """Return the top layer's output after one more token, and the new states.
+        """Return the output of the top layer after one more token, and the new states.
 
-        The input's part of the lowest cell's gates is given.
+        `gates_NG` is the result of `project_input` of the lowest cell.
         """
         bottom, *higher = self.cells
-        after = [bottom.advance(gates_NG, states[0])]
+        new_states = [bottom.advance(gates_NG, states[0])]
         for cell, state in zip(higher, states[1:], strict=True):
-            after.append(cell.step(self.dropout(after[-1][0]), state))
-        return after[-1][0], after
+            new_states.append(cell.step(self.dropout(new_states[-1][0]), state))
+        return new_states[-1][0], new_states
 
 
 NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
