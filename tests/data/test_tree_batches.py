@@ -237,5 +237,5 @@ def test_models_that_read_no_trees_refuse_them(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["linformer", "bigbird", "local"])
 def test_patterns_that_know_no_trees_refuse_them(pattern: str) -> None:
-    with pytest.raises(UserError, match=rf"model\.attention={pattern} does not know the tree of two tokens"):
+    with pytest.raises(UserError, match=rf"model\.attention={pattern} does not provide the tree of two tokens"):
         settings_of({"position": "tree", "attention": pattern})

@@ -106,7 +106,7 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
 
 def test_it_is_a_kind_of_model() -> None:
     assert settings_of({"kind": "hybrid"}).layout == "padded"
-    assert HybridSettings(width=64, decoder_width=32).of_decoder().width == 32
+    assert HybridSettings(width=64, decoder_width=32).make_decoder_settings().width == 32
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check_settings(check_model(Recipe.model_validate({"model": {"kind": "hybrid"}, "train": {"compile": True}})))
 

@@ -365,8 +365,8 @@ def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, bidirectional: bo
     ("given", "why"),
     [
         ({"decoder_attention": "linformer"}, f"decoder_attention=linformer would look ahead.*{', '.join(CAUSAL)}"),
-        ({"attention": "linformer", "position": "alibi"}, r"linformer does not know the distance.*position=alibi"),
-        ({"attention": "local", "position": "tree"}, r"attention=local does not know the tree.*position=tree"),
+        ({"attention": "linformer", "position": "alibi"}, r"linformer does not provide the distance.*position=alibi"),
+        ({"attention": "local", "position": "tree"}, r"attention=local does not provide the tree.*position=tree"),
         ({"attention": "bigbrid"}, "did you mean 'bigbird'"),
     ],
 )  # fmt: skip

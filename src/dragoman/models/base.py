@@ -1,6 +1,10 @@
-"""Base classes of models and their settings, and the KV cache of attention decoders.
+"""Base classes of models and their settings, and the KV cache of Transformer decoders.
 
-Training, decoding and inspection rely on these classes.
+Training, decoding and inspection use models only through these classes:
+
+    Model                 maps a batch to states, from which `project` computes logits
+    AutoregressiveModel   can also generate token by token (decoding/protocol.py)
+    Seq2Seq               has a source, and attention from target to source tokens
 
 Shapes   B rows of a batch, or sentences   S source width   T target width   C model width   H heads   D head width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   V vocabulary
@@ -24,7 +28,7 @@ from dragoman.types import Batch
 
 
 class BaseModelSettings(Settings):
-    """Settings of every kind of model, and properties that training and inference read."""
+    """The settings that every kind of model has, and properties of the kind that training and inference read."""
 
     layers: Layers = setting(6, "number of layers of the encoder and of the decoder", ge=1)
     encoder_layers: Layers = setting(0, "number of encoder layers; 0: same as `layers`")
@@ -33,67 +37,71 @@ class BaseModelSettings(Settings):
     tied: bool = setting(True, "one matrix for target embeddings, output and, if tokenizer.joint, source embeddings")
 
     task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
-    compiles: ClassVar[bool] = False  # whether torch.compile is of use
-    absent: ClassVar[tuple[str, ...]] = ()  # settings of the half that this kind of model lacks
-    absent_from: ClassVar[str] = ""  # this kind of model, for a message
-    exclusive: ClassVar[tuple[str, ...]] = ()  # names of registries: settings of entries not chosen are refused
+    compiles: ClassVar[bool] = False  # whether torch.compile makes this kind of model faster
+    absent: ClassVar[tuple[str, ...]] = ()  # inherited settings of a part, such as the encoder, that this kind lacks
+    absent_from: ClassVar[str] = ""  # the name of this kind in messages about absent settings
+    exclusive: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings with a registry; settings that only other entries read are errors
 
     @classmethod
     def registries(cls) -> Registries:
-        """Return the registry of each setting that is a name."""
+        """Return, for each setting whose value is the name of a registry entry, the registry."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Refuse names that no registry has, and settings that do not go together or would have no effect."""
+        """Raise a UserError for unknown names, and for settings that contradict each other or have no effect."""
         check_names(self.registries(), self, "model")
         self.refuse(self.absent_from, *self.absent)
         for name in self.exclusive:
             self.refuse(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
 
     def find_unread(self, *names: str) -> list[str]:
-        """Return the settings that only entries of these registries read (`uses`), and none of the chosen ones."""
+        """Return the settings that entries of these registries read (their `uses`), but none of the chosen entries."""
         registries = self.registries()
         chosen = [registries[name][getattr(self, name)] for name in names]
         every = [entry for name in names for entry in registries[name].values()]
-        read, readable = ({use for entry in some for use in getattr(entry, "uses", ())} for some in (chosen, every))
+        read, readable = ({use for each in entries for use in getattr(each, "uses", ())} for entries in (chosen, every))
         return [name for name in type(self).model_fields if name in readable - read]
 
-    def unused(self) -> set[str]:
+    def find_unused(self) -> set[str]:
         """Return the names of settings that have no effect in this model."""
         return {*self.absent, *self.find_unread(*self.registries())}
 
     @property
     def layout(self) -> str:
-        """How sentences are arranged in a batch (data/batches.py): "packed", or "padded" with one per row."""
+        """How sentences are arranged in a batch (data/batches.py): "packed", or "padded" with one sentence per row."""
         return "padded"
 
     @property
     def length_limit(self) -> int | None:
-        """The maximum length of a sentence and its EOS or BOS; None where any length will do."""
+        """The maximum length of a sentence, including EOS or BOS; None if there is no maximum."""
         return None
 
     @property
     def aligns(self) -> bool:
-        """Whether attention tells source tokens apart."""
+        """Whether attention weights differ between source tokens, so that they can serve as a word alignment."""
         return True
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features of source tokens that batches carry (data/features.py)."""
+        """The names of the features of source tokens that the model needs in a batch (data/features.py)."""
         return ()
 
     @property
     def encoder_depth(self) -> int:
+        """The number of encoder layers."""
         return self.encoder_layers or self.layers
 
     @property
     def decoder_depth(self) -> int:
+        """The number of decoder layers."""
         return self.decoder_layers or self.layers
 
     def in_use(self) -> dict[str, Any]:
-        """Return the settings that have an effect, with both depths written out.
+        """Return the settings that have an effect, for a model card.
 
-        The kernel, dropout that is off, and widths of 0, which mean "as the width", are left out.
+        The kernel, dropout rates of 0, and widths of 0, which mean "same as `width`", are left out.
         """
         values: dict[str, Any] = self.model_dump(mode="json")
         if self.encoder_layers or self.decoder_layers:
@@ -102,25 +110,26 @@ class BaseModelSettings(Settings):
         if values.get("feedforward_width") == 0:
             values["feedforward_width"] = 4 * values["width"]
         off = {name for name, value in values.items() if not value and name.endswith(("_dropout", "_width", "_layers"))}
-        return {name: value for name, value in values.items() if name not in {*off, *self.unused(), "kernel"}}
+        return {name: value for name, value in values.items() if name not in {*off, *self.find_unused(), "kernel"}}
 
     def refuse(self, what: str, *names: str) -> None:
-        """Refuse settings that would change nothing: a user who sets one expects an effect."""
+        """Raise a UserError if one of these settings, which have no effect in `what`, differs from its default."""
         for name in names:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise UserError(f"model.{name} has no use in {what}; leave it out")
 
 
 class Model(nn.Module, ABC):
-    """A trainable model. The names of encoder parameters start with `encoder.`."""
+    """A trainable model. The names of the encoder's parameters start with `encoder.`."""
 
-    project: nn.Linear  # maps states to logits; not part of `forward`, so that the loss can compute logits in chunks
+    project: nn.Linear  # maps states to logits; not called in `forward`, so that the loss can compute logits in chunks
 
     def add_projection_and_initialize(self, width: int, size: int, table: nn.Embedding | None = None) -> None:
-        """Add the projection to `size` logits and initialize all parameters. `table`, if given, is tied to it.
+        """Add the projection from `width` to `size` logits and initialize all parameters.
 
-        Weights are Xavier-uniform and biases zero. Embeddings are drawn with std 1/sqrt(width), so each component has
-        unit variance after the scaling by sqrt(width).
+        If an embedding table is given, the projection uses its weights. Weights are Xavier-uniform and biases zero.
+        Embeddings have a standard deviation of 1/sqrt(width), so each component has unit variance after the scaling by
+        sqrt(width).
         """
         self.project = nn.Linear(width, size, bias=False)
         for module in self.modules():
@@ -141,18 +150,18 @@ class Model(nn.Module, ABC):
 class AutoregressiveModel(Model):
     """A model that generates token by token (decoding/protocol.py)."""
 
-    decoder: Any  # `decoder.step` returns the states before the projection
-    output_size: int | None = None  # ids below this can be generated; those from it on are source-side tags
+    decoder: Any  # `decoder.step` returns the states before the projection, and the new decoder state
+    output_size: int | None = None  # only lower ids can be generated, as the others are source-side tags; None: all ids
 
     @abstractmethod
     def start(self, source_BS: Tensor, real_BS: Tensor) -> Any:
-        """Encode the sources, one per row, and return the state before the first target token.
+        """Encode the sources, one per row, and return the decoder state before the first target token.
 
         `real_BS` is False at padding.
         """
 
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return the log-probabilities of the next token, logp_NV, given one more token per row, and the new state."""
+        """Read one more token per row; return the log-probabilities of the next token, logp_NV, and the new state."""
         states_NC, state = self.decoder.step(token_N, state)
         logp_NV = self.project(states_NC).log_softmax(-1, dtype=torch.float32)
         return logp_NV[:, : self.output_size], state
@@ -161,7 +170,7 @@ class AutoregressiveModel(Model):
 class Seq2Seq(AutoregressiveModel):
     """A model that generates a target from a source."""
 
-    aligns = True  # whether attention weights differ between source tokens; otherwise they are no alignment
+    aligns = True  # see BaseModelSettings.aligns
 
     @abstractmethod
     def alignment(self, batch: Batch) -> Tensor:
@@ -174,7 +183,7 @@ def expand_to_rows(sentences_K: Tensor, width: int) -> Tensor:
 
 
 def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return all parameters and buffers by name. The only buffers are the running statistics of batch norm."""
+    """Return all parameters and buffers by name. The only buffers are the running statistics of batch normalization."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -183,24 +192,23 @@ CachePair = TypeVar("CachePair", KeyValue, KeyValue | None)
 
 @dataclass(frozen=True)
 class KVCache:
-    """The decoder state that a search carries from step to step. `memory` and `caches` have one entry per layer.
+    """The decoder state of a Transformer in a search.
 
-    `memory`: cross-attention keys and values of the source, stored once per sentence, (B, H, S, D).
-    `caches`: self-attention keys and values of the tokens decoded so far, stored per hypothesis, (N, H, K, D). The
-    first `length_B` positions of each sentence are valid. The rows of a sentence are adjacent.
+    The hypotheses of a sentence are in adjacent rows. `beam_indices_NK[n, k]` is the row that wrote position k of
+    hypothesis n. There are two kinds of cache, which differ in what happens when a search reorders its hypotheses:
 
-    `beam_indices_NK[n, k]` is the row that wrote position k of hypothesis n. When beams are reordered, `select` copies
-    only the positions in which the old and the new hypothesis of a row differ (on a CPU, if the number of rows stays
-    the same; otherwise whole rows). An `indirect` cache, as used on a GPU, is never copied: attention looks up the row
-    in this table (kernels/attention.py).
+    - By default, `select` copies keys and values, so that each row has all positions of its hypothesis. On a CPU, if
+      the number of rows stays the same, it copies only the positions in which a row's old and new hypothesis differ.
+    - An `indirect` cache, as used on a GPU, is never copied: attention reads position k of hypothesis n from the row
+      `beam_indices_NK[n, k]` (kernels/attention.py).
 
     A state can be used for one step only: `step` and the methods below write into its tensors.
     """
 
-    memory: list[KeyValue | None]
+    memory: list[KeyValue | None]  # per layer: cross-attention keys and values of each sentence's source, (B, H, S, D)
     mask: AttentionMask  # hides the padding of the sources
-    caches: list[KeyValue]
-    length_B: Tensor
+    caches: list[KeyValue]  # per layer: self-attention keys and values of the hypotheses, (N, H, K, D)
+    length_B: Tensor  # number of valid positions of `caches`, per sentence
     beam_indices_NK: Tensor
     indirect: bool = False
 
@@ -210,7 +218,7 @@ class KVCache:
         return sum(tensor.nbytes for pair in (*self.memory, *self.caches) for tensor in pair or ())
 
     def select(self, rows_N: Tensor) -> KVCache:
-        """Return the state of these rows, in this order, N / B of them per sentence."""
+        """Return the state of these rows, in this order. All sentences must have the same number of rows."""
         beam_indices_NK = self.beam_indices_NK.index_select(0, rows_N)
         if self.indirect:
             return replace(self, beam_indices_NK=beam_indices_NK)
@@ -218,7 +226,7 @@ class KVCache:
             return replace(self, caches=select_rows(self.caches, rows_N), beam_indices_NK=beam_indices_NK)
         changed_M2 = (beam_indices_NK != self.beam_indices_NK).nonzero()
         row_M1, position_M1 = changed_M2[:, :1], changed_M2[:, 1:]
-        if len(row_M1):  # copy these positions from the rows that the new hypotheses extend
+        if len(row_M1):  # copy these positions from the rows that the new hypotheses extend, in all heads
             heads, capacity = self.caches[0][0].shape[1:3]
             head_H = torch.arange(heads, device=rows_N.device)
             to_M, from_M = (
@@ -236,7 +244,7 @@ class KVCache:
         return replace(self.reserve(capacity), mask=mask, indirect=True)
 
     def reserve(self, positions: int) -> KVCache:
-        """Extend the capacity by this number of positions."""
+        """Return this state with a capacity for this number of additional positions."""
         caches = [(F.pad(k, (0, 0, 0, positions)), F.pad(v, (0, 0, 0, positions))) for k, v in self.caches]
         return replace(self, caches=caches, beam_indices_NK=F.pad(self.beam_indices_NK, (0, positions)))
 
@@ -257,7 +265,7 @@ class KVCache:
         )
 
     def slice_sentences(self, first: int, count: int) -> KVCache:
-        """Return views of `count` sentences, starting with `first`. No token may have been decoded yet."""
+        """Return the state of `count` sentences from `first` on, as views. No token may have been decoded yet."""
         selected = slice(first, first + count)
         length_B, bias = self.mask.length_B, self.mask.bias
         mask = AttentionMask(
@@ -267,9 +275,9 @@ class KVCache:
         return replace(self, memory=memory, mask=mask, length_B=self.length_B[selected])
 
     def put(self, sentences_K: Tensor, fresh: KVCache) -> KVCache:
-        """Replace these sentences by those of `fresh`, for which no token has been decoded.
+        """Replace these sentences by those of `fresh`, for which no token has been decoded yet.
 
-        Stale entries remain at positions beyond the new sentence's length, where they are masked until overwritten.
+        The old keys and values stay in `caches`, but are masked until new tokens overwrite them.
         """
         for pair, new_pair in zip(self.memory, fresh.memory, strict=True):
             for old_BHSD, new_BHSD in zip(pair or (), new_pair or (), strict=True):

@@ -1,13 +1,13 @@
-"""From settings to a model, and what a batch costs it.
+"""The registry of models, and the number of floating-point operations (FLOPs) that a model needs for a batch.
 
-A kind of model is a class and a record of its settings, with a line each in MODELS and MODEL_KINDS.
+To add a kind of model, write a class and its settings, and add a line to MODELS and to MODEL_KINDS.
 
-The cost is counted in floating-point operations of matrix products only, as is customary. A weight costs two operations
-per entry and token. In attention each query is multiplied with each key twice, once for the score and once for the
+Only matrix products are counted, as is customary. A weight costs two operations, a multiplication and an addition, per
+entry and token. In attention, each pair of a query and a key costs a product for the score and one for the weighted
 value; masked scores of a decoder count, because they are computed. The backward pass costs twice the forward pass.
 Padding is not counted.
 
-Shapes   N pairs of a batch
+Shapes   N sentence pairs of a batch   B rows   T tokens of a row
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ MODELS: dict[str, Callable[..., Model]] = {
     "classifier": TextClassifier,
 }
 ModelSettings = TransformerSettings | RnnSettings | HybridSettings | LmSettings | ClassifierSettings
-MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {  # by kind, then by backbone, "" where there is one
+# Settings by `model.kind` and `model.backbone`; the backbone is "" for kinds that have no such setting.
+MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {
     "transformer": {"": TransformerSettings},
     "rnn": {"": RnnSettings},
     "hybrid": {"": HybridSettings},
@@ -57,7 +58,7 @@ MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {  # by kind, then 
 
 
 def choose_record(section: Any) -> type[BaseModelSettings]:
-    """Return the record that a model section belongs to."""
+    """Return the settings class for the model section of a recipe, by its `kind` and `backbone`."""
     values = section if isinstance(section, dict) else {}
     backbones = pick(MODEL_KINDS, str(values.get("kind", "transformer")), "model.kind")
     return backbones.get("") or pick(backbones, str(values.get("backbone", "transformer")), "model.backbone")
@@ -73,7 +74,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-FORMAT_1_NAMES = (  # format 1: a Transformer's layers stood in the model itself
+FORMAT_1_NAMES = (  # parameter names in run folders of format 1, and the names that they have now
     (r"(encoder|decoder)\.(\d+)\.", r"\1.layers.\2."),
     (r"(encoder|decoder)_norm\.", r"\1.norm."),
     (r"source_embedding\.", r"encoder.embedding."),
@@ -82,41 +83,42 @@ FORMAT_1_NAMES = (  # format 1: a Transformer's layers stood in the model itself
 
 
 def rename_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a run folder of format 1 under the names that parameters have now."""
+    """Return the tensors of a run folder of format 1 under their present names."""
     for old, new in FORMAT_1_NAMES:
         tensors = {re.sub(f"^{old}", new, name): tensor for name, tensor in tensors.items()}
     return tensors
 
 
-BACKWARD_FACTOR = 2  # per forward pass: one product for the gradient of the input, one for the gradient of the weight
-WEIGHT_SIDES = {  # by a part of the name of a weight: what it is applied to; all others, to target tokens
+BACKWARD_FACTOR = 2  # products per product of the forward pass: for the gradients of the input and of the weight
+WEIGHT_SIDES = {  # part of a weight's name -> what the weight is applied to; all other weights: target tokens
     "bridge.": "pair",
     "encoder.": "source",
     ".key_value.": "source",
     ".score.key.": "source",
 }
-NO_PRODUCTS = (".pattern.", ".relate.", ".start")  # tables and initial states, or costs that are counted separately
+# Parts of the names of weights that are not counted: tables, initial states, and those that `count_keys` includes.
+NO_PRODUCTS = (".pattern.", ".relate.", ".start")
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """The cost of one attention: sides of queries and keys, and multiply-adds per pair."""
+    """The cost of one attention module."""
 
-    query: str
-    key: str
-    width: int
-    count_keys: Callable[[Lengths], Lengths] = lambda length_N: length_N  # per query of a sentence of this length
+    query: str  # side of the queries, "source" or "target"
+    key: str  # side of the keys
+    width: int  # multiply-adds per pair of a query and a key
+    count_keys: Callable[[Lengths], Lengths] = lambda length_N: length_N  # keys per query, by the number of tokens
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Multiply-adds of a forward pass: per token of a side, per sentence pair, and per query and key."""
+    """The multiply-adds of a model's forward pass."""
 
-    source: int
-    target: int
-    pair: int
+    source: int  # per source token
+    target: int  # per target token
+    pair: int  # per sentence pair
     attentions: tuple[AttentionCost, ...]
-    passes: int = 1  # over a batch, at training
+    passes: int = 1  # forward passes over each batch in training
 
     @classmethod
     def of(cls, model: Model, passes: int = 1) -> Cost:
@@ -142,23 +144,26 @@ class Cost:
         return cls(**sides, attentions=tuple(costs), passes=passes)
 
     def forward(self, source_N: Lengths, target_N: Lengths) -> float:
-        """Return the operations for sentence pairs of these lengths, EOS and BOS included."""
+        """Return the FLOPs of a forward pass over sentence pairs of these lengths, which include EOS or BOS."""
         length = {"source": source_N, "target": target_N}
-        products = self.source * float(source_N.sum()) + self.target * float(target_N.sum())
-        products += self.pair * np.count_nonzero(target_N)
+        multiply_adds = self.source * float(source_N.sum()) + self.target * float(target_N.sum())
+        multiply_adds += self.pair * np.count_nonzero(target_N)
         for cost in self.attentions:
-            products += cost.width * float((length[cost.query] * cost.count_keys(length[cost.key])).sum())
-        return 2 * products
+            multiply_adds += cost.width * float((length[cost.query] * cost.count_keys(length[cost.key])).sum())
+        return 2 * multiply_adds
 
     def training(self, batch: Batch) -> float:
-        """Return the operations of forward and backward passes over a batch."""
+        """Return the FLOPs of the forward and backward passes over a batch in training."""
         sides = (batch.source_segment_BS, batch.target_segment_BT)
         return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
 
 
 def measure_segments(segment_BT: Tensor) -> Lengths:
-    """Return the lengths of all segments, row by row; both sides of a pair have the same index."""
+    """Return the lengths of all sentences of a batch, row by row. Source and target of a pair have the same index.
+
+    Rows with fewer sentences than others have lengths of 0 at their end.
+    """
     segment = segment_BT.numpy()
-    count = int(segment.max(initial=0)) + 1
+    count = int(segment.max(initial=0)) + 1  # with padding, which is segment 0
     counts = np.bincount((segment + count * np.arange(len(segment))[:, None]).ravel(), minlength=count * len(segment))
     return counts.reshape(-1, count)[:, 1:].ravel()

@@ -1,7 +1,8 @@
-"""Recurrent encoder-decoders, with or without attention and input feeding, also with a Transformer as encoder.
+"""Recurrent encoder-decoders (`Rnn`), and recurrent decoders with a Transformer encoder (`Hybrid`).
 
-Without attention the decoder knows the source only through its initial state (Sutskever 2014). Batches of these models
-are unpacked: one sentence per row.
+A bridge computes the initial state of the decoder from the encoder. Without attention, the decoder sees the source only
+through this state (Sutskever 2014). With attention and input feeding, it is the model of Luong (2015). Batches of these
+models are unpacked: one sentence per row.
 
 Shapes   B rows   S source width   T target width   E embedding width   C state width   O output width   M memory width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
@@ -44,6 +45,8 @@ Width = Annotated[int, Field(ge=0, le=65_536)]
 
 
 class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
+    """The settings of a recurrent encoder-decoder."""
+
     kind: Literal["rnn"] = "rnn"
     initial_state: Literal["zero", "learned"] = setting("zero", "initial state of each recurrent cell")
     layers: Layers = setting(1, "number of layers of the encoder and of the decoder", ge=1)
@@ -80,16 +83,17 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
 
     @property
     def embedded_width(self) -> int:
+        """The width of the embeddings."""
         return self.embedding_width or self.width
 
     @property
     def output_width(self) -> int:
-        """The width of the projection's input: a tied one has the width of the embeddings."""
+        """The width of the decoder's outputs, from which logits are computed: that of the embeddings, if tied."""
         return self.embedded_width if self.tied else self.width
 
 
 class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
-    """The settings of a Transformer, for the encoder, and those of the recurrent decoder."""
+    """The settings of a hybrid: those of a Transformer, for the encoder, and those of the recurrent decoder."""
 
     kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
     decoder_layers: Count = setting(1, "number of recurrent decoder layers", le=1000)
@@ -118,8 +122,8 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     def aligns(self) -> bool:
         return SCORES[self.score].aligns
 
-    def of_decoder(self) -> RnnSettings:
-        """Return the decoder's settings under the names that a recurrent model has for them."""
+    def make_decoder_settings(self) -> RnnSettings:
+        """Return the decoder's settings as those of a recurrent model."""
         common = {name: getattr(self, name) for name in type(self).model_fields if name in RnnSettings.model_fields}
         widths = {"width": self.decoder_width or self.width, "embedding_width": self.embedding_width or self.width}
         score = {"attention": self.score, "attention_width": self.score_width}
@@ -127,34 +131,40 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
 
 
 def make_cell_factory(settings: RnnSettings, *, learned: bool = True) -> Callable[[int, int], Cell]:
-    """Return a function that makes a cell from input and state width; `learned` allows a learned initial state."""
+    """Return a function that makes a cell, given the widths of input and state.
+
+    `learned` allows a learned initial state, if the settings ask for one.
+    """
     learned = learned and settings.initial_state == "learned"
     return partial(CELLS[settings.cell], settings, learned=learned)
 
 
 def make_decoder_stack(settings: RnnSettings, *, learned: bool = True) -> CellStack:
-    """Return the cells of the decoder. The lowest cell reads embeddings."""
+    """Return the layers of the decoder, one cell each. The lowest cell reads embeddings."""
     make, width = make_cell_factory(settings, learned=learned), settings.width
     higher = [make(width, width) for _ in range(settings.decoder_depth - 1)]
     return CellStack([make(settings.embedded_width, width), *higher], settings.dropout)
 
 
 class EmbeddedModule(nn.Module):
-    """The common part of encoders and decoders: embeddings, scaled by the root of their width, with dropout."""
+    """The common part of recurrent encoders and decoders: the embeddings."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding, *, word_dropout: float) -> None:
         super().__init__()
         self.settings, self.embedding = settings, embedding
-        self.words, self.dropout = WordDropout(word_dropout), Dropout(settings.dropout)
+        self.word_dropout, self.dropout = WordDropout(word_dropout), Dropout(settings.dropout)
 
     def embed(self, ids: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Return the input of the first layer. Where `visible` is False, the embedding is zeroed."""
-        x = self.words(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), visible)
+        """Return the input of the first layer: embeddings, scaled by the root of their width, with dropout.
+
+        Where `visible` is False, the embedding is zeroed.
+        """
+        x = self.word_dropout(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), visible)
         return self.dropout(x)
 
 
 class RecurrentEncoder(EmbeddedModule):
-    """Recurrent layers that return one state per source token."""
+    """A stack of recurrent layers that returns one state per source token."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.source_word_dropout)
@@ -169,7 +179,7 @@ class RecurrentEncoder(EmbeddedModule):
         return memory_BSC
 
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states, memory_BSC, and the final state of each direction of the top layer, last_BC."""
+        """Return the states of the top layer, memory_BSC, and the final state of its directions, last_BC."""
         ends = SentenceEnds(rows)
         x_BSC = self.embed(ids_BS, rows.visible_BT)
         for number, layer in enumerate(self.layers):
@@ -178,9 +188,9 @@ class RecurrentEncoder(EmbeddedModule):
 
 
 class Bridge(nn.Module):
-    """Make the decoder's initial state from the encoder's final state. This base class ignores the encoder.
+    """Compute the decoder's initial state from the encoder's final state, `last_BC`.
 
-    It is the bridge "none": the decoder starts from `first`, its zero or learned initial state.
+    This base class is the bridge "none": it ignores the encoder and returns `first`, the zero or learned initial state.
     """
 
     linked = False  # whether the initial state depends on the encoder
@@ -194,7 +204,7 @@ class Bridge(nn.Module):
 
 
 class CopyBridge(Bridge):
-    """Every layer starts from the final state of the encoder."""
+    """Use the final state of the encoder as the initial state of every decoder layer."""
 
     linked = True
 
@@ -203,7 +213,7 @@ class CopyBridge(Bridge):
 
 
 class LinearBridge(Bridge):
-    """Each layer's initial state is a linear map of the encoder's final state, with tanh."""
+    """Compute each decoder layer's initial state by a linear map of the encoder's final state, followed by tanh."""
 
     linked = True
 
@@ -218,20 +228,20 @@ class LinearBridge(Bridge):
 
 @dataclass(frozen=True)
 class RnnState:
-    """The decoder state that a search carries from step to step. `source` is stored once per sentence, not per row."""
+    """The state of a recurrent decoder in a search. The hypotheses of a sentence are in adjacent rows."""
 
-    layers: StackState
-    source: EncodedSource | None = None
+    layers: StackState  # per layer: the tensors of its cell's state, one row per hypothesis
+    source: EncodedSource | None = None  # stored once per sentence; a language model has none
     out_NO: Tensor | None = None  # output of the previous step, for input feeding
 
     def select(self, rows_N: Tensor) -> RnnState:
-        """Return the state of these rows, in this order, N / B of them per sentence."""
+        """Return the state of these rows, in this order. All sentences must have the same number of rows."""
         layers = [tuple(part_NC.index_select(0, rows_N) for part_NC in layer) for layer in self.layers]
         out_NO = None if self.out_NO is None else self.out_NO.index_select(0, rows_N)
         return replace(self, layers=layers, out_NO=out_NO)
 
     def keep(self, sentences_K: Tensor) -> RnnState:
-        """Return only these sentences, with all of their rows."""
+        """Return the state of these sentences, with all of their rows."""
         assert self.source
         rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
         return replace(self.select(rows_N), source=self.source.keep(sentences_K))
@@ -256,10 +266,10 @@ class RnnState:
 
 
 class RecurrentDecoder(EmbeddedModule):
-    """Recurrent layers with attention to the source that return one output per target token.
+    """A stack of recurrent layers with attention to the source, which returns one output per target token.
 
-    Without input feeding, all positions of the target are computed by one fused kernel and attend to the source at
-    once. With input feeding, each position needs the output of the previous one, so they are computed one by one.
+    Without input feeding, one fused kernel computes all positions of the target, which then attend to the source at
+    once. With input feeding, each position needs the output of the previous one, so positions are computed one by one.
     """
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
@@ -271,10 +281,11 @@ class RecurrentDecoder(EmbeddedModule):
         self.attention = SourceAttention(score, width)
         self.join = Linear(self.attention.width + width, settings.output_width)
         gates = self.stack.cells[0].gates * width
+        # Adds the previous output to the input of the lowest cell (input feeding).
         self.feed = Linear(settings.output_width, gates, bias=False) if settings.input_feeding else None
 
     def combine(self, state_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Return the outputs tanh(W [a; s] + b) for context vectors a and states s."""
+        """Attend to the source; return the outputs tanh(W [a; s] + b) for context vectors a and states s."""
         return torch.tanh(self.join(self.attention(state_BTC, source)))
 
     def forward(
@@ -288,7 +299,7 @@ class RecurrentDecoder(EmbeddedModule):
         gates_TBG = self.stack.cells[0].project_input(x_BTE.transpose(0, 1).contiguous())
         tops, outputs = [], [self.make_first_output(len(x_BTE))]
         mask_BTO = None
-        if self.training and self.dropout.rate:  # one mask for all steps
+        if self.training and self.dropout.rate:  # the masks of all steps are sampled at once, which is faster
             shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
             mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
@@ -300,9 +311,10 @@ class RecurrentDecoder(EmbeddedModule):
     def advance(
         self, gates_NG: Tensor, out_NO: Tensor | None, states: StackState, source: EncodedSource
     ) -> tuple[Tensor, Tensor, StackState]:
-        """Advance by one token: return the top layer's state, the output and all states.
+        """Advance by one token; return the top layer's state, the output, and the states of all layers.
 
-        The W rows of a sentence attend to its source together, as W queries.
+        `gates_NG` is the projected input of the lowest cell; `out_NO` is the previous output. The W rows of a sentence
+        attend to its source together, as W queries.
         """
         if self.feed and out_NO is not None:
             gates_NG = gates_NG + self.feed(out_NO)
@@ -311,9 +323,9 @@ class RecurrentDecoder(EmbeddedModule):
         return top_NC, self.combine(top_BWC, source).flatten(0, 1), states
 
     def make_first_output(self, rows: int) -> Tensor:
-        """Return the zeros that are fed to the first step.
+        """Return zeros as the previous output of the first step, for input feeding.
 
-        dtype and device come from the embedding: quantized engines replace the other weights.
+        They have the dtype and device of the embedding, because quantized engines replace the other weights.
         """
         return self.embedding.weight.new_zeros(rows, self.settings.output_width)
 
@@ -326,7 +338,7 @@ class RecurrentDecoder(EmbeddedModule):
 
 
 class RecurrentLmDecoder(EmbeddedModule):
-    """A decoder without a source, for a language model: one output per token, out_BTO."""
+    """A recurrent decoder without a source, for a language model: one output per token, out_BTO."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
@@ -351,13 +363,13 @@ class RecurrentLmDecoder(EmbeddedModule):
 
 
 class RecurrentSeq2Seq(Seq2Seq):
-    """A recurrent decoder with any encoder that has `encode`."""
+    """A recurrent decoder with an encoder whose `encode` returns the states and one vector for the bridge."""
 
     encoder: Any
     decoder: RecurrentDecoder
 
     def encode(self, source_BS: Tensor, rows: RowLayout) -> tuple[EncodedSource, StackState]:
-        """Return the encoded source and the decoder's initial states."""
+        """Encode the sources; return what the decoder attends to, and the decoder's initial states."""
         memory_BSC, last_BC = self.encoder.encode(source_BS, rows)
         source = self.decoder.attention.prepare(memory_BSC, rows.real_BT)
         return source, self.decoder.bridge(last_BC, self.decoder.stack.make_initial_state(len(last_BC)))
@@ -384,12 +396,15 @@ class Rnn(RecurrentSeq2Seq):
     def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
-        same = joint and settings.tied
-        # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
-        size = source_size if same else target_size
+        one_table = joint and settings.tied
+        # One table for both sides also has rows for source-side tags; `output_size` excludes them from the output.
+        size = source_size if one_table else target_size
         table = nn.Embedding(size, settings.embedded_width)
-        self.decoder = RecurrentDecoder(settings, table)  # first, so that a shared table is named after it
-        self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
+        # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
+        self.decoder = RecurrentDecoder(settings, table)
+        self.encoder = RecurrentEncoder(
+            settings, table if one_table else nn.Embedding(source_size, settings.embedded_width)
+        )
         self.add_projection_and_initialize(settings.output_width, size, table if settings.tied else None)
 
 
@@ -398,33 +413,34 @@ class HybridEncoder(Encoder):
 
     def __init__(self, settings: HybridSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding)
-        widths = settings.width, settings.of_decoder().width
+        widths = settings.width, settings.make_decoder_settings().width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states, memory_BSC, and their mean, mean_BC, for the decoder's initial state."""
+        """Return the states, memory_BSC, and their mean, from which the bridge computes the decoder's initial state."""
         memory_BSC: Tensor = self.out(self(ids_BS, rows))
         real_BS1 = rows.real_BT[..., None]
         return memory_BSC, memory_BSC.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
 
 
 class Hybrid(RecurrentSeq2Seq):
-    """A Transformer encoder with a recurrent decoder, for small fast models.
+    """A Transformer encoder with a recurrent decoder, for small and fast models.
 
-    The source is encoded once, so depth there is cheap; each generated token, in every beam, costs a few recurrent
-    cells instead of a stack of attentions.
+    The source is encoded only once, so a deep encoder is cheap. For each generated token of each beam, a few recurrent
+    cells are computed instead of a stack of attention layers.
     """
 
     def __init__(self, settings: HybridSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
-        decoder = settings.of_decoder()
-        same = joint and settings.tied and decoder.embedded_width == settings.width
-        # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
-        size = source_size if same else target_size
+        decoder = settings.make_decoder_settings()
+        one_table = joint and settings.tied and decoder.embedded_width == settings.width
+        # One table for both sides also has rows for source-side tags; `output_size` excludes them from the output.
+        size = source_size if one_table else target_size
         table = nn.Embedding(size, decoder.embedded_width)
-        self.decoder = RecurrentDecoder(decoder, table)  # first, so that a shared table is named after it
-        self.encoder = HybridEncoder(settings, table if same else nn.Embedding(source_size, settings.width))
+        # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
+        self.decoder = RecurrentDecoder(decoder, table)
+        self.encoder = HybridEncoder(settings, table if one_table else nn.Embedding(source_size, settings.width))
         self.add_projection_and_initialize(decoder.output_width, size, table if settings.tied else None)
 
 

@@ -1,7 +1,8 @@
-"""Models of single sequences: language models, which are a decoder, and text classifiers, which are an encoder.
+"""Models of single sequences: language models, which have only a decoder, and text classifiers, with only an encoder.
 
-A classifier pools the states of a text into one. A pool takes states_BSC, the row layout and T, and returns zeros for
-texts that a row does not have. To add a pool, write a function and a line in POOLS.
+A classifier pools the states of a text into one. A pooling function takes states_BSC, the row layout and the maximum
+number T of texts in a row, and returns pooled_BTC, with zeros for texts that a row does not have. To add one, write a
+function and a line in POOLS.
 
 Shapes   B rows   S source width   T target width, or texts of a row   C model width
 """
@@ -23,17 +24,17 @@ from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
 
-SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder reads a source
-TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # only of models with a decoder
+SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # of a recurrent decoder with a source
+TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # of all models with a decoder
 
 
 class LmFields(BaseModelSettings):
-    """The settings that all language models have."""
+    """The settings of all language models, in addition to those of their backbone."""
 
     kind: Literal["lm"] = "lm"
     context: Count = setting(256, "tokens per window of the text, and the maximum distance of attention")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
-    bounded: ClassVar[bool] = True  # whether it looks back no further than its context
+    bounded: ClassVar[bool] = True  # whether the model cannot look back further than `context` tokens
     absent_from: ClassVar[str] = "a language model, which has no encoder"
 
 
@@ -45,17 +46,17 @@ class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc
         super().check()
         if self.features:
             raise UserError(
-                f"model.position={self.position} needs whole sentences, which a language model has not read yet"
+                f"model.position={self.position} needs whole sentences, but a language model reads token by token"
             )
         if self.length_limit is not None and self.length_limit < self.context:
             raise UserError(
-                f"model.context={self.context} is more than model.position={self.position} reaches; "
+                f"model.context={self.context} is more than model.position={self.position} can represent; "
                 f"raise model.max_length, which is {self.max_length}"
             )
 
     @property
     def output_width(self) -> int:
-        """The width of the projection's input."""
+        """The width of the decoder's outputs, from which logits are computed."""
         return self.width
 
 
@@ -68,7 +69,7 @@ class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
 
 
 class ClassifierFields(BaseModelSettings):
-    """The settings that all classifiers have."""
+    """The settings of all classifiers, in addition to those of their backbone."""
 
     kind: Literal["classifier"] = "classifier"
     pool: str = setting("mean", "how the states of a text are combined into one")
@@ -88,7 +89,7 @@ class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # t
         super().check()
         if self.features:
             raise UserError(
-                f"model.position={self.position} needs trees beside texts, which only translation takes so far"
+                f"model.position={self.position} needs trees beside texts, which only translation models support"
             )
 
 
@@ -102,7 +103,7 @@ ClassifierSettings = TransformerClassifierSettings | RnnClassifierSettings
 
 
 class LanguageModel(AutoregressiveModel):
-    """A model of the next token, given all tokens before it."""
+    """A model of the next token, given all previous tokens."""
 
     def __init__(self, settings: LmSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
@@ -125,19 +126,19 @@ class LanguageModel(AutoregressiveModel):
 
 
 def make_membership(rows: RowLayout, texts: int) -> Tensor:
-    """Return which token belongs to which text of its row: member_BTS."""
-    number_T = torch.arange(1, texts + 1, device=rows.segment_BT.device)
-    return rows.segment_BT[:, None] == number_T[:, None]
+    """Return which tokens belong to which text of their row: member_BTS."""
+    segment_T = torch.arange(1, texts + 1, device=rows.segment_BT.device)
+    return rows.segment_BT[:, None] == segment_T[:, None]
 
 
 def pool_mean(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return the mean state of each text."""
+    """Return the mean of the states of each text."""
     member_BTS = make_membership(rows, texts).to(states_BSC.dtype)
     return member_BTS / member_BTS.sum(-1, keepdim=True).clamp(min=1) @ states_BSC
 
 
 def pool_max(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return the maximum of each feature. Padding is collected in segment 0, which is then dropped."""
+    """Return the maximum of each component of the states. Padding is segment 0, which is dropped in the end."""
     B, S, C = states_BSC.shape
     segment_BSC = rows.segment_BT[..., None].expand(B, S, C)
     lowest = states_BSC.new_full((B, texts + 1, C), float("-inf"))
@@ -146,25 +147,29 @@ def pool_max(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
 
 
 def pool_first(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return the state of the first token."""
+    """Return the state of the first token of each text."""
     chosen_BTS = make_membership(rows, texts) & (rows.position_BT == 0)[:, None]
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 
 
 def pool_final_states(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return each direction's final state: the forward half at the last token, the backward half at the first."""
+    """Return the final states of both directions of a bidirectional encoder, for each text.
+
+    The forward direction ends at the last token, the backward direction at the first one.
+    """
     forward_BSC, backward_BSC = states_BSC.chunk(2, -1)
     return torch.cat([pool_last(forward_BSC, rows, texts), pool_first(backward_BSC, rows, texts)], -1)
 
 
 def pool_last(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return the state of the last token, which is EOS."""
+    """Return the state of the last token of each text, which is EOS."""
     member_BTS = make_membership(rows, texts)
     chosen_BTS = member_BTS & (rows.position_BT[:, None] == member_BTS.sum(-1, keepdim=True) - 1)
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 
 
 Pool = Callable[[Tensor, RowLayout, int], Tensor]
+# "last" and "last_token" differ only in a bidirectional recurrent encoder, where "last" is `pool_final_states`.
 POOLS: dict[str, Pool] = {
     "mean": pool_mean,
     "max": pool_max,
@@ -175,7 +180,7 @@ POOLS: dict[str, Pool] = {
 
 
 class TextClassifier(Model):
-    """One pooled state per text; `project` maps it to a logit per label."""
+    """A model of the label of a text. `project` maps the pooled state of a text to a logit per label."""
 
     def __init__(self, settings: ClassifierSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
@@ -191,7 +196,7 @@ class TextClassifier(Model):
         self.add_projection_and_initialize(settings.width, target_size)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the state of the n-th text of a source row at index n of the target row: states_BTC."""
+        """Return the pooled states, pooled_BTC: that of the n-th text of a source row is at index n - 1."""
         rows = RowLayout.from_source(batch)
         states_BSC = self.encoder(batch.source_BS, rows)
         return self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))

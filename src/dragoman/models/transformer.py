@@ -1,4 +1,7 @@
-"""The Transformer on packed rows: encoder, causal decoder with cross-attention, tied embeddings (Vaswani 2017).
+"""The Transformer (Vaswani 2017): encoder, causal decoder with cross-attention, and embeddings that may be tied.
+
+A batch consists of rows with several sentences each (packed rows) or with one; a `RowLayout` has the segment and the
+position of every token. In a search, `Decoder.step` computes one token per hypothesis with a KV cache.
 
 Shapes   B rows, or sentences   S source width   T target width   C model width   N hypotheses in a search
          W hypotheses per sentence (N = B * W)   K positions of a cache
@@ -34,11 +37,15 @@ from dragoman.modules.patterns import PATTERNS, AttentionSettings
 from dragoman.modules.positions import POSITIONS, PositionScheme
 from dragoman.types import Batch
 
-CAPACITY_STEP = 16  # positions by which a cache grows: full SIMD vectors, so that masked positions change no sum
-SMALL_PRODUCT = 400  # multiply-adds below which PyTorch's matrix products on a CPU round differently
+# A cache grows by multiples of this number of positions. They fill SIMD vectors, so that the number of masked positions
+# does not change how sums are rounded.
+CAPACITY_STEP = 16
+SMALL_PRODUCT = 400  # size of a matrix product below which PyTorch rounds differently on a CPU
 
 
 class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSettings):
+    """The settings of a Transformer."""
+
     kind: Literal["transformer"] = "transformer"
     shared: bool = setting(False, "share the weights of one layer among all layers of a stack")
     dropout: Fraction = setting(0.1, "dropout rate of embeddings and of each sublayer's output")
@@ -70,7 +77,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
         causal = self.registries()["decoder_attention"]
         if self.decoder_attention in PATTERNS and self.decoder_attention not in causal:
             raise UserError(
-                f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder may not; "
+                f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder must not; "
                 f"choose one of: {', '.join(causal)}"
             )
         super().check()
@@ -80,32 +87,32 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
         for name, relate in (("attention", scheme.relate), ("decoder_attention", self.decoder_scheme.relate)):
             if relate.needs not in PATTERNS[getattr(self, name)].provides:
                 raise UserError(
-                    f"model.{name}={getattr(self, name)} does not know the {relate.needs} of two tokens, which "
-                    f"model.position={self.position} asks for; choose another position, such as sinusoidal"
+                    f"model.{name}={getattr(self, name)} does not provide the {relate.needs} of two tokens, which "
+                    f"model.position={self.position} needs; choose another position, such as sinusoidal"
                 )
         if FEEDFORWARDS[self.activation] is None:
             self.refuse(f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
-            raise UserError("model.projections=false leaves queries, keys and values as they are: drop their widths")
+            raise UserError("model.projections=false leaves queries, keys and values unprojected; drop their widths")
 
     @property
     def decoder_scheme(self) -> PositionScheme:
-        """The decoder's own position scheme: only sources have features, so without them positions are sinusoidal."""
+        """The position scheme of the decoder: sinusoidal if that of the encoder needs features, which targets lack."""
         scheme = POSITIONS[self.position]
         return POSITIONS["sinusoidal"] if scheme.features else scheme
 
     @property
     def layout(self) -> str:
-        """Several sentences per row, unless one of the patterns cannot tell them apart."""
+        """Packed rows, unless one of the attention patterns cannot restrict attention to a sentence of a packed row."""
         patterns = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
         return "packed" if all(pattern.packable for pattern in patterns) else "padded"
 
     @property
     def alignment_layer(self) -> int:
-        """Return the decoder layer, counted from 0, whose cross-attention serves as word alignment.
+        """The decoder layer, counted from 0, whose cross-attention serves as word alignment.
 
-        It is the last but one of three or more layers, as in Garg et al. (2019), and the last of two: on the
-        phrasebook the first of two finds 81 % of the words' links, the last 98 % (docs/LOG.md).
+        It is the penultimate layer, as in Garg et al. (2019), or the last one of two: on the phrasebook, the first of
+        two layers finds 81 % of the links between words, and the last 98 % (docs/LOG.md).
         """
         return self.decoder_depth - (1 if self.decoder_depth <= 2 else 2)
 
@@ -121,7 +128,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, cross-attention if there is a source, and a feed-forward network, each with a residual."""
+    """Self-attention, cross-attention if `cross`, and a feed-forward network, each with norm, dropout and residual."""
 
     def __init__(
         self, settings: TransformerSettings, scheme: PositionScheme, *, bidirectional: bool, cross: bool = False
@@ -153,7 +160,10 @@ class TransformerLayer(nn.Module):
     def step(
         self, x_BWC: Tensor, cache: KeyValue, context: StepContext, memory: KeyValue | None, cross_mask: AttentionMask
     ) -> Tensor:
-        """Process one new token per hypothesis. The W hypotheses of a sentence attend to its source as W queries."""
+        """Return the states of one new token per hypothesis, and add its keys and values to the cache.
+
+        The W hypotheses of a sentence attend to its source together, as W queries.
+        """
         x_N1C, attention = x_BWC.flatten(0, 1)[:, None], self.attention
         x_BWC = attention(x_N1C, None, cache, context, function=attention.sublayer.step).view_as(x_BWC)
         if self.cross:
@@ -163,14 +173,14 @@ class TransformerLayer(nn.Module):
     def compute_alignment(
         self, x_BTC: Tensor, rows: RowLayout, mask: AttentionMask, memory_BSC: Tensor, cross_mask: AttentionMask
     ) -> Tensor:
-        """Return the cross-attention weights, averaged over the heads: weight_BTS."""
+        """Return the cross-attention weights of the layer, averaged over its heads: weight_BTS."""
         assert self.cross
         x_BTC = self.cross.normalize_input(self.attention(x_BTC, rows.real_BT, rows.position_BT, mask), rows.real_BT)
         return self.cross.sublayer.weights(x_BTC, memory_BSC, cross_mask).float().mean(1)
 
 
 class TransformerStack(nn.Module):
-    """The common part of encoder and decoder: embeddings, layers and a final norm."""
+    """The common part of encoder and decoder: embeddings, layers and a final normalization."""
 
     __call__: Callable[..., Tensor]
     layers: Sequence[TransformerLayer]
@@ -181,29 +191,29 @@ class TransformerStack(nn.Module):
         self.settings, decoder = settings, self.causal
         scheme = settings.decoder_scheme if decoder else POSITIONS[settings.position]
         depth = settings.decoder_depth if decoder else settings.encoder_depth
-        make = partial(TransformerLayer, settings, scheme, bidirectional=not decoder, cross=cross)
-        layers = [make()] * depth if settings.shared else [make() for _ in range(depth)]
+        make_layer = partial(TransformerLayer, settings, scheme, bidirectional=not decoder, cross=cross)
+        layers = [make_layer()] * depth if settings.shared else [make_layer() for _ in range(depth)]
         self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.embedding = embedding
-        self.words = WordDropout(settings.target_word_dropout if decoder else settings.source_word_dropout)
-        self.bypass = LayerDropout(settings.layer_dropout)
+        self.word_dropout = WordDropout(settings.target_word_dropout if decoder else settings.source_word_dropout)
+        self.layer_dropout = LayerDropout(settings.layer_dropout)
         self.position = scheme.embed(settings)
         self.dropout = Dropout(settings.dropout)
         self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings)
 
     def embed(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
         """Return the input of the first layer: embeddings, positions and dropout."""
-        x_BTC = self.words(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.visible_BT)
+        x_BTC = self.word_dropout(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.visible_BT)
         x_BTC, device = self.dropout(self.position(x_BTC, rows)), x_BTC.device.type
-        # On a GPU, elementwise operations on float32 activations would double the memory traffic. On a CPU the
-        # activations stay in its caches.
+        # With autocast, activations have its lower precision from here on: in float32, elementwise operations would
+        # double the memory traffic of a GPU. On a CPU, activations stay in its caches, so there is nothing to gain.
         if device != "cpu" and torch.is_autocast_enabled(device):
             x_BTC = x_BTC.to(torch.get_autocast_dtype(device))
         return x_BTC
 
     @property
     def attention(self) -> SelfAttention:
-        """The self-attention of the first layer. It makes the mask that all layers share."""
+        """The self-attention of the first layer, which makes the mask for all layers."""
         return self.layers[0].attention.sublayer
 
 
@@ -213,7 +223,7 @@ class Encoder(TransformerStack):
     def forward(self, ids_BS: Tensor, rows: RowLayout) -> Tensor:
         x_BSC, mask = self.embed(ids_BS, rows), self.attention.make_mask(rows)
         for layer in self.layers:
-            x_BSC = self.bypass(x_BSC, layer(x_BSC, rows, mask))
+            x_BSC = self.layer_dropout(x_BSC, layer(x_BSC, rows, mask))
         return self.norm(x_BSC, rows.real_BT)
 
 
@@ -228,7 +238,7 @@ class Decoder(TransformerStack):
         x_BTC, mask = self.embed(ids_BT, rows), self.attention.make_mask(rows)
         cross_mask = make_cross_attention_mask(rows, source) if source else None
         for layer in self.layers:
-            x_BTC = self.bypass(x_BTC, layer(x_BTC, rows, mask, memory_BSC, cross_mask))
+            x_BTC = self.layer_dropout(x_BTC, layer(x_BTC, rows, mask, memory_BSC, cross_mask))
         return self.norm(x_BTC, rows.real_BT)
 
     def compute_alignment(self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout) -> Tensor:
@@ -241,8 +251,8 @@ class Decoder(TransformerStack):
         return aligning.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
 
     def start(self, rows: int, memory_BSC: Tensor | None = None, source: RowLayout | None = None) -> KVCache:
-        """Return the state before the first target token, with this number of rows."""
-        like = self.embedding.weight if memory_BSC is None else memory_BSC
+        """Return the state before the first target token, with this number of rows and an empty cache."""
+        like = self.embedding.weight if memory_BSC is None else memory_BSC  # has the dtype and device of the state
         mask = make_cross_attention_mask(source, source) if source else AttentionMask()
         if mask.allowed is not None:
             mask = AttentionMask(bias=make_additive_mask(mask.allowed, like.dtype))
@@ -257,14 +267,14 @@ class Decoder(TransformerStack):
 
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the states of one new token per row, states_NC, and the new cache."""
-        if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):
+        if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
             narrow = min(self.settings.key_width, self.settings.head_width)
             state = state.reserve(CAPACITY_STEP * max(-(-SMALL_PRODUCT // (CAPACITY_STEP * narrow)), 1))
         position_N1 = state.length_B.repeat_interleave(len(token_N) // len(state.length_B))[:, None]
         x_N1C = self.embed(token_N[:, None], RowLayout(torch.ones_like(position_N1), position_N1))
         x_BWC = x_N1C.view(len(state.length_B), -1, x_N1C.size(-1))
         row_N1 = torch.arange(len(token_N), dtype=torch.int32, device=token_N.device)[:, None]
-        state.beam_indices_NK.scatter_(1, position_N1, row_N1)  # each row reads the new token from its own row
+        state.beam_indices_NK.scatter_(1, position_N1, row_N1)  # each row writes the new token itself
         if state.indirect:
             context = StepContext(position_N1, AttentionMask(), state.beam_indices_NK)
         else:
@@ -276,24 +286,25 @@ class Decoder(TransformerStack):
 
 
 class Transformer(Seq2Seq):
-    """The encoder-decoder Transformer; `project` maps states to logits."""
+    """The encoder-decoder Transformer."""
 
     decoder: Decoder
 
     def __init__(self, settings: TransformerSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         self.settings, self.output_size = settings, target_size
-        same = joint and settings.tied
-        # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
-        size = source_size if same else target_size
+        one_table = joint and settings.tied
+        # One table for both sides also has rows for source-side tags; `output_size` excludes them from the output.
+        size = source_size if one_table else target_size
         table = nn.Embedding(size, settings.width)
-        self.decoder = Decoder(settings, table, cross=True)  # first, so that a shared table is named after it
-        self.encoder = Encoder(settings, table if same else nn.Embedding(source_size, settings.width))
+        # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
+        self.decoder = Decoder(settings, table, cross=True)
+        self.encoder = Encoder(settings, table if one_table else nn.Embedding(source_size, settings.width))
         self.add_projection_and_initialize(settings.width, size, table if settings.tied else None)
 
     @property
     def supports_indirect_cache(self) -> bool:
-        """Whether an indirect KV cache can be used: attention must be full and must not depend on the distance."""
+        """Whether an indirect KV cache can be used: attention must be full and independent of relative positions."""
         full = self.settings.decoder_attention == "full"
         return full and self.settings.decoder_scheme.relate.needs == "nothing"
 
