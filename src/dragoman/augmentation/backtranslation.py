@@ -3,8 +3,8 @@
     backtranslate("runs/de-en", "news.de", "pairs.jsonl")
 
 A model of the opposite direction translates the text. The text becomes the target side, and the translation, which need
-not be perfect, the source side. Translations with a known fault are left out. The job is resumable, and the processes
-of torchrun divide its shards.
+not be perfect, the source side. Pairs whose translation has a known fault, such as repeated words, are left out. The
+job is resumable, and the processes of torchrun divide its shards (see jobs.py). Distillation uses the same filter.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from dragoman.types import Hypothesis
 
 
 def find_faults(hypothesis: Hypothesis) -> list[str]:
-    """Return why a model should not learn from a translation. A missing tree is no reason."""
-    return [*(why for why in hypothesis.warnings if why != NO_TREE_WARNING), *hypothesis.flags]
+    """Return the reasons why no model should learn from a translation. A missing syntax tree is no such reason."""
+    return [*(warning for warning in hypothesis.warnings if warning != NO_TREE_WARNING), *hypothesis.flags]
 
 
 class TranslationFilter:
-    """Count pairs that are good to learn from, and those left out, by their first fault.
+    """Select the pairs that a model can learn from, and count the pairs that are left out.
 
-    `nonblank` counts pairs with words on either side, and `useful` the good ones among them.
+    `nonblank` counts the pairs with words on either side, and `useful` those of them that have no fault. Blank pairs
+    are not evidence of a good model.
     """
 
     def __init__(self) -> None:
-        self.good = self.nonblank = self.useful = 0
-        self.left_out: Counter[str] = Counter()
+        self.good = self.nonblank = self.useful = 0  # `good` counts all pairs without a fault
+        self.left_out: Counter[str] = Counter()  # pairs by the kind of their first fault
 
     def format_lines(self, records: Iterable[Record]) -> Iterator[str]:
-        """Yield the good pairs as lines of JSON, and count all."""
+        """Yield the pairs without a fault as lines of JSON, and count all pairs."""
         for record in records:
             pair = {"source": record["source"], "target": record["target"]}
             has_words = any(text.strip() for text in pair.values())  # an empty line has an empty translation
@@ -56,19 +57,19 @@ class TranslationFilter:
                 yield json.dumps(pair, ensure_ascii=False) + "\n"
 
     def __str__(self) -> str:
-        why = ", ".join(f"{count:,} {what}" for what, count in self.left_out.items())
+        faults = ", ".join(f"{count:,} {kind}" for kind, count in self.left_out.items())
         total = self.good + self.left_out.total()
-        return f"{self.good:,} of {total:,} answers" + (f" ({why}: left out)" if why else "")
+        return f"{self.good:,} of {total:,} answers" + (f" ({faults}: left out)" if faults else "")
 
 
 def suggest_remedy(model: str) -> str:
-    """Return advice about a model whose translations have faults. The name of an ensemble contains " and "."""
+    """Return advice about a model whose translations have faults. The name of an ensemble is "A and B"."""
     them, their = ("them", "their") if " and " in model else ("it", "its")
     return f"train {them} longer, or look at {their} answers with dragoman translate"
 
 
 def warn_of_poor_translations(model: str, useful: int, total: int) -> str:
-    """Return a warning if fewer than half of a model's translations are good to learn from, else nothing."""
+    """Return a warning if fewer than half of a model's `total` translations are useful, else an empty string."""
     if 2 * useful >= total:
         return ""
     return f"fewer than half of the answers of {model} are good enough to learn from; {suggest_remedy(model)}"
@@ -87,7 +88,11 @@ def backtranslate(
     device: str = "auto",
     report: Report | None = None,
 ) -> TranslationFilter:
-    """Write `out`, a corpus {jsonl: out} whose targets are the lines of `text`. Return counts of its pairs."""
+    """Write the JSONL corpus `out`, whose targets are the lines of `text`. Return the filter, which has counted pairs.
+
+    `run` is the run folder of a model of the opposite direction. `search`, `beam` and `tag` are as for
+    `Translator.translate`; `batch` is the number of lines that are translated together.
+    """
     text, out, pairs = Path(text), Path(out), TranslationFilter()
 
     def check_output() -> None:
@@ -101,20 +106,20 @@ def backtranslate(
         options = group.run_on_all(
             lambda: translator.make_options(beam=beam, count=1, search=search, tag=tag, align=False)
         )
-        group.run_on_all(lambda: translator.encode_tag(tag))  # an unknown tag is refused before any work
+        group.run_on_all(lambda: translator.encode_tag(tag))  # raises a UserError now if the tag is unknown
         group.broadcast(check_output)
         unscored = replace(options, search=options.search.model_copy(update={"scores": False}))
 
         def translate(_: int, lines: Sequence[str]) -> list[Record]:
-            found = [hypotheses[0] for hypotheses in translator.translate_nbest(lines, unscored)]
+            best = [hypotheses[0] for hypotheses in translator.translate_nbest(lines, unscored)]
             return [
-                {"source": one.text, "target": line, "faults": find_faults(one) if one.text.strip() else ["empty"]}
-                for one, line in zip(found, lines, strict=True)
+                {"source": back.text, "target": line, "faults": find_faults(back) if back.text.strip() else ["empty"]}
+                for back, line in zip(best, lines, strict=True)
             ]
 
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
             yield from pairs.format_lines(records)
-            if pairs.left_out and not pairs.good:  # raised here, so that an earlier file is not replaced
+            if pairs.left_out and not pairs.good:  # an error at this point keeps `out` as an earlier command wrote it
                 raise jobs.NoUsableRecords(
                     f"{pairs}: nothing of {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )

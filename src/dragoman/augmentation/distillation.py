@@ -4,8 +4,9 @@
 
 Translations by a model are simpler and more regular than translations by people, so a small model can learn them. The
 student keeps the teacher's tokenizer; its training data is in RUN/distilled. The translations are also kept in the data
-cache, in shards, by teacher, corpus and beam width: a run that was killed resumes with the next shard, and a second
-student of the same teacher reuses all of them. Under torchrun the processes divide the shards, then train together.
+cache, in shards, in a folder for each teacher, corpus and beam width: a run that was killed resumes with the next
+shard, and a second student of the same teacher reuses all of them. Under torchrun the processes divide the shards, then
+train together.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from dragoman.training.trainer import train
 from dragoman.types import Line, Pair
 
 SOURCES_PER_BATCH = 256  # sources that the teacher translates at a time
-MIN_USABLE_FRACTION = 0.1  # with a smaller part of the data, the student would learn another distribution of sentences
-SIMILARITY = METRICS["chrf"]  # of a translation to its reference; unlike BLEU, chrF is meaningful for short sentences
+MIN_USABLE_FRACTION = 0.1  # with fewer pairs, the student would learn another distribution of sentences
+SIMILARITY = METRICS["chrf"]  # of a translation and its reference; unlike BLEU, chrF is meaningful for short sentences
 
 
 class DistilSettings(Settings):
@@ -61,14 +62,14 @@ class Teacher:
     """A translator, which may be an ensemble, and its decoding options."""
 
     translator: Translator
-    name: str
-    digest: str  # digest of everything that the translations depend on
+    name: str  # the run folder; "A and B" for an ensemble
+    digest: str  # digest of the models and their search settings, without the beam width
     beam: int
-    closest: bool
+    closest: bool  # choose the hypothesis most similar to the reference (see DistilSettings)
 
     @classmethod
     def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: ProcessGroup) -> Teacher:
-        """Load the runs of a teacher."""
+        """Load the runs of a teacher; `recipe` is the student's."""
         translator = load_as(Translator, run, device=jobs.choose_device_of_rank(recipe.train.device, group))
         search = translator.recipe.search
         beam = settings.beam or search.beam
@@ -80,28 +81,28 @@ class Teacher:
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
     def translate(self, _: int, pairs: Sequence[Pair]) -> list[Record]:
-        """Return a record per source, with the most likely hypothesis or the one most similar to the reference."""
+        """Return a record for each source, with the most likely hypothesis or the one most similar to the reference."""
         sources = [Line(pair.source, tag=pair.tag) for pair in pairs]
         trees = [pair.tree for pair in pairs] if self.translator.reads_trees else None
         count = self.beam if self.closest else 1
-        found = self.translator.nbest(sources, count=count, beam=self.beam, trees=trees, align=False)
+        nbest_lists = self.translator.nbest(sources, count=count, beam=self.beam, trees=trees, align=False)
         records = []
-        for pair, hypotheses in zip(pairs, found, strict=True):
+        for pair, hypotheses in zip(pairs, nbest_lists, strict=True):
             best = hypotheses[0]
             if self.closest and pair.target.strip():
-                best = max(hypotheses, key=lambda one: SIMILARITY.compute([one.text], [[pair.target]]).value)
+                best = max(hypotheses, key=lambda each: SIMILARITY.compute([each.text], [[pair.target]]).value)
             records.append({"source": pair.source, "target": best.text, "faults": find_faults(best)})
         return records
 
     def make_job(self, corpus: CorpusSettings, recipe: Recipe) -> ShardedJob[Pair]:
-        """Return the job of translating a corpus. Its folder in the cache is named by a digest of all inputs."""
+        """Return the job that translates a corpus. Its folder in the cache is named by a digest of all inputs."""
         direction = recipe.data.direction
         fingerprint = fingerprint_corpus(corpus, direction=direction)
         key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE]
         folder = cache_folder(recipe.data.cache) / f"{digest_bytes(json.dumps(key).encode(), size=12)}-answers"
 
         def read_sources() -> Iterator[Pair]:
-            """Read the pairs. The lines of plain text are sources without references."""
+            """Yield the pairs of the corpus. Lines of plain text are read as targets; here they are the sources."""
             if corpus.text:
                 return (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
             return read_pairs(corpus, direction=direction, trees=self.translator.reads_trees)
@@ -111,7 +112,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class CorpusJob:
-    """A corpus, the job of translating it, and the file of the student's training data that is made from it."""
+    """A corpus, the job that translates it, and the file of the student's training data that the job's records fill."""
 
     corpus: CorpusSettings
     job: ShardedJob[Pair]
@@ -134,61 +135,67 @@ def distil(
     """
     settings, folder = settings or DistilSettings(), RunFolder(out)
     with join_process_group() as group:
-        wanted = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
+        original = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
         report = report or Report(quiet=not group.is_main)
-        newest = group.broadcast(lambda: find_checkpoint(folder, resume=resume))
-        teacher = group.in_rank_order(lambda: Teacher.load(run, wanted, settings, group))
-        parts = group.run_on_all(lambda: plan_translations(wanted, teacher, settings, folder))
+        checkpoint = group.broadcast(lambda: find_checkpoint(folder, resume=resume))
+        teacher = group.in_rank_order(lambda: Teacher.load(run, original, settings, group))
+        corpus_jobs = group.run_on_all(lambda: plan_translations(original, teacher, settings, folder))
         translated = [
-            CorpusSettings(jsonl=str(part.file.absolute()), weight=part.corpus.weight, tag=part.corpus.tag)
-            for part in parts
+            CorpusSettings(jsonl=str(each.file.absolute()), weight=each.corpus.weight, tag=each.corpus.tag)
+            for each in corpus_jobs
         ]
-        train_on = (*translated, *(wanted.data.train if settings.originals else ()))
-        student = group.run_on_all(lambda: make_student_recipe(wanted, teacher.translator.recipe, train_on))
+        train_on = (*translated, *(original.data.train if settings.originals else ()))
+        student = group.run_on_all(lambda: make_student_recipe(original, teacher.translator.recipe, train_on))
         options = {**settings.model_dump(mode="json"), "beam": teacher.beam}
         about = {"teacher": teacher.name, "digest": teacher.digest, **options}
-        if newest or resume:
-            group.broadcast(lambda: check_same_teacher(folder, about, started=bool(newest)))
-        with ExitStack() as held:
-            group.broadcast(lambda: held.enter_context(lock_run(folder)))
-            if not newest:
+        if checkpoint or resume:
+            group.broadcast(lambda: check_same_teacher(folder, about, started=bool(checkpoint)))
+        with ExitStack() as locks:
+            group.broadcast(lambda: locks.enter_context(lock_run(folder)))
+            if not checkpoint:
                 group.broadcast(lambda: folder.begin(student))
                 group.broadcast(lambda: write_teacher_record(folder, about, []))
-            if group.broadcast(lambda: not newest or not all(part.file.exists() for part in parts)):
-                for part in parts:  # `dragoman cache --clear` leaves what is in use
-                    with suppress(OSError):  # a cache that cannot be written is refused below
-                        held.enter_context(share_folder(part.job.folder))
-                counts = group.run_on_all(lambda: translate_corpora(teacher, parts, group, report))
-                group.broadcast(lambda: write_corpora(folder, parts, counts, about, report))
+            if group.broadcast(lambda: not checkpoint or not all(each.file.exists() for each in corpus_jobs)):
+                for each in corpus_jobs:  # a shared lock, so that `dragoman cache --clear` does not remove the folder
+                    with suppress(OSError):  # if the cache is not writable, translate_corpora raises a UserError
+                        locks.enter_context(share_folder(each.job.folder))
+                shards = group.run_on_all(lambda: translate_corpora(teacher, corpus_jobs, group, report))
+                group.broadcast(lambda: write_corpora(folder, corpus_jobs, shards, about, report))
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 
 def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings, folder: RunFolder) -> list[CorpusJob]:
-    """Return the recipe's training corpora and the further sources; refuse what the teacher cannot translate."""
+    """Return a job for each training corpus of the recipe and each file of further sources.
+
+    Raise a UserError if a file is missing, or if the teacher does not have the tag of a corpus.
+    """
     check_files(recipe)
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
     if settings.tag and not extra:
-        raise UserError("--tag is that of the lines of --source, of which there are none; leave it out")
-    parts = []
+        raise UserError("--tag is the tag of the lines of --source, but there is no --source; leave it out")
+    corpus_jobs = []
     for number, corpus in enumerate([*recipe.data.train, *extra], 1):
         teacher.translator.encode_tag(corpus.tag)
-        parts.append(CorpusJob(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
-    return parts
+        corpus_jobs.append(CorpusJob(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
+    return corpus_jobs
 
 
 def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, ...]) -> Recipe:
-    """Return the recipe with the teacher's tokenizer, and with these corpora as training data."""
+    """Return the recipe with the teacher's tokenizer, and with these corpora as training data.
+
+    The student may set tokenizer.sampling (subword regularization) by itself, since it does not change the vocabulary.
+    """
     for name in sorted(recipe.tokenizer.model_fields_set - {"sampling"}):
-        wanted, there = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
-        if wanted != there:
+        of_student, of_teacher = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
+        if of_student != of_teacher:
             raise UserError(
-                f"the recipe has tokenizer.{name}={wanted}, but a student keeps its teacher's tokenizer, which has "
-                f"{name}={there}; leave it out"
+                f"the recipe has tokenizer.{name}={of_student}, but a student keeps its teacher's tokenizer, which has "
+                f"{name}={of_teacher}; leave it out"
             )
     if recipe.model.task != "translate":
-        raise UserError(f"model.kind={recipe.model.kind} cannot be a student's: it does not translate")
+        raise UserError(f"a student cannot have model.kind={recipe.model.kind}: it does not translate")
     if recipe.model.features:
-        raise UserError("model.position=tree cannot be a student's: a teacher's answers come without trees")
+        raise UserError("a student cannot have model.position=tree: its training data has no syntax trees")
     data = recipe.data.model_copy(update={"train": corpora})
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     student = recipe.model_copy(update={"data": data, "tokenizer": tokenizer})
@@ -196,24 +203,27 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
     return student
 
 
-def check_same_teacher(folder: RunFolder, now: Mapping[str, Any], *, started: bool) -> None:
-    """Refuse to resume a student with another teacher or other options. `started`: the student has a checkpoint."""
-    before = folder.teacher()
-    known = {**DistilSettings().model_dump(mode="json"), **before}
-    is_same = all(known.get(name) == now[name] for name in ("digest", *DistilSettings.model_fields))
-    if (started or before) and not is_same:
+def check_same_teacher(folder: RunFolder, about: Mapping[str, Any], *, started: bool) -> None:
+    """Raise a UserError if teacher.json of the run folder records another teacher or other options than `about`.
+
+    `started` is whether the student has a checkpoint. A run without teacher.json was started without a teacher.
+    """
+    recorded = folder.teacher()
+    with_defaults = {**DistilSettings().model_dump(mode="json"), **recorded}  # older records lack newer options
+    is_same = all(with_defaults.get(name) == about[name] for name in ("digest", *DistilSettings.model_fields))
+    if (started or recorded) and not is_same:
         raise UserError(
-            f"{str(folder.path)!r} was started with {describe_teacher(before)}, and cannot continue with "
-            f"{describe_teacher(now)}; give the same teacher and options again, or choose another --out"
+            f"{str(folder.path)!r} was started with {describe_teacher(recorded)}, and cannot continue with "
+            f"{describe_teacher(about)}; give the same teacher and options again, or choose another --out"
         )
 
 
 def describe_teacher(about: Mapping[str, Any]) -> str:
-    """Return a teacher's name, digest and options."""
+    """Return a teacher's name, digest and options, for a message."""
     if not about:
         return "no teacher at all"
     options = [f"beam {about['beam']}"]
-    options += [shown for name, shown in (("closest", "closest"), ("originals", "with originals")) if about.get(name)]
+    options += [text for name, text in (("closest", "closest"), ("originals", "with originals")) if about.get(name)]
     options += [*about["sources"], *([f"tag {tag}"] if (tag := about.get("tag")) else [])]
     return f"the teacher {about['teacher']} (digest {about['digest'][:8]}, {', '.join(options)})"
 
@@ -224,50 +234,55 @@ def write_teacher_record(folder: RunFolder, about: Mapping[str, Any], corpora: S
     write_text(folder.distilled / "teacher.json", format_json({**about, "corpora": corpora}))
 
 
-def translate_corpora(teacher: Teacher, parts: Sequence[CorpusJob], group: ProcessGroup, report: Report) -> list[int]:
+def translate_corpora(
+    teacher: Teacher, corpus_jobs: Sequence[CorpusJob], group: ProcessGroup, report: Report
+) -> list[int]:
     """Translate the shards of this process. Return the number of shards of each corpus."""
-    sizes = [sum(1 for _ in report.progress("reading").iterate(part.job.items())) for part in parts]
-    verb = "translate" if " and " in teacher.name else "translates"
+    sizes = [sum(1 for _ in report.progress("reading").iterate(each.job.items())) for each in corpus_jobs]
+    verb = "translate" if " and " in teacher.name else "translates"  # an ensemble has several names
     report.log(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
     total = sum(jobs.count_own_items(size, group) for size in sizes)
     with report.progress("translating", total=total, unit="sources") as bar:
-        return [part.job.run(group, bar) for part in parts]
+        return [each.job.run(group, bar) for each in corpus_jobs]
 
 
 def write_corpora(
     folder: RunFolder,
-    parts: Sequence[CorpusJob],
+    corpus_jobs: Sequence[CorpusJob],
     shards: Sequence[int],
     about: Mapping[str, Any],
     report: Report,
 ) -> None:
-    """Write the student's training data and a record of it; refuse a teacher whose translations are too poor."""
-    found, written, originals = [], [], 0
-    for part, count in zip(parts, shards, strict=True):
-        pairs = TranslationFilter()
-        jobs.write_lines(part.file, pairs.format_lines(part.job.read_records(count)))
-        name, left_out = part.corpus.shown, dict(pairs.left_out)
-        written.append({"file": part.file.name, "of": name, "answers": pairs.good, "left_out": left_out})
-        found.append(pairs)
-        originals += 0 if part.corpus.text or not about["originals"] else pairs.nonblank
-        report.log(f"{name}: {pairs}")
-    if warning := check_enough_pairs(about["teacher"], found, originals):
-        report.log(warning)
-    write_teacher_record(folder, about, written)
+    """Write the student's training data and teacher.json; raise a UserError if too few translations are useful.
 
-
-def check_enough_pairs(teacher: str, found: Sequence[TranslationFilter], originals: int) -> str:
-    """Return a warning if many translations are left out, else nothing. Raise a UserError if too few are useful.
-
-    `originals` is the number of original pairs that the student learns from too.
+    `shards` has the number of shards of each corpus.
     """
-    useful, total = sum(pairs.useful for pairs in found), sum(pairs.nonblank for pairs in found)
+    filters, records, originals = [], [], 0
+    for each, count in zip(corpus_jobs, shards, strict=True):
+        pairs = TranslationFilter()
+        jobs.write_lines(each.file, pairs.format_lines(each.job.read_records(count)))
+        name, left_out = each.corpus.shown, dict(pairs.left_out)
+        records.append({"file": each.file.name, "of": name, "answers": pairs.good, "left_out": left_out})
+        filters.append(pairs)
+        originals += 0 if each.corpus.text or not about["originals"] else pairs.nonblank
+        report.log(f"{name}: {pairs}")
+    if warning := check_enough_pairs(about["teacher"], filters, originals):
+        report.log(warning)
+    write_teacher_record(folder, about, records)
+
+
+def check_enough_pairs(teacher: str, filters: Sequence[TranslationFilter], originals: int) -> str:
+    """Return a warning if many translations are left out, else "". Raise a UserError if too few are useful.
+
+    `originals` is the number of original pairs that the student also learns from.
+    """
+    useful, total = sum(pairs.useful for pairs in filters), sum(pairs.nonblank for pairs in filters)
     if not useful:
         raise UserError(f"no answer of {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
     if useful + originals < MIN_USABLE_FRACTION * (total + originals):
-        more = "" if originals else "; --with-originals gives the student the original pairs too"
+        option = "" if originals else "; --with-originals gives the student the original pairs too"
         raise UserError(
             f"only {useful:,} of {total:,} answers of {teacher} are good enough to learn from; "
-            f"{suggest_remedy(teacher)}{more}"
+            f"{suggest_remedy(teacher)}{option}"
         )
     return warn_of_poor_translations(teacher, useful, total)

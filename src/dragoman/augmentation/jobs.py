@@ -2,8 +2,13 @@
 
     FOLDER/000000/answers.jsonl  FOLDER/000001/answers.jsonl  ...
 
-A shard is complete or absent, and has a digest of its items. A job that was killed resumes with the missing shards; a
-shard that is damaged, or was made from other items, is computed again. Under torchrun the processes divide the shards.
+A shard file has one header line, with a digest of the items that the shard was made from and a digest of the records,
+and then one JSON record per item. A shard is written atomically, so it is complete or absent. A job that was killed
+resumes with the missing shards; a shard that is damaged, or was made from other items, is computed again. Under
+torchrun the processes divide the shards.
+
+`ShardedJob` computes the shards in any folder. `write_sharded` runs such a job over the lines of a file, with the
+shards in a folder next to the output file.
 """
 
 from __future__ import annotations
@@ -38,20 +43,20 @@ Record = dict[str, Any]  # the result for one item, as a JSON object
 
 
 class NoUsableRecords(UserError):
-    """The job is complete, but none of its records can be used: no file is written, and nothing is left to resume."""
+    """The job is complete, but none of its records can be used: no file is written, and the shards are removed."""
 
 
 @dataclass(frozen=True)
 class ShardedJob(Generic[ShardItem]):
-    """A computation over items that can be read repeatedly, and a folder of shards with one record per item."""
+    """A computation that makes one record per item, and the folder of its shards."""
 
     folder: Path
-    items: Callable[[], Iterator[ShardItem]]
+    items: Callable[[], Iterator[ShardItem]]  # starts to read the items from the beginning
     process: Callable[[int, Sequence[ShardItem]], list[Record]]  # (number of previous items, batch) -> records
     batch: int  # items per batch
 
     def run(self, group: ProcessGroup, bar: ProgressBar) -> int:
-        """Compute the missing shards of this process. Return the number of shards of all processes."""
+        """Compute the missing shards of this process. Return the total number of shards, of all processes."""
         items, number = self.items(), 0
         while shard := list(islice(items, SHARD_SIZE)):
             if number % group.world_size == group.rank:
@@ -64,7 +69,7 @@ class ShardedJob(Generic[ShardItem]):
         return number
 
     def make_shard(self, number: int, items: Sequence[ShardItem], digest: str, bar: ProgressBar) -> None:
-        """Process the items of a shard and write their records; a damaged shard is replaced."""
+        """Process the items of a shard and write their records. `digest` is that of the items."""
         path = self.locate(number)
         shutil.rmtree(path.parent, ignore_errors=True)
         records: list[Record] = []
@@ -75,7 +80,7 @@ class ShardedJob(Generic[ShardItem]):
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         head = json.dumps({"of": digest, "digest": io.digest_bytes(body)}).encode() + b"\n"
         try:
-            io.fill_cache_folder(path.parent, RECORDS_FILE, lambda made: (made / RECORDS_FILE).write_bytes(head + body))
+            io.fill_cache_folder(path.parent, RECORDS_FILE, lambda temp: (temp / RECORDS_FILE).write_bytes(head + body))
         except OSError as error:
             raise UserError(
                 f"cannot write translations to {str(self.folder)!r} ({error.strerror}); the finished shards there are "
@@ -91,22 +96,28 @@ class ShardedJob(Generic[ShardItem]):
             yield from records
 
     def locate(self, number: int) -> Path:
-        """Return the path of a shard."""
+        """Return the path of the file of a shard."""
         return self.folder / f"{number:06}" / RECORDS_FILE
 
 
 def read_shard(path: Path, digest: str = "") -> list[Record] | None:
-    """Return the records of a shard; None if it is missing, damaged, or its items have another digest."""
+    """Return the records of a shard; None if it is missing or damaged, or if its items have another digest.
+
+    Without `digest`, the items are not checked.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError):
         head, _, body = path.read_bytes().partition(b"\n")
-        about = json.loads(head)
-        if about["digest"] == io.digest_bytes(body) and digest in ("", about["of"]):
+        header = json.loads(head)
+        if header["digest"] == io.digest_bytes(body) and digest in ("", header["of"]):
             return [json.loads(line) for line in body.decode().split("\n")[:-1]]
     return None
 
 
 def digest_runs(runs: Iterable[str | Path]) -> str:
-    """Return a digest of everything that the output of models depends on: weights, vocabularies and settings."""
+    """Return a digest of the weight files and the model settings of runs.
+
+    A weight file contains a digest of the vocabularies, so that vocabularies count too.
+    """
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
         model = folder.recipe().model.model_dump(mode="json", exclude_unset=True)
@@ -128,8 +139,8 @@ def describe_translation(
 
 def count_own_items(total: int, group: ProcessGroup) -> int:
     """Return how many of the `total` items are in the shards of this process."""
-    firsts = range(group.rank * SHARD_SIZE, total, group.world_size * SHARD_SIZE)
-    return sum(min(SHARD_SIZE, total - first) for first in firsts)
+    starts = range(group.rank * SHARD_SIZE, total, group.world_size * SHARD_SIZE)
+    return sum(min(SHARD_SIZE, total - start) for start in starts)
 
 
 def choose_device_of_rank(name: str, group: ProcessGroup) -> str:
@@ -139,16 +150,17 @@ def choose_device_of_rank(name: str, group: ProcessGroup) -> str:
 
 @contextmanager
 def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the folder of shards for an output file; remove the folder when the job is done.
+    """Lock and yield the folder of shards for an output file; remove the folder when the job is done.
 
-    `about` has everything that the records depend on. Shards of a job with other values are refused, and so is a
-    folder with unrelated files, since it would be removed.
+    `about` describes everything that the records depend on. If the folder has shards of a job with another
+    description, or unrelated files, which would be removed with it, raise a UserError. If the job fails, the folder is
+    kept if it has shards to resume from.
     """
     folder = output.with_name(output.name + ".shards")
     refusal = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
-    with ExitStack() as held:
+    with ExitStack() as locks:
         try:
-            held.enter_context(io.lock_folder(folder, refusal))
+            locks.enter_context(io.lock_folder(folder, refusal))
         except OSError as error:
             raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
         for path in folder.iterdir():
@@ -157,7 +169,7 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
                     f"{str(folder)!r} holds {path.name!r}, which is no part of a resumable job; move the folder away, "
                     "or choose another --output"
                 )
-        current = json.loads(json.dumps(about))
+        current = json.loads(json.dumps(about))  # tuples become lists, as in the file
         previous = read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).exists() and has_shards(folder) else current
         for name in [*current, *previous]:
             if previous.get(name) != current.get(name):
@@ -178,15 +190,15 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
 
 
 def has_shards(folder: Path) -> bool:
-    """Return whether there is any shard to resume from."""
+    """Return whether the folder has any shard to resume from."""
     return any(folder.glob(f"*/{RECORDS_FILE}"))
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file atomically, from an iterator of lines."""
 
-    def write(made: Path) -> None:
-        with made.open("w", encoding="utf-8", newline="\n") as file:
+    def write(temporary: Path) -> None:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(lines)
 
     io.write_atomically(path, write)
@@ -203,15 +215,16 @@ def write_sharded(
     group: ProcessGroup,
     report: Report | None = None,
 ) -> None:
-    """Process the lines of a file and write their records, as lines, to another, which appears when it is complete.
+    """Process the lines of the file `source`, and write the formatted records to the file `output`.
 
-    Until then the shards are saved next to it, and the same command resumes with them.
+    `output` is written at the end, atomically. Until then the records are in shards next to it, and repeating the same
+    command resumes with these shards.
     """
     output, items, report = output.resolve(), partial(io.read_lines, source), report or Report(quiet=not group.is_main)
-    count_first = sys.stderr.isatty() and group.is_main  # only a terminal shows the time left
+    count_first = sys.stderr.isatty() and group.is_main  # the total is needed for the time left, which a terminal shows
     total = sum(1 for _ in report.progress("counting").iterate(items())) if count_first else 0
-    with ExitStack() as held:
-        folder = group.broadcast(lambda: held.enter_context(open_shards_beside(output, about)))
+    with ExitStack() as locks:
+        folder = group.broadcast(lambda: locks.enter_context(open_shards_beside(output, about)))
         job = ShardedJob(folder, items, process, batch)
         with report.progress("translating", total=count_own_items(total, group), unit="sources") as bar:
             count = group.run_on_all(lambda: job.run(group, bar))
