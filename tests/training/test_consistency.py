@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
 from dragoman.modules import dropout
-from dragoman.training import loss as one_pass
+from dragoman.training import loss as loss_module
 from dragoman.training.loss import (
     CONSISTENCY,
-    CONSISTENCY_LOSSES,
-    Consistency,
-    chunked_consistency_loss,
-    consistency_gradient,
+    LOSSES,
+    LossTerms,
+    compute_chunked_loss,
+    compute_consistency_gradient,
     repeat_rows,
     sample_visibility_mask,
 )
@@ -28,7 +28,7 @@ from tolerance import DEVICES, differ, same
 from toy_models import KINDS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model
 from toy_run import Call, events, one_sentence, quietly, same_runs
 
-METHODS = {name: method for name, method in CONSISTENCY.items() if method}
+METHODS = {name: terms for name, terms in CONSISTENCY.items() if terms.passes == 2}
 EVERY = pytest.mark.parametrize("name", METHODS)
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -37,7 +37,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "CHUNK", dict.fromkeys(one_pass.CHUNK, 16))
+    monkeypatch.setattr(loss_module, "CHUNK", dict.fromkeys(loss_module.CHUNK, 16))
 
 
 def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,19 +51,20 @@ def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -
     return states_2NC, weight_VC, target_N.to(device)
 
 
-def run(way: str, tensors: Sequence[Tensor], method: Consistency, smoothing: float = 0.1, weight: float = 3.0) -> Any:
-    """Loss, likelihood, divergence, and the gradients of 0.7 times the loss."""
+def run(way: str, tensors: Sequence[Tensor], method: LossTerms, smoothing: float = 0.1, weight: float = 3.0) -> Any:
+    """Loss, nll, divergence, and the gradients of 0.7 times the loss."""
     states, table, target_N = tensors
-    loss, likelihood, divergence = CONSISTENCY_LOSSES[way](states, table, target_N, smoothing, method, weight)
+    terms = method._replace(smoothing=smoothing, consistency_weight=weight)
+    loss, nll, divergence = LOSSES[way](states, table, target_N, terms)
     (0.7 * loss).backward()
     assert states.grad is not None
     assert table.grad is not None
-    found = [loss.detach(), likelihood, divergence, states.grad, table.grad]
+    found = [loss.detach(), nll, divergence, states.grad, table.grad]
     states.grad = table.grad = None
     return found
 
 
-@pytest.mark.parametrize("way", CONSISTENCY_LOSSES)
+@pytest.mark.parametrize("way", LOSSES)
 @SMOOTHING
 def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
     """The mean of both losses, and the mean of both divergences (Liang 2021, equation 4, halved)."""
@@ -73,13 +74,14 @@ def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
         if right >= 0:
             expected += (softened(p_V, right, smoothing) + softened(q_V, right, smoothing)) / 2
             between += float((p_V * (p_V / q_V).log()).sum() + (q_V * (q_V / p_V).log()).sum()) / 2
-    loss, likelihood, divergence = CONSISTENCY_LOSSES[way](*inputs(20), smoothing, METHODS["rdrop"], 3.0)
+    terms = METHODS["rdrop"]._replace(smoothing=smoothing, consistency_weight=3.0)
+    loss, nll, divergence = LOSSES[way](*inputs(20), terms)
     assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
     assert divergence.item() == pytest.approx(between, rel=1e-9)
-    assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
+    assert nll.item() == pytest.approx(sum_nll(p), rel=1e-9)
 
 
-@pytest.mark.parametrize("way", CONSISTENCY_LOSSES)
+@pytest.mark.parametrize("way", LOSSES)
 @SMOOTHING
 def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
     """The loss of the first pass, and KL(first || second) (Gao 2022, equation 3)."""
@@ -89,10 +91,11 @@ def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
         if right >= 0:
             expected += softened(p_V, right, smoothing)
             between += float((p_V * (p_V / q_V).log()).sum())
-    loss, likelihood, divergence = CONSISTENCY_LOSSES[way](*inputs(20), smoothing, METHODS["simcut"], 3.0)
+    terms = METHODS["simcut"]._replace(smoothing=smoothing, consistency_weight=3.0)
+    loss, nll, divergence = LOSSES[way](*inputs(20), terms)
     assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
     assert divergence.item() == pytest.approx(between, rel=1e-9)
-    assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
+    assert nll.item() == pytest.approx(sum_nll(p), rel=1e-9)
 
 
 def shares(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -104,7 +107,7 @@ def softened(p_V: Tensor, right: int, smoothing: float) -> float:
     return -float((1 - smoothing) * p_V[right].log() + smoothing * p_V.log().mean())
 
 
-def nll(p_NV: Tensor) -> float:
+def sum_nll(p_NV: Tensor) -> float:
     return sum(softened(p_V, right, 0.0) for p_V, right in zip(p_NV, inputs(20)[2].tolist(), strict=True) if right >= 0)
 
 
@@ -125,17 +128,17 @@ def test_chunked_is_plain(name: str, smoothing: float, device: str, dtype: torch
 @pytest.mark.parametrize("together", [(0.0, 1.0), (0.9, 0.4)])
 def test_every_part_of_the_loss_has_its_slope(right: tuple[float, float], together: tuple[float, float]) -> None:
     """However much each weighs; the next entry of the menu may ask for any of them."""
-    method = Consistency(right, together, cuts=False)
+    method = LossTerms(right, together)
     for one, other in zip(run("chunked", inputs(20), method), run("plain", inputs(20), method), strict=True):
         same(one, other)
 
 
 @EVERY
 def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
-    """So that it can be compiled, which `compile_loss` does."""
-    slopes = torch.compile(consistency_gradient, backend="eager", fullgraph=True)
-    given = (*inputs(20), 0.1, METHODS[name], 3.0)
-    for one, other in zip(chunked_consistency_loss(*given, slopes), chunked_consistency_loss(*given), strict=True):
+    """So that it can be compiled, as `Learner.compile_layers` does."""
+    compiled = torch.compile(compute_consistency_gradient, backend="eager", fullgraph=True)
+    given = (*inputs(20), METHODS[name]._replace(smoothing=0.1, consistency_weight=3.0))
+    for one, other in zip(compute_chunked_loss(*given, compiled), compute_chunked_loss(*given), strict=True):
         same(one, other)
 
 
@@ -144,7 +147,7 @@ def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
 def test_under_autocast_too(name: str, device: str) -> None:
     """Products in bf16, sums and gradients of the weights in float32."""
     expected = run("plain", inputs(50, device=device), METHODS[name])
-    for way in CONSISTENCY_LOSSES:
+    for way in LOSSES:
         with torch.autocast(device, torch.bfloat16):
             found = run(way, inputs(50, device=device, dtype=torch.float32), METHODS[name])
         for one, other in zip(found, expected, strict=True):
@@ -157,15 +160,14 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
     """No divergence, no slope of it: the loss of one pass, half of whose gradient goes each way or all of it one."""
     states, table, target_N = inputs(50, dtype=torch.float32)
     both = states.detach()[:1].expand(2, -1, -1).clone().requires_grad_()
-    one = states.detach()[0].clone().requires_grad_()
+    one = states.detach()[:1].clone().requires_grad_()
     found = run("chunked", [both, table, target_N], METHODS[name], weight=100.0)
-    loss, likelihood = one_pass.chunked_loss(one, table, target_N, 0.1)
+    loss, nll, none = compute_chunked_loss(one, table, target_N, LossTerms(smoothing=0.1))
     (0.7 * loss).backward()
     assert one.grad is not None
     assert table.grad is not None
-    none = torch.zeros_like(likelihood)
-    for found_, expected in zip(found, (loss.detach(), likelihood, none, one.grad, table.grad), strict=True):
-        same(found_.sum(0) if found_.dim() == 3 else found_, expected)
+    for found_, expected in zip(found, (loss.detach(), nll, none, one.grad, table.grad), strict=True):
+        same(found_.sum(0, keepdim=True) if found_.dim() == 3 else found_, expected)
 
 
 def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
@@ -191,7 +193,7 @@ def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
 
 def learner_of(kind: str, name: str, **rates: float) -> tuple[Learner, Batch]:
     section = {**KINDS[kind], **rates}
-    settings = TrainSettings(consistency=name, cut=0.3 if METHODS[name].cuts else TrainSettings().cut)
+    settings = TrainSettings(consistency=name, cut=0.3 if METHODS[name].hides_tokens else TrainSettings().cut)
     return Learner(build_small_model(section).train(), settings), batch_of(section)
 
 
@@ -219,23 +221,23 @@ def test_a_grid_in_parts_costs_what_it_costs_whole(kind: str, name: str) -> None
 @EVERY
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
-    """The likelihood is that of the first; the divergence is there, and more of it the more is left out."""
+    """The nll is that of the first; the divergence is there, and more of it the more is left out."""
     found = []
     for rate in (0.0, 0.2, 0.5):
         learner, batch = learner_of(kind, name, dropout=rate)
         torch.manual_seed(3)
-        loss, likelihood, divergence = learner(batch).tolist()
-        learner.settings = learner.settings.model_copy(update={"consistency_weight": 1e-9})
+        loss, nll, divergence = learner(batch).tolist()
+        learner.terms = learner.terms._replace(consistency_weight=1e-9)
         torch.manual_seed(3)
         without, *again = learner(batch).tolist()
-        assert again == [likelihood, divergence]
+        assert again == [nll, divergence]
         assert loss - without == pytest.approx(divergence, rel=1e-4, abs=1e-4)
         found.append(divergence)
-    assert found[0] > 1e-3 if METHODS[name].cuts else abs(found[0]) < 1e-6
+    assert found[0] > 1e-3 if METHODS[name].hides_tokens else abs(found[0]) < 1e-6
     assert found[2] > found[1] > 1e-3
 
 
-@pytest.mark.parametrize("loss", CONSISTENCY_LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @EVERY
 def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
     section = {**SMALL_TRANSFORMER, "dropout": 0.3}
@@ -251,7 +253,7 @@ def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
 @EVERY
 def test_no_value_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has shapes and no values goes through, there and back: so a step can be compiled whole and captured."""
-    monkeypatch.setitem(one_pass.CHUNK, "meta", 16)
+    monkeypatch.setitem(loss_module.CHUNK, "meta", 16)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: False)  # it does not know that device
     monkeypatch.setattr(dropout, "_sample_on_cpu", lambda shape, _rate, like: like.new_empty(shape))
     learner, batch = learner_of("transformer", name, **dict.fromkeys(RATES, 0.3))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from dragoman.training import loss as loss_module
-from dragoman.training.loss import CHUNK, LOSSES, chunked_loss
+from dragoman.training.loss import CHUNK, LOSSES, LossTerms, compute_chunked_loss
 from tolerance import DEVICES, same
 
 EVERY = pytest.mark.parametrize("name", LOSSES)
+SMOOTHED = LossTerms(smoothing=0.1)
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -27,20 +28,21 @@ def inputs(
     N: int, *, C: int = 8, V: int = 23, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(N)
-    states_NC = torch.randn(N, C, device=device, dtype=torch.float64).to(dtype)
+    states_1NC = torch.randn(1, N, C, device=device, dtype=torch.float64).to(dtype)
     weight_VC = torch.randn(V, C, device=device, dtype=torch.float64).to(dtype)
-    return states_NC.requires_grad_(), weight_VC.requires_grad_(), torch.randint(V, (N,), device=device)
+    return states_1NC.requires_grad_(), weight_VC.requires_grad_(), torch.randint(V, (N,), device=device)
 
 
 def run(name: str, tensors: Sequence[Tensor], smoothing: float, factor: float = 1.0) -> list[Tensor]:
-    """Loss, likelihood, and the gradients of `factor` times the loss."""
-    states_NC, weight_VC, target_N = tensors
-    loss, likelihood = LOSSES[name](states_NC, weight_VC, target_N, smoothing)
+    """Loss, nll, and the gradients of `factor` times the loss."""
+    states_1NC, weight_VC, target_N = tensors
+    loss, nll, divergence = LOSSES[name](states_1NC, weight_VC, target_N, LossTerms(smoothing=smoothing))
+    assert not divergence
     (loss * factor).backward()
-    assert states_NC.grad is not None
+    assert states_1NC.grad is not None
     assert weight_VC.grad is not None
-    found = [loss.detach(), likelihood, states_NC.grad, weight_VC.grad]
-    states_NC.grad = weight_VC.grad = None
+    found = [loss.detach(), nll, states_1NC.grad, weight_VC.grad]
+    states_1NC.grad = weight_VC.grad = None
     return found
 
 
@@ -48,17 +50,17 @@ def run(name: str, tensors: Sequence[Tensor], smoothing: float, factor: float = 
 @SMOOTHING
 def test_a_loss_is_its_formula(name: str, smoothing: float) -> None:
     """-sum over tokens of (1 - s) log p(target) + s mean over the vocabulary of log p (Szegedy 2016)."""
-    states_NC, weight_VC, target_N = inputs(37)
-    total = nll = 0.0
-    for state, target in zip(states_NC, target_N.tolist()):
+    states_1NC, weight_VC, target_N = inputs(37)
+    total = nll_total = 0.0
+    for state, target in zip(states_1NC[0], target_N.tolist()):
         logp_V = torch.log_softmax((weight_VC @ state).double(), -1)
-        nll -= logp_V[target].item()
+        nll_total -= logp_V[target].item()
         total -= (1 - smoothing) * logp_V[target].item() + smoothing * logp_V.mean().item()
-    loss, likelihood = LOSSES[name](states_NC, weight_VC, target_N, smoothing)
+    loss, nll, _ = LOSSES[name](states_1NC, weight_VC, target_N, LossTerms(smoothing=smoothing))
     assert loss.item() == pytest.approx(total, rel=1e-5)
-    assert likelihood.item() == pytest.approx(nll, rel=1e-5)
-    assert loss.shape == likelihood.shape == ()
-    assert not likelihood.requires_grad
+    assert nll.item() == pytest.approx(nll_total, rel=1e-5)
+    assert loss.shape == nll.shape == ()
+    assert not nll.requires_grad
 
 
 @SMOOTHING
@@ -72,10 +74,10 @@ def test_chunked_is_plain(smoothing: float, device: str, dtype: torch.dtype, N: 
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors[:2]]
     expected = run("plain", [*exact, tensors[2]], smoothing, 0.7)
     found = run("chunked", tensors, smoothing, 0.7)
-    limit = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32  # logits are float32 at most
     for one, other in zip(found, expected, strict=True):
-        same(one, other, limit)
-    assert [tensor.dtype for tensor in found] == [torch.float32, torch.float32, dtype, dtype]
+        same(one, other, dtype)
+    sums_dtype = torch.promote_types(dtype, torch.float32)
+    assert [tensor.dtype for tensor in found] == [sums_dtype, sums_dtype, dtype, dtype]
 
 
 def test_chunks_of_the_real_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +108,7 @@ def test_without_gradients_the_numbers_are_the_same(name: str, without: str) -> 
     tensors = inputs(50)
     expected = run(name, tensors, 0.1)[:2]
     with getattr(torch, without)():
-        found = LOSSES[name](*tensors, 0.1)
+        found = LOSSES[name](*tensors, SMOOTHED)[:2]
     for one, other in zip(found, expected, strict=True):
         same(one, other)
         assert not one.requires_grad
@@ -118,9 +120,9 @@ def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch, "empty_like", lambda *_: made.append("states") or torch.zeros(1, 50, 8))
     tensors = inputs(50)
     with torch.no_grad():
-        chunked_loss(*tensors, 0.1)
+        compute_chunked_loss(*tensors, SMOOTHED)
     assert not made
-    chunked_loss(*tensors, 0.1)
+    compute_chunked_loss(*tensors, SMOOTHED)
     assert made
 
 
@@ -129,7 +131,7 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: int) -> No
     tensors = inputs(50)
     expected = run("plain", inputs(50), 0.1)[3 - frozen]
     tensors[frozen].requires_grad_(False)
-    chunked_loss(*tensors, 0.1)[0].backward()
+    compute_chunked_loss(*tensors, SMOOTHED)[0].backward()
     assert tensors[frozen].grad is None
     other = tensors[1 - frozen].grad
     assert other is not None
@@ -140,20 +142,20 @@ def test_parts_add_up_to_the_whole() -> None:
     """Accumulation: the gradients of two halves, one after the other, are those of all."""
     tensors = inputs(50)
     whole = run("chunked", tensors, 0.1)
-    states_NC, weight_VC, target_N = tensors
+    states_1NC, weight_VC, target_N = tensors
     for part in (slice(0, 20), slice(20, 50)):
-        chunked_loss(states_NC[part], weight_VC, target_N[part], 0.1)[0].backward()
-    assert states_NC.grad is not None
+        compute_chunked_loss(states_1NC[:, part], weight_VC, target_N[part], SMOOTHED)[0].backward()
+    assert states_1NC.grad is not None
     assert weight_VC.grad is not None
-    same(states_NC.grad, whole[2])
+    same(states_1NC.grad, whole[2])
     same(weight_VC.grad, whole[3])
 
 
 @EVERY
 def test_no_tokens_cost_nothing(name: str) -> None:
     tensors = inputs(0)
-    loss, likelihood, *grads = run(name, tensors, 0.1)
-    assert loss.item() == likelihood.item() == 0
+    loss, nll, *grads = run(name, tensors, 0.1)
+    assert loss.item() == nll.item() == 0
     assert all((grad == 0).all() for grad in grads)
 
 
@@ -166,7 +168,7 @@ def test_large_logits_stay_finite(name: str) -> None:
 
 
 def test_a_second_backward_is_refused_rather_than_wrong() -> None:
-    loss, _ = chunked_loss(*inputs(20), 0.1)
+    loss, _, _ = compute_chunked_loss(*inputs(20), SMOOTHED)
     (loss * 2).backward(retain_graph=True)
     with pytest.raises(RuntimeError):
         (loss * 2).backward()
@@ -175,7 +177,7 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 def test_inputs_are_left_as_they_are() -> None:
     tensors = inputs(20)
     before = [tensor.detach().clone() for tensor in tensors]
-    chunked_loss(*tensors, 0.1)[0].backward()
+    compute_chunked_loss(*tensors, SMOOTHED)[0].backward()
     assert all(torch.equal(one, other) for one, other in zip(tensors, before))
 
 
@@ -184,13 +186,13 @@ def test_inputs_are_left_as_they_are() -> None:
 @EVERYWHERE
 def test_what_does_not_count_costs_nothing(name: str, smoothing: float, device: str) -> None:
     """As if it were not there, at any place and whatever number below 0 says so."""
-    states_NC, weight_VC, target_N = inputs(40, device=device)
+    states_1NC, weight_VC, target_N = inputs(40, device=device)
     counts_N = torch.arange(40, device=device) % 3 > 0
     target_N = torch.where(counts_N, target_N, -1 - torch.arange(40, device=device))
-    found = run(name, [states_NC, weight_VC, target_N], smoothing)
-    some = states_NC.detach()[counts_N].requires_grad_()
+    found = run(name, [states_1NC, weight_VC, target_N], smoothing)
+    some = states_1NC.detach()[:, counts_N].requires_grad_()
     expected = run(name, [some, weight_VC, target_N[counts_N]], smoothing)
-    assert (found[2][~counts_N] == 0).all()
-    found[2] = found[2][counts_N]
+    assert (found[2][:, ~counts_N] == 0).all()
+    found[2] = found[2][:, counts_N]
     for one, other in zip(found, expected, strict=True):
         same(one, other)

@@ -29,7 +29,7 @@ def stepper(dropout: float = 0.0, **settings: Any) -> Stepper:
 
 
 def loss(*batches: Batch, step: int = 1, seed: int = 1) -> Tensor:
-    return stepper(0.3, seed=seed).update(batches, step, 0.0).numbers_4[0]
+    return stepper(0.3, seed=seed).update(batches, step, 0.0).metrics_4[0]
 
 
 def test_dropout_is_drawn_from_the_seed_the_step_and_the_batch() -> None:

@@ -164,6 +164,7 @@ class SingleProcess:
         self.module: Any = learner
 
     def __call__(self, batch: Batch) -> Tensor:
+        """Return the sums of loss, nll and divergence, as `Learner.forward` does."""
         sums_3: Tensor = self.module(batch)
         return sums_3
 

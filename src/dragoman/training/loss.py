@@ -1,12 +1,13 @@
-"""Losses as sums over real tokens, each in a plain and a fast implementation.
+"""Training losses as sums over tokens, each in a plain (reference) and a chunked (fast) implementation.
 
-Cross-entropy with label smoothing takes states_NC before the projection, so that the fast one never holds all logits at
-once. Tokens whose target is below 0 do not count.
+The loss is the cross-entropy with label smoothing. R-Drop and SimCut run every batch through the model twice, with
+different dropout masks, and add the divergence of the two predictions. Both implementations have one signature: they
+take the states of all passes before the output projection, so that the chunked one never holds all logits at once,
+and return the sums of loss, nll (negative log-likelihood of the first pass) and divergence.
 
-R-Drop and SimCut compare two passes: a batch goes through the model with every row twice, with new dropout the second
-time, and how far the two predictions are apart is added to the loss.
+A target below 0 marks a token that does not count, such as padding.
 
-Shapes   B rows   T tokens of a row   N tokens   C model width   V vocabulary   2 passes
+Shapes   B rows   T tokens of a row   P passes, 1 or 2   N tokens of a pass   M = P * N   C model width   V vocabulary
 """
 
 from __future__ import annotations
@@ -26,131 +27,185 @@ from dragoman.modules.dropout import sample_dropout_mask
 from dragoman.modules.feedforward import compute_weight_gradient, fast_linear
 from dragoman.types import BOS, EOS, Batch
 
-CHUNK = {"cpu": 512, "cuda": 8192}  # rows of logits computed at a time; on a CPU they fit into the cache
-NOT_COUNTED = -1  # or any target below 0
-ComputeGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # logits_PNV, target_N -> sums_K, grad_PNV
+CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are computed at a time; on a CPU they fit into the cache
+IGNORED_TARGET = -1  # stands for all targets below 0
+Sums = tuple[Tensor, Tensor, Tensor]  # of loss, nll and divergence over all tokens that count
 
 
-def plain_loss(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the sums of the smoothed loss and of the negative log-likelihood (reference implementation)."""
-    logits_NV = F.linear(states_NC, weight_VC).float()
-    target_N = target_N.clamp(min=NOT_COUNTED)
-    summed = partial(F.cross_entropy, logits_NV, target_N, reduction="sum", ignore_index=NOT_COUNTED)
-    return summed(label_smoothing=smoothing), summed().detach()
+class LossTerms(NamedTuple):
+    """The terms of a loss, for passes with the predictions p and q. Gradients of a divergence flow into both passes."""
+
+    cross_entropy_weights: tuple[float, ...] = (1.0,)  # one per pass
+    kl_weights: tuple[float, ...] = ()  # of KL(p || q) and KL(q || p), whose weighted sum is the divergence
+    hides_tokens: bool = False  # whether a fraction train.cut of all tokens is hidden from the second pass
+    smoothing: float = 0.0  # label smoothing
+    consistency_weight: float = 0.0  # of the divergence
+
+    @property
+    def passes(self) -> int:
+        """How often every batch goes through the model."""
+        return len(self.cross_entropy_weights)
 
 
-def chunked_loss(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the same sums, computed chunk by chunk together with their gradients."""
-
-    def compute(logits_1NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        sums_2, grad_NV = cross_entropy_gradient(logits_1NV[0], target_N, smoothing)
-        return sums_2, grad_NV[None]
-
-    sums_2 = states_NC.new_zeros(2, dtype=torch.float32)
-    loss, nll = sum_chunks(states_NC[None], weight_VC, target_N, compute, sums_2)
-    return loss, nll
+CONSISTENCY: dict[str, LossTerms] = {
+    "none": LossTerms(),
+    "rdrop": LossTerms((0.5, 0.5), (0.5, 0.5)),  # Liang 2021, whose alpha is twice the weight
+    "simcut": LossTerms((1.0, 0.0), (1.0, 0.0), hides_tokens=True),  # Gao 2022
+}
+ComputeGradient = Callable[[Tensor, Tensor, LossTerms], tuple[Tensor, Tensor]]  # logits, target -> sums, gradient
 
 
-def sum_chunks(
-    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, compute: ComputeGradient, sums_K: Tensor
-) -> tuple[Tensor, ...]:
-    """Return the sums that `compute` gives for chunks of tokens, added to `sums_K`. The first is differentiable.
+def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms) -> Sums:
+    """Return the sums of loss, nll and divergence (reference implementation)."""
+    logits_PNV, counts_N1 = widen(F.linear(states_PNC, weight_VC)), (target_N >= 0)[:, None]
+    target_N = target_N.clamp(min=IGNORED_TARGET)
+    cross_entropy = partial(F.cross_entropy, target=target_N, reduction="sum", ignore_index=IGNORED_TARGET)
+    loss = divergence = logits_PNV.new_zeros(())
+    for weight, logits_NV in zip(terms.cross_entropy_weights, logits_PNV, strict=True):
+        loss = loss + weight * cross_entropy(logits_NV, label_smoothing=terms.smoothing)
+    if terms.passes == 2:
+        logp_NV, logq_NV = logits_PNV.log_softmax(-1)
+        for weight, x_NV, y_NV in zip(terms.kl_weights, (logp_NV, logq_NV), (logq_NV, logp_NV), strict=True):
+            divergence = divergence + weight * (x_NV.exp() * (x_NV - y_NV) * counts_N1).sum()
+    return loss + terms.consistency_weight * divergence, cross_entropy(logits_PNV[0]).detach(), divergence.detach()
 
-    Gradients are computed in the forward pass, so logits are neither kept nor computed twice.
+
+def compute_cross_entropy_gradient(logits_1NV: Tensor, target_N: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
+    """Return the sums of loss and nll over the tokens that count, and the gradient of the loss for every logit.
+
+    On a GPU the gradient overwrites the logits. The gradient of a token that does not count is arbitrary.
     """
-    sums: tuple[Tensor, ...] = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        states_PNC, weight_VC, target_N, compute, sums_K, torch.is_grad_enabled()
+    logits_NV, smoothing = logits_1NV[0], terms.smoothing
+    if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
+        from dragoman.kernels.rowwise_triton import cross_entropy_in_place
+
+        return cross_entropy_in_place(logits_NV, target_N, smoothing), logits_1NV
+    N, V = logits_NV.shape
+    logits_NV, counts_N, target_N1 = widen(logits_NV), target_N >= 0, target_N.clamp(min=0)[:, None]
+    p_NV = logits_NV.softmax(-1)
+    # The log-sum-exp from the softmax, without a second exp: the largest probability is exp(largest logit - lse).
+    lse_N = logits_NV.amax(-1) - p_NV.amax(-1).log()
+    nll = ((lse_N - logits_NV.gather(1, target_N1)[:, 0]) * counts_N).sum()
+    uniform = ((lse_N - logits_NV.sum(-1) / V) * counts_N).sum() if smoothing else 0.0  # cross-entropy, uniform target
+    grad_NV = p_NV.sub_(smoothing / V) if smoothing else p_NV
+    grad_NV.scatter_add_(1, target_N1, grad_NV.new_full((N, 1), smoothing - 1))
+    return torch.stack([(1 - smoothing) * nll + smoothing * uniform, nll]), grad_NV[None].to(logits_1NV.dtype)
+
+
+def compute_consistency_gradient(logits_2NV: Tensor, target_N: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
+    """Return the sums of loss, nll and divergence over tokens that count, and the loss's gradient for every logit.
+
+    The gradient of KL(p || q) is p (log p - log q - KL) at the logits of p, and q - p at those of q.
+    """
+    V, counts_N1, target_N1 = logits_2NV.size(-1), (target_N >= 0)[:, None], target_N.clamp(min=0)[:, None]
+    logp_2NV = widen(logits_2NV).log_softmax(-1)
+    p_2NV = logp_2NV.exp()
+    smoothing, consistency_weight = terms.smoothing, terms.consistency_weight
+    loss, divergence, gradients = logp_2NV.new_zeros(()), logp_2NV.new_zeros(()), []
+    for this, other in ((0, 1), (1, 0)):
+        weight = terms.cross_entropy_weights[this]
+        kl_weight = consistency_weight * terms.kl_weights[this]  # of KL(this || other)
+        reverse_weight = consistency_weight * terms.kl_weights[other]  # of KL(other || this)
+        p_NV, logp_NV = p_2NV[this], logp_2NV[this]
+        grad_NV = (weight + reverse_weight) * p_NV - reverse_weight * p_2NV[other]
+        if weight:
+            nll_N1, uniform_N1 = -logp_NV.gather(1, target_N1), -logp_NV.mean(-1, keepdim=True)
+            loss = loss + weight * (((1 - smoothing) * nll_N1 + smoothing * uniform_N1) * counts_N1).sum()
+            grad_NV = grad_NV - weight * smoothing / V
+            grad_NV = grad_NV.scatter_add(1, target_N1, torch.full_like(nll_N1, weight * (smoothing - 1)))
+        if kl_weight:
+            log_ratio_NV = logp_NV - logp_2NV[other]
+            kl_N1 = (p_NV * log_ratio_NV).sum(-1, keepdim=True)
+            divergence = divergence + terms.kl_weights[this] * (kl_N1 * counts_N1).sum()
+            grad_NV = grad_NV + kl_weight * p_NV * (log_ratio_NV - kl_N1)
+        gradients.append(grad_NV * counts_N1)
+    nll = -(logp_2NV[0].gather(1, target_N1) * counts_N1).sum()
+    return torch.stack([loss + consistency_weight * divergence, nll, divergence]), torch.stack(gradients)
+
+
+def compute_chunked_loss(
+    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, compute: ComputeGradient | None = None
+) -> Sums:
+    """Return the same sums, computed chunk by chunk. Only the loss is differentiable.
+
+    Gradients are computed in the forward pass, so logits are neither kept nor computed twice. `compute` can replace
+    the function that computes them, for example by a compiled one.
+    """
+    compute = compute or (compute_cross_entropy_gradient if terms.passes == 1 else compute_consistency_gradient)
+    sums: Sums = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        states_PNC, weight_VC, target_N, terms, compute, torch.is_grad_enabled()
     )
     return sums
 
 
 class _ChunkedLoss(torch.autograd.Function):
+    """Sum what `compute` returns for each chunk. Inside `forward` gradients are disabled, so a flag is passed."""
+
     @staticmethod
     def forward(
         ctx: Any,
         states_PNC: Tensor,
         weight_VC: Tensor,
         target_N: Tensor,
+        terms: LossTerms,
         compute: ComputeGradient,
-        sums_K: Tensor,
         grad_enabled: bool,
-    ) -> tuple[Tensor, ...]:
+    ) -> Sums:
         needs_grad = grad_enabled and (states_PNC.requires_grad or weight_VC.requires_grad)
         device, (P, _, C) = states_PNC.device.type, states_PNC.shape
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PNC.dtype
         states, weight = states_PNC.to(dtype), weight_VC.to(dtype)
         if needs_grad:
             grad_states, grad_weight = torch.empty_like(states_PNC), torch.zeros_like(weight_VC)
+        sums_3 = widen(states_PNC.new_zeros(3))
         chunk = max(CHUNK[device] // P, 1)
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
-            rows_MC = states[:, part].flatten(0, 1)
-            sums, grad_PNV = compute(fast_linear(rows_MC, weight).view(P, -1, len(weight)), target_N[part])
-            sums_K = sums_K + sums
+            states_MC = states[:, part].flatten(0, 1)
+            logits_PNV = fast_linear(states_MC, weight).view(P, -1, len(weight))
+            sums, grad_PNV = compute(logits_PNV, target_N[part], terms)
+            sums_3[: len(sums)] += sums  # one pass has no divergence
             if needs_grad:
                 counts_N1, grad_MV = (target_N[part, None] >= 0).to(dtype), grad_PNV.to(dtype).flatten(0, 1)
                 grad_states[:, part] = fast_linear(grad_MV, weight.T).view(P, -1, C) * counts_N1
-                grad_weight = add_weight_gradient(grad_weight, grad_MV, rows_MC * counts_N1.repeat(P, 1))
+                grad_weight = add_weight_gradient(grad_weight, grad_MV, states_MC * counts_N1.repeat(P, 1))
         if needs_grad:
             ctx.save_for_backward(grad_states, grad_weight)
-        sums_of_all = sums_K.unbind()
-        ctx.mark_non_differentiable(*sums_of_all[1:])
-        return sums_of_all
+        loss, nll, divergence = sums_3.unbind()
+        ctx.mark_non_differentiable(nll, divergence)
+        return loss, nll, divergence
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None, None
+        return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None, None, None
 
 
-def add_weight_gradient(sum_VC: Tensor, grad_NV: Tensor, states_NC: Tensor) -> Tensor:
-    """Add the gradient of the weights of some tokens. On a GPU half-precision products are summed in float32."""
-    if grad_NV.is_cuda and grad_NV.dtype != sum_VC.dtype:
-        return torch.addmm(sum_VC, grad_NV.T, states_NC, out_dtype=sum_VC.dtype)
-    return sum_VC.add_(compute_weight_gradient(grad_NV, states_NC))
+def add_weight_gradient(sum_VC: Tensor, grad_MV: Tensor, states_MC: Tensor) -> Tensor:
+    """Add the weight gradient of a chunk to the sum. On a GPU, half-precision products are accumulated in float32."""
+    if grad_MV.is_cuda and grad_MV.dtype != sum_VC.dtype:
+        return torch.addmm(sum_VC, grad_MV.T, states_MC, out_dtype=sum_VC.dtype)
+    return sum_VC.add_(compute_weight_gradient(grad_MV, states_MC))
 
 
-def cross_entropy_gradient(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the sums of loss and nll over the tokens that count, and the gradient of the loss for every logit.
+def widen(x: Tensor) -> Tensor:
+    """Return the tensor in float32, or unchanged if it is float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
-    On a GPU the gradients overwrite the logits.
+
+Loss = Callable[[Tensor, Tensor, Tensor, LossTerms], Sums]
+LOSSES: dict[str, Loss] = {"chunked": compute_chunked_loss, "plain": compute_plain_loss}
+
+
+def repeat_rows(batch: Batch, terms: LossTerms, cut: float) -> Batch:
+    """Return the batch for all passes: for two passes with all rows twice, the second pass after the first.
+
+    If the loss hides tokens, it hides a fraction `cut` of the tokens of the second pass.
     """
-    if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
-        from dragoman.kernels.rowwise_triton import cross_entropy_in_place
-
-        return cross_entropy_in_place(logits_NV, target_N, smoothing), logits_NV
-    N, V = logits_NV.shape
-    logits, real_N, target_N1 = logits_NV.float(), target_N >= 0, target_N.clamp(min=0)[:, None]
-    prob = logits.softmax(-1)
-    lse = logits.amax(-1) - prob.amax(-1).log()  # from the softmax, without a second exp
-    nll = ((lse - logits.gather(1, target_N1)[:, 0]) * real_N).sum()
-    even = ((lse - logits.sum(-1) / V) * real_N).sum() if smoothing else 0.0
-    grad = prob.sub_(smoothing / V) if smoothing else prob
-    grad.scatter_add_(1, target_N1, grad.new_full((N, 1), smoothing - 1))
-    return torch.stack([(1 - smoothing) * nll + smoothing * even, nll]), grad.to(logits_NV.dtype)
-
-
-Loss = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-LOSSES: dict[str, Loss] = {"chunked": chunked_loss, "plain": plain_loss}
-
-
-class Consistency(NamedTuple):
-    """Weights of the terms of a loss. The gradient of a divergence goes to both of its sides."""
-
-    right: tuple[float, float]  # of the losses of p and q
-    same: tuple[float, float]  # of KL(p || q) and KL(q || p), times train.consistency_weight
-    cuts: bool  # whether tokens are hidden from the second pass
-
-
-def count_passes(settings: TrainSettings) -> int:
-    """Return how often every batch goes through the model."""
-    return 2 if CONSISTENCY[settings.consistency] else 1
-
-
-def repeat_rows(batch: Batch, method: Consistency, cut: float) -> Batch:
-    """Return a batch with all rows twice. If the method cuts, a fraction `cut` of tokens is hidden in the copies."""
+    if terms.passes == 1:
+        return batch
     both = batch.map_tensors(lambda tensor: torch.cat([tensor, tensor]))
-    if not method.cuts:
+    if not terms.hides_tokens:
         return both
     return replace(
         both,
@@ -160,104 +215,26 @@ def repeat_rows(batch: Batch, method: Consistency, cut: float) -> Batch:
 
 
 def sample_visibility_mask(ids_BT: Tensor, rate: float) -> Tensor:
-    """Return False for tokens of the second half that are hidden, except their positions: never BOS or EOS."""
-    keep_BT = sample_dropout_mask(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
-    keep_BT = keep_BT | (ids_BT == BOS) | (ids_BT == EOS)
-    keep_BT[: len(ids_BT) // 2] = True
-    return keep_BT
+    """Return a mask that is False for hidden tokens: a fraction `rate` of the second half of the rows.
 
-
-def plain_consistency_loss(
-    states_2NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float, method: Consistency, weight: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of the loss, of the nll of the first pass and of the divergence (reference implementation)."""
-    counts_N = target_N >= 0
-    target_N, logits_2NV = target_N[counts_N], widen(F.linear(states_2NC[:, counts_N], weight_VC))
-    logp_NV, logq_NV = logits_2NV.log_softmax(-1)
-    right = [F.cross_entropy(x_NV, target_N, label_smoothing=smoothing, reduction="sum") for x_NV in logits_2NV]
-    same = [(x.exp() * (x - y)).sum() for x, y in ((logp_NV, logq_NV), (logq_NV, logp_NV))]
-    divergence = method.same[0] * same[0] + method.same[1] * same[1]
-    total = method.right[0] * right[0] + method.right[1] * right[1] + weight * divergence
-    return total, F.nll_loss(logp_NV, target_N, reduction="sum").detach(), divergence.detach()
-
-
-def consistency_gradient(
-    logits_2NV: Tensor, target_N: Tensor, smoothing: float, method: Consistency, weight: float
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of loss, nll and divergence over tokens that count, and the loss's gradient for every logit.
-
-    The gradient of KL(p || q) is p (log p - log q - KL) at the logits of p, and q - p at those of q.
+    BOS and EOS are never hidden.
     """
-    V, counts_N1, target_N1 = logits_2NV.size(-1), (target_N >= 0)[:, None], target_N.clamp(min=0)[:, None]
-    logp_2NV = widen(logits_2NV).log_softmax(-1)
-    p_2NV = logp_2NV.exp()
-    total, divergence, gradients = logp_2NV.new_zeros(()), logp_2NV.new_zeros(()), []
-    for this, other in ((0, 1), (1, 0)):
-        right, there, back = method.right[this], weight * method.same[this], weight * method.same[other]
-        p_NV, logp_NV = p_2NV[this], logp_2NV[this]
-        grad_NV = (right + back) * p_NV - back * p_2NV[other]
-        if right:
-            nll_N1, even_N1 = -logp_NV.gather(1, target_N1), -logp_NV.mean(-1, keepdim=True)
-            total = total + right * (((1 - smoothing) * nll_N1 + smoothing * even_N1) * counts_N1).sum()
-            grad_NV = grad_NV - right * smoothing / V
-            grad_NV = grad_NV.scatter_add(1, target_N1, torch.full_like(nll_N1, right * (smoothing - 1)))
-        if there:
-            gap_NV = logp_NV - logp_2NV[other]
-            kl_N1 = (p_NV * gap_NV).sum(-1, keepdim=True)
-            divergence = divergence + method.same[this] * (kl_N1 * counts_N1).sum()
-            grad_NV = grad_NV + there * p_NV * (gap_NV - kl_N1)
-        gradients.append(grad_NV * counts_N1)
-    nll = -(logp_2NV[0].gather(1, target_N1) * counts_N1).sum()
-    return torch.stack([total + weight * divergence, nll, divergence]), torch.stack(gradients)
-
-
-def widen(x: Tensor) -> Tensor:
-    """Return the tensor in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def chunked_consistency_loss(
-    states_2NC: Tensor,
-    weight_VC: Tensor,
-    target_N: Tensor,
-    smoothing: float,
-    method: Consistency,
-    weight: float,
-    compute: Callable[..., tuple[Tensor, Tensor]] = consistency_gradient,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same sums, computed chunk by chunk together with their gradients."""
-    gradient = partial(compute, smoothing=smoothing, method=method, weight=weight)
-    sums_3 = widen(states_2NC.new_zeros(3))
-    total, nll, divergence = sum_chunks(states_2NC, weight_VC, target_N, gradient, sums_3)
-    return total, nll, divergence
-
-
-def compile_loss(loss: TwoPassLoss) -> TwoPassLoss:
-    """Return the loss for a GPU, where a chunk is a dozen kernels or two or three compiled ones."""
-    compute = torch.compile(consistency_gradient)
-    return partial(chunked_consistency_loss, compute=compute) if loss is chunked_consistency_loss else loss
+    visible_BT = sample_dropout_mask(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
+    visible_BT = visible_BT | (ids_BT == BOS) | (ids_BT == EOS)
+    visible_BT[: len(ids_BT) // 2] = True
+    return visible_BT
 
 
 def check_consistency(settings: TrainSettings, model: Settings) -> None:
-    """Refuse settings that would have no effect."""
-    method = CONSISTENCY[settings.consistency]
-    usual = type(settings).model_fields
-    if not method and settings.consistency_weight != usual["consistency_weight"].default:
-        raise UserError("train.consistency_weight has no use without train.consistency; set that to rdrop or simcut")
-    if not (method and method.cuts) and settings.cut != usual["cut"].default:
-        raise UserError(f"train.cut has no use with train.consistency={settings.consistency}; set that to simcut")
+    """Refuse settings of the two passes that would have no effect."""
+    terms, fields = CONSISTENCY[settings.consistency], type(settings).model_fields
+    if terms.passes == 1 and settings.consistency_weight != fields["consistency_weight"].default:
+        raise UserError("train.consistency_weight has no effect without train.consistency; set that to rdrop or simcut")
+    if not terms.hides_tokens and settings.cut != fields["cut"].default:
+        raise UserError(f"train.cut has no effect with train.consistency={settings.consistency}, only with simcut")
     rates = [getattr(model, name) for name in type(model).model_fields if name.endswith("dropout")]
-    if method and not (any(rates) or (method.cuts and settings.cut)):
+    if terms.passes == 2 and not (any(rates) or (terms.hides_tokens and settings.cut)):
         raise UserError(
             f"train.consistency={settings.consistency} compares two passes, which are the same without any dropout; "
             "set model.dropout"
         )
-
-
-TwoPassLoss = Callable[[Tensor, Tensor, Tensor, float, Consistency, float], tuple[Tensor, Tensor, Tensor]]
-CONSISTENCY_LOSSES: dict[str, TwoPassLoss] = {"chunked": chunked_consistency_loss, "plain": plain_consistency_loss}
-CONSISTENCY: dict[str, Consistency | None] = {
-    "none": None,
-    "rdrop": Consistency(right=(0.5, 0.5), same=(0.5, 0.5), cuts=False),  # Liang 2021, whose alpha is twice the weight
-    "simcut": Consistency(right=(1.0, 0.0), same=(1.0, 0.0), cuts=True),  # Gao 2022
-}

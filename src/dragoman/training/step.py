@@ -1,10 +1,12 @@
-"""One training step: loss, gradients, update of weights and EMA; on a GPU, steps as CUDA graphs.
+"""One training step: forward and backward pass, clipping, optimizer step and EMA.
 
-A CUDA graph is captured once for each shape of batch and then replayed with one launch: the kernels of a small model
-finish sooner than a CPU can launch them one by one. Randomness is a function of seed, step, batch and row, so no
-generator state is kept.
+`Stepper` takes the steps. It calls `Learner`, which is the model with its loss. On a GPU, `CudaGraphs` captures the
+step as a CUDA graph, once for each shape of batch, and replays it with one launch: the kernels of a small model finish
+sooner than a CPU can launch them one by one. Randomness is a function of seed, step, batch and row, so no generator
+state is kept.
 
-Shapes   B rows   T target width   C model width   N tokens
+Shapes   B rows   T target width   C model width   P passes (1 or 2)   N tokens of one pass   M tokens of all passes
+         3 = loss, nll, divergence   4 = the same and the gradient norm
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -29,82 +32,84 @@ from dragoman.models.base import Model, collect_tensors
 from dragoman.modules.dropout import use_row_slice
 from dragoman.process_group import ProcessGroup
 from dragoman.training.execution import PARALLEL, ExecutionPlan, SingleProcess, is_sharded, to_full, to_local
-from dragoman.training.loss import CONSISTENCY, CONSISTENCY_LOSSES, LOSSES, compile_loss, count_passes, repeat_rows
+from dragoman.training.loss import (
+    CONSISTENCY,
+    LOSSES,
+    Loss,
+    compute_chunked_loss,
+    compute_consistency_gradient,
+    repeat_rows,
+)
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
-WARMUP_CALLS = 3  # eager steps with a shape before its capture, in which libraries choose kernels and code is compiled
+WARMUP_CALLS = 3  # eager steps with a shape before its capture: libraries choose kernels, and code is compiled
+DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # of Inductor; it doubles the time of a norm's backward pass
 Shape = tuple[object, ...]
 
 
 class CapturedGraph(NamedTuple):
+    """A CUDA graph with the tensors that it reads and writes at every replay."""
+
     graph: torch.cuda.CUDAGraph
-    batch: Batch  # the graph's input
-    numbers: Tensor  # the graph's output
+    batch: Batch  # input
+    output: Tensor
 
 
 class CudaGraphs:
-    """Run `work` on batches: eagerly at first, then as one CUDA graph per shape."""
+    """Call a function of a batch: eagerly at first, then as one CUDA graph per shape of batch."""
 
-    def __init__(self, work: Callable[[Batch], Tensor]) -> None:
-        self.work = work
+    def __init__(self, function: Callable[[Batch], Tensor]) -> None:
+        self.function = function
         self.calls: Counter[Shape] = Counter()
         self.captured: dict[Shape, CapturedGraph] = {}
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.failure = ""  # error message of a failed capture
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return `work(batch)`. Random numbers depend on the seed only, not on whether a graph is replayed."""
+        """Return `function(batch)`. Replaying a graph gives the same random numbers as an eager call."""
         shape = shape_of(batch)
         self.calls[shape] += 1
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             if shape not in self.captured and not self.failure and self.calls[shape] > WARMUP_CALLS:
                 self.capture(shape, batch)
-            if shape in self.captured:
-                numbers = self.replay(self.captured[shape], batch)
+            if captured := self.captured.get(shape):
+                for static, new in zip(captured.batch.tensors.values(), batch.tensors.values(), strict=True):
+                    static.copy_(new, non_blocking=True)
+                captured.graph.replay()
+                output = captured.output.clone()
             else:
-                numbers = self.work(batch.to(self.stream.device))
+                output = self.function(batch.to(self.stream.device))
         torch.cuda.current_stream().wait_stream(self.stream)
-        return numbers
+        return output
 
     def capture(self, shape: Shape, batch: Batch) -> None:
-        """Capture a graph for this shape. If `work` waits for the GPU, capture fails and all steps stay eager."""
+        """Capture a graph for this shape. If the function waits for the GPU, capture fails and all calls stay eager."""
         static_batch, graph = batch.to(self.stream.device), torch.cuda.CUDAGraph()
         pool = next(iter(self.captured.values())).graph.pool() if self.captured else None
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-                numbers = self.work(static_batch)
+                output = self.function(static_batch)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self.failure = str(error).partition("\n")[0]
             return
-        self.captured[shape] = CapturedGraph(graph, static_batch, numbers)
+        self.captured[shape] = CapturedGraph(graph, static_batch, output)
         gc.collect()
-        gc.freeze()  # compilation leaves a million objects, which later collections need not scan
+        gc.freeze()  # compilation leaves a million objects, which later garbage collections need not scan
 
     def close(self) -> None:
         """Free all graphs and undo `gc.freeze`."""
         self.captured.clear()
         gc.unfreeze()
 
-    @staticmethod
-    def replay(captured: CapturedGraph, batch: Batch) -> Tensor:
-        """Copy the batch into the input of the graph, replay the graph and return a copy of its output."""
-        for static, new in zip(captured.batch.tensors.values(), batch.tensors.values(), strict=True):
-            static.copy_(new, non_blocking=True)
-        captured.graph.replay()
-        return captured.numbers.clone()
-
 
 def shape_of(batch: Batch) -> Shape:
-    """Return everything that the work on a batch depends on, except the values of its tensors."""
+    """Return a key for everything that the kernels of a step depend on: all of the batch except its tensors' values."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
     return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)
-
-
-DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # doubles the time of the backward pass of a norm
 
 
 class Learner(nn.Module):
@@ -112,31 +117,24 @@ class Learner(nn.Module):
 
     def __init__(self, model: Model, settings: TrainSettings) -> None:
         super().__init__()
-        self.model, self.settings = model, settings
-        self.loss = LOSSES[settings.loss]
-        self.consistency = CONSISTENCY[settings.consistency]
-        self.two_pass_loss = CONSISTENCY_LOSSES[settings.loss]
+        self.model, self.cut = model, settings.cut
+        self.loss: Loss = LOSSES[settings.loss]
+        self.terms = CONSISTENCY[settings.consistency]._replace(
+            smoothing=settings.label_smoothing, consistency_weight=settings.consistency_weight
+        )
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return loss, nll and the divergence of two passes, summed over the real target tokens.
-
-        Without a consistency loss there is one pass, and the divergence is 0.
-        """
-        with use_row_slice(batch.first_row, batch.total_rows, count_passes(self.settings)):
-            if self.consistency:
-                batch = repeat_rows(batch, self.consistency, self.settings.cut)
+        """Return loss, nll and divergence (training/loss.py), summed over all target tokens except padding."""
+        passes = self.terms.passes
+        with use_row_slice(batch.first_row, batch.total_rows, passes):
+            batch = repeat_rows(batch, self.terms, self.cut)
             states_BTC = self.model(batch)
-        states_NC, target_N = select_real_tokens(states_BTC, batch)
-        weight_VC, smoothing = self.model.project.weight, self.settings.label_smoothing
-        if not self.consistency:
-            loss, nll = self.loss(states_NC, weight_VC, target_N, smoothing)
-            return torch.stack([loss, nll, torch.zeros_like(nll)])
-        states_2NC, target_N = states_NC.view(2, -1, states_NC.size(-1)), target_N.chunk(2)[0]
-        weight = self.settings.consistency_weight
-        return torch.stack(self.two_pass_loss(states_2NC, weight_VC, target_N, smoothing, self.consistency, weight))
+        states_MC, target_M = select_real_tokens(states_BTC, batch)
+        states_PNC, target_N = states_MC.view(passes, -1, states_MC.size(-1)), target_M.chunk(passes)[0]
+        return torch.stack(self.loss(states_PNC, self.model.project.weight, target_N, self.terms))
 
     def compile_layers(self) -> None:
-        """Compile each layer separately: all layers of the same kind then share one compilation."""
+        """Compile each layer separately: all layers of one kind share one compilation."""
         known = torch._inductor.list_options()
         options: dict[str, Any] = {name: False for name in DISABLED_OPTIMIZATIONS if name in known}
         for stack in self.model.modules():
@@ -144,13 +142,14 @@ class Learner(nn.Module):
                 stack.embed = torch.compile(stack.embed, dynamic=False, options=options)  # type: ignore
                 for part in (*layers, stack.norm):
                     part.compile(dynamic=False, options=options)
-        self.two_pass_loss = compile_loss(self.two_pass_loss)
+        if self.loss is compute_chunked_loss and self.terms.passes == 2:
+            self.loss = partial(compute_chunked_loss, compute=torch.compile(compute_consistency_gradient))
 
 
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the states and the targets of all real tokens.
+    """Return the states and the targets of all tokens except padding.
 
-    On a GPU selection would need a synchronization, so all positions are returned, with target -1 at padding.
+    On a GPU this selection would have to wait for the GPU, so all positions are returned, with target -1 at padding.
     """
     real_BT = batch.target_segment_BT > 0
     if states_BTC.device.type == "cpu":
@@ -159,20 +158,22 @@ def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor
 
 
 class PendingStep(NamedTuple):
-    """A step that may still be running on the GPU, with its metrics."""
+    """A step that may still be running on the GPU. `StepMetrics` has its metrics as Python numbers."""
 
-    numbers_4: Tensor  # loss, nll and divergence of two passes, in nats per target token; norm of the gradients
+    metrics_4: Tensor
     lr: float
     tokens: int
 
 
 class StepMetrics(NamedTuple):
+    """The metrics of a finished step. Loss, nll and divergence are in nats per target token."""
+
     loss: float
     nll: float
     divergence: float
-    norm: float
+    norm: float  # of all gradients together, before clipping
     lr: float
-    tokens: int
+    tokens: int  # of both sides
 
     @property
     def finite(self) -> bool:
@@ -181,7 +182,7 @@ class StepMetrics(NamedTuple):
 
 def fetch_metrics(pending: Sequence[PendingStep]) -> list[StepMetrics]:
     """Wait for these steps and return their metrics, copied from the GPU in one transfer."""
-    rows = torch.stack([step.numbers_4 for step in pending]).tolist() if pending else []
+    rows = torch.stack([step.metrics_4 for step in pending]).tolist() if pending else []
     return [StepMetrics._make([*row, step.lr, step.tokens]) for step, row in zip(pending, rows, strict=True)]
 
 
@@ -190,7 +191,10 @@ class OptimizerOutOfMemoryError(UserError):
 
 
 class Stepper:
-    """A model with its optimizer and the EMA of its weights."""
+    """A model with its optimizer and the EMA of its weights.
+
+    `eval_model` is the model that is validated: the trained one, or a full copy on rank 0 if parameters are sharded.
+    """
 
     def __init__(
         self, model: Model, settings: TrainSettings, plan: ExecutionPlan, group: ProcessGroup | None = None
@@ -207,6 +211,7 @@ class Stepper:
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = clone_weights(model) if settings.ema else {}
+        # Captured CUDA graphs read these two, so they are tensors that are filled in place.
         self.count = torch.ones((), device=self.device)  # target tokens in the current step
         self.ema_step = torch.zeros((), device=self.device)  # 1 - decay of the EMA in the current step
         self.cuda_graphs = CudaGraphs(self.train_batch) if plan.use_cuda_graphs else None
@@ -214,7 +219,7 @@ class Stepper:
             self.learner.compile_layers()
 
     def update(self, batches: Sequence[Batch], step: int, lr: float) -> PendingStep:
-        """Take a step with the gradients of all batches, as if they were one. A non-finite step is skipped."""
+        """Take a step with the summed gradients of all batches. A non-finite loss or gradient skips it."""
         if not self.model.training:  # `train()` visits all modules, which is slow
             self.model.train()
         set_learning_rate(self.optimizer, lr)
@@ -223,29 +228,29 @@ class Stepper:
         self.ema_step.fill_(1 - decay)
         if self.cuda_graphs and len(batches) == 1 and self.plan.batch_parts == 1:
             torch.manual_seed(derive_seed(self.settings.seed, step, 0))
-            numbers_4 = self.cuda_graphs(batches[0])
+            metrics_4 = self.cuda_graphs(batches[0])
         else:
             self.optimizer.zero_grad()
-            sums = torch.zeros(3, device=self.device)
+            sums_3 = torch.zeros(3, device=self.device)
             count = self.plan.batch_parts
-            parts = [(number, part) for number, batch in enumerate(batches) for part in split_batch(batch, count)]
-            for index, (number, part) in enumerate(parts, 1):
-                torch.manual_seed(derive_seed(self.settings.seed, step, number))
-                with nullcontext() if index == len(parts) else self.parallel.no_sync():
-                    sums += self.backward(part.to(self.device))
-            numbers_4 = self.apply(self.group.all_reduce(sums) / self.count)
-        return PendingStep(numbers_4, lr, sum(b.tokens for b in batches))
+            parts = [(index, part) for index, batch in enumerate(batches) for part in split_batch(batch, count)]
+            for number, (batch_index, part) in enumerate(parts, 1):
+                torch.manual_seed(derive_seed(self.settings.seed, step, batch_index))
+                with nullcontext() if number == len(parts) else self.parallel.no_sync():
+                    sums_3 += self.backward(part.to(self.device))
+            metrics_4 = self.apply(self.group.all_reduce(sums_3) / self.count)
+        return PendingStep(metrics_4, lr, sum(b.tokens for b in batches))
 
     def train_batch(self, batch: Batch) -> Tensor:
-        """Take a step with one batch: the work that a CUDA graph captures."""
+        """Take a step with one batch. This is the function that a CUDA graph captures."""
         self.optimizer.zero_grad()
         return self.apply(self.backward(batch) / self.count)
 
     def rehearse(self, batch: Batch) -> None:
-        """Run one backward pass without a step.
+        """Run one backward pass and discard its gradients.
 
-        DDP arranges its buckets in the first backward pass. After a rehearsal, a resumed run adds gradients in the same
-        order as an uninterrupted run.
+        DDP arranges its gradient buckets in the first backward pass. After a rehearsal, a resumed run sums gradients in
+        the same order as an uninterrupted run.
         """
         self.backward(batch.to(self.device))
         self.optimizer.zero_grad()
@@ -253,29 +258,26 @@ class Stepper:
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; return the sums of loss, nll and divergence."""
         with self.plan.autocast():
-            sums = self.parallel(batch)
-        loss = sums[0]
-        if self.group.is_distributed:  # DDP and FSDP average gradients
-            loss = self.group.world_size * loss
+            sums_3 = self.parallel(batch)
+        loss = self.group.world_size * sums_3[0]  # DDP and FSDP divide the sum of all gradients by the world size
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
-        out: Tensor = sums.detach()
-        return out
+        return sums_3.detach()
 
     def apply(self, losses_3: Tensor) -> Tensor:
-        """Clip the gradients and take the step; skip it if the loss or a gradient is not finite.
+        """Clip the gradients, then update weights and EMA unless the loss or a gradient is not finite.
 
-        Does not synchronize with the GPU.
+        Return the losses and the gradient norm. Does not wait for the GPU.
         """
         norm = to_full(compute_gradient_norm(self.parameters))
-        numbers_4 = torch.stack([*losses_3, norm.float()])
-        found_inf = (~numbers_4[::3].isfinite().all()).float()
+        metrics_4 = torch.stack([*losses_3, norm.float()])
+        found_inf = (~metrics_4[::3].isfinite().all()).float()  # of loss and norm
         if self.settings.clip:
             clip_gradients(self.parameters, norm, self.settings.clip)
         try:
             step_unless(found_inf, self.optimizer)
         except torch.OutOfMemoryError:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise  # no weight has changed, and a step without capture takes less memory
+                raise  # capture changes no weight, and an eager step takes less memory
             raise OptimizerOutOfMemoryError(
                 "the model, its gradients and the optimizer state do not fit into memory together; make the model "
                 "smaller, or shard it over more GPUs with train.parallel=fsdp"
@@ -285,10 +287,13 @@ class Stepper:
             means = [to_local(mean) for mean in self.ema.values()]
             now = [to_local(weights[name].detach()) for name in self.ema]
             torch._foreach_lerp_(means, now, [ema_step] * len(means))
-        return numbers_4
+        return metrics_4
 
     def shrink(self) -> int:
-        """After running out of memory, discard the gradients and split batches into twice as many parts."""
+        """After running out of memory, discard the gradients and split each batch into twice as many parts from now on.
+
+        Return the new number of parts.
+        """
         self.optimizer.zero_grad()
         self.plan = replace(self.plan, batch_parts=self.plan.batch_parts * 2, use_cuda_graphs=False)
         self.disable_cuda_graphs()
@@ -301,20 +306,20 @@ class Stepper:
         self.cuda_graphs = None
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights that users of the model get, the EMA if there is one, on rank 0.
+        """Return the weights that are published, on rank 0 only: the EMA if there is one, else the trained weights.
 
-        Collective: every rank must call it. Sharded tensors are moved to the CPU one by one, since all may not fit.
+        Collective: every rank must call it. Full tensors are moved to the CPU one by one: a GPU may not hold them all.
         """
-        found: dict[str, Tensor] = {}
+        published: dict[str, Tensor] = {}
         for name, tensor in (self.ema or collect_tensors(self.model)).items():
             full = to_full(tensor)
             if self.group.is_main:
-                found[name] = full.cpu() if is_sharded(tensor) else full
-        return found
+                published[name] = full.cpu() if is_sharded(tensor) else full
+        return published
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Load the weights that users get into `eval_model`. If that is the trained model, restore it after."""
+        """Load the published weights into `eval_model`. If that is the trained model, restore its weights after."""
         if self.eval_model is not self.model:
             weights = self.weights()
             if self.group.is_main:
@@ -333,28 +338,29 @@ class Stepper:
             load_weights(self.model, trained)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors that the next step depends on."""
+        """Return all tensors that the next step depends on, for a checkpoint."""
         return {"model": collect_tensors(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Return the state of the optimizer, named such as "encoder.norm.weight:exp_avg"."""
         names = self.trained_names()
         states = self.optimizer.state_dict()["state"]
         return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
 
     def trained_names(self) -> list[str]:
         """Return the names of the parameters in the order of the optimizer."""
-        names = {id(one): name for name, one in self.model.named_parameters()}
-        return [names[id(one)] for group in self.optimizer.param_groups for one in group["params"]]
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
-        """Load what `tensors` returned."""
+        """Load the tensors of a checkpoint, which `tensors` returned."""
         load_weights(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
-        if self.cuda_graphs and self.cuda_graphs.captured:  # CUDA graphs hold addresses: copy in place
-            held = self.optimizer_tensors()
+        if self.cuda_graphs and self.cuda_graphs.captured:  # a graph contains addresses, so they must stay
+            current = self.optimizer_tensors()
             for name, value in optimizer.items():
-                held[name].copy_(value)
+                current[name].copy_(value)
             return
         state: dict[int, dict[str, Tensor]] = {}
         index = {name: number for number, name in enumerate(self.trained_names())}
@@ -378,11 +384,11 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def split_batch(batch: Batch, count: int) -> list[Batch]:
-    """Split a batch by rows into at most `count` parts; parts of empty rows are left out."""
+    """Split a batch by rows into at most `count` parts, without the parts that contain only padding."""
     if count == 1:
         return [batch]
     rows = len(batch.source_BS)
-    size = -(-rows // count)
+    size = math.ceil(rows / count)
     parts = []
     for start in range(0, rows, size):
         part = batch.map_tensors(itemgetter(slice(start, start + size)))
@@ -392,7 +398,7 @@ def split_batch(batch: Batch, count: int) -> list[Batch]:
 
 
 def derive_seed(seed: int, step: int, batch: int) -> int:
-    """Return the seed for the dropout of a batch of a step."""
+    """Return the seed for the dropout masks of one batch of a step. The factors keep batches and steps apart."""
     return seed * 1_000_003 + step + batch * 1_000_000_007
 
 

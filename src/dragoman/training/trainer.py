@@ -31,7 +31,6 @@ from dragoman.training import checkpoint
 from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
 from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import Metrics, TrainLogger, describe_small_epochs
-from dragoman.training.loss import count_passes
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
 from dragoman.training.start import Start, TrainRequest, begin, new_model
@@ -115,7 +114,7 @@ class Trainer:
         self.stepper = Stepper(model, settings, plan, self.group)
         if start.newest:
             checkpoint.restore(start.newest, self.stepper)
-        self.cost = Cost.of(self.stepper.model, passes=count_passes(settings))
+        self.cost = Cost.of(self.stepper.model, passes=self.stepper.learner.terms.passes)
         shard = RankShard(group.rank, group.world_size)
         self.stream = open_stream(recipe, prepared, bucketed_shapes=plan.bucketed_shapes, shard=shard)
         if group.is_distributed and self.stepper.device.type == "cpu":

@@ -23,7 +23,7 @@ from dragoman.metrics.metrics import BEST_METRIC, METRICS, Metric, choose_checkp
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.recipe import Recipe
 from dragoman.training.execution import ExecutionPlan
-from dragoman.training.loss import chunked_loss
+from dragoman.training.loss import LossTerms, compute_chunked_loss
 from dragoman.training.prepare import Prepared
 from dragoman.types import Batch, Line
 
@@ -147,7 +147,8 @@ class Validator:
             real_BT = moved.target_segment_BT > 0
             with self.plan.autocast():
                 states_NC, target_N = model(moved)[real_BT], moved.target_out_BT[real_BT]
-                total += float(chunked_loss(states_NC, model.project.weight, target_N, 0.0)[1])
+                _, nll, _ = compute_chunked_loss(states_NC[None], model.project.weight, target_N, LossTerms())
+                total += float(nll)
                 if self.task == "classify":
                     predicted += model.project(states_NC).argmax(-1).tolist()
                     right += target_N.tolist()
