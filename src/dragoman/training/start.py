@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -81,9 +81,10 @@ class TrainRequest(NamedTuple):
 
     def timeout_minutes(self) -> float:
         """Return train.timeout. A recipe that cannot be read is reported later, once all processes have met."""
+        resumed = self.folder.path if self.resume and self.folder.config.exists() else None
+        parent = self.init_from if self.init_from is not None else resumed  # whose model settings may be inherited
         with suppress(UserError):
-            parent = RunFolder(self.init_from).recipe() if self.init_from is not None else None
-            return self.read_recipe(parent).train.timeout
+            return self.read_recipe(RunFolder(parent).recipe() if parent else None).train.timeout
         return DEFAULT_MEETING_MINUTES
 
 
@@ -104,16 +105,13 @@ def begin(request: TrainRequest, report: Report, held: ExitStack, group: Process
     parent: Predictor[Any] | None = None
     if init_from is not None and not newest:
         parent = group.run_on_all(lambda: open_run(init_from, device="cpu"))
-    if newest:
-        recipe = group.broadcast(lambda: resume_run(request, newest, report, held, group))
-    else:
-        recipe = group.broadcast(lambda: begin_run(request, parent, report, held, group))
+    recipe = group.broadcast(lambda: open_folder(request, newest, parent, report, held, group))
 
     def check_folder() -> None:
         if not folder.format.exists():
             raise UserError(
-                f"process {group.rank} does not see {str(folder.path)!r}, which the first one made; name a folder "
-                "with --out that all machines see"
+                f"process {group.rank} does not see {str(folder.path)!r}, which process 0 made; with --out, name a "
+                "folder that all machines see"
             )
 
     group.run_on_all(check_folder)
@@ -140,66 +138,70 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
     return newest
 
 
-def begin_run(
-    request: TrainRequest, parent: Predictor[Any] | None, report: Report, held: ExitStack, group: ProcessGroup
+def open_folder(
+    request: TrainRequest,
+    newest: Path | None,
+    parent: Predictor[Any] | None,
+    report: Report,
+    held: ExitStack,
+    group: ProcessGroup,
 ) -> Recipe:
-    """Check the recipe of a new run, make its folder and return the recipe with all settings."""
-    folder, run = request.folder, str(request.init_from)
-    recipe = request.read_recipe(parent.recipe if parent else None)
-    ignored: list[str] = []
-    if parent:
-        recipe, ignored = inherit_tokenizer(recipe, parent.recipe, request.overrides, run)
+    """Check the recipe, lock the folder, write the recipe there with every setting, and return it.
+
+    If the run was started from the weights of another run, its model settings and tokenizer are inherited: in a new run
+    from `parent`, in a resumed run from the recipe in its own folder. A resumed run may change only `MAY_CHANGE`.
+    """
+    folder, previous = request.folder, request.folder.recipe() if newest else None
+    origin = checkpoint.load_state(newest).parent if newest else str(request.init_from) if parent else ""
+    if newest and request.init_from is not None and not origin:
+        raise UserError(f"{str(folder.path)!r} was not started with --init-from; leave it out, or choose another --out")
+    inherited = previous if origin and previous else parent.recipe if parent else None
+    recipe, ignored = request.read_recipe(inherited), list[str]()
+    if inherited:
+        recipe, ignored = inherit_tokenizer(recipe, inherited, request.overrides, origin)
     check_settings(recipe)
-    check_scoring(recipe)
-    check_parallel(recipe, group)
+    if previous:
+        recipe = continue_recipe(previous, recipe, report)
+    else:
+        check_scoring(recipe)
+        if note := explain_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer.for_target().kind):
+            report.log(note)
     check_files(recipe)
-    if note := explain_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer.for_target().kind):
-        report.log(note)
+    if group.is_distributed:
+        PARALLEL[recipe.train.parallel].check(build_smallest(recipe))
     if parent:
-        now, before = (each.model.model_dump(mode="json") for each in (recipe, parent.recipe))
-        own = [f"model.{name}={value}" for name, value in now.items() if value != before.get(name)]
-        but = f" but for {', '.join(own)}" if own else ""
-        report.log(f"starting from {run}: its weights, its tokenizer and its model's settings{but}")
+        before = dict(parent.recipe.model)
+        changed = [f"model.{name}={value}" for name, value in recipe.model if value != before.get(name)]
+        but = f" but for {', '.join(changed)}" if changed else ""
+        report.log(f"starting from {origin}: its weights, its tokenizer and its model's settings{but}")
         for setting in ignored:
-            report.log(f"{setting} has no effect: the tokenizer comes from {run}", WARNING)
+            report.log(f"{setting} has no effect: the tokenizer comes from {origin}", WARNING)
         new_model(recipe, add_tags(parent.tokenizers, recipe), parent)  # refuses weights that do not fit
-    held.enter_context(lock_run(folder, discard=True))
-    if request.resume:
-        report.log(f"there is nothing in {str(folder.path)!r} to resume; a new run is started")
+    held.enter_context(lock_run(folder, discard=not newest))
+    if newest:
+        checkpoint.remove_unfinished(folder)
+    else:
+        shutil.rmtree(folder.tokenizer, ignore_errors=True)  # left behind by a start that failed
+        if request.resume:
+            report.log(f"there is nothing in {str(folder.path)!r} to resume; a new run is started")
     folder.begin(recipe)
-    shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that failed
     return recipe
 
 
-def resume_run(request: TrainRequest, newest: Path, report: Report, held: ExitStack, group: ProcessGroup) -> Recipe:
-    """Check that the recipe equals that of the run in the folder, except for limits and hardware; return it."""
-    folder = request.folder
-    before, parent = folder.recipe(), checkpoint.load_state(newest).parent
-    recipe = request.read_recipe(before if parent else None)
-    if parent:
-        recipe, _ = inherit_tokenizer(recipe, before, request.overrides, parent)
-    elif request.init_from is not None:
-        name = str(folder.path)
-        raise UserError(f"{name!r} was not started with --init-from; leave it out, or choose another --out")
-    check_settings(recipe)
-    if change := find_changed_setting(before, recipe, MAY_CHANGE):
+def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
+    """Return the recipe of a resumed run; refuse it if it differs from the previous one in more than `MAY_CHANGE`."""
+    if change := find_changed_setting(previous, recipe, MAY_CHANGE):
         name, was, now = change
         raise UserError(
             f"this run was started with {name}={was!r}, and cannot continue with {now!r}; keep it, or start a new run "
             "with --init-from"
         )
-    kept = {"train": before.data.train, "dev": before.data.dev}  # checkpoints name corpora by their files
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
     for name in LIMITS:
-        was, now = getattr(before.train, name), getattr(recipe.train, name)
+        was, now = getattr(previous.train, name), getattr(recipe.train, name)
         if was != now:
             report.log(f"train.{name} was {was} and is {now} from here on")
-    check_parallel(recipe, group)
-    check_files(recipe)
-    held.enter_context(lock_run(folder))
-    checkpoint.remove_unfinished(folder)
-    folder.begin(recipe)
-    return recipe
+    corpora = {"train": previous.data.train, "dev": previous.data.dev}  # checkpoints name corpora by their files
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=corpora)})
 
 
 @contextmanager
@@ -245,24 +247,19 @@ def inherit_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], 
 Change = tuple[str, Any, Any]  # name of a setting, old and new value
 
 
-def find_changed_setting(old: Recipe, new: Recipe, may_change: Mapping[str, Collection[str]]) -> Change | None:
+def find_changed_setting(old: Recipe, new: Recipe, may_change: Mapping[str, set[str]]) -> Change | None:
     """Return the first setting that differs, except for those of each section that may change."""
-    before, now = (recipe.model_dump(mode="json") for recipe in (old, new))
-    pairs = [
-        (f"{section}.{key}", value, now[section].get(key))
-        for section, values in before.items()
-        for key, value in values.items()
-        if key not in may_change.get(section, ())
-    ]
-    return next(filter(None, (find_difference(*pair) for pair in pairs)), None)
+    dumps = [recipe.model_dump(mode="json", exclude=dict(may_change)) for recipe in (old, new)]
+    return find_difference("", *dumps)
 
 
 def find_difference(name: str, old: Any, new: Any) -> Change | None:
-    """Return the innermost setting in which two values differ. Two names of one file do not differ."""
+    """Return the innermost setting in which two values differ. Two paths of the same file do not differ."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        return next(filter(None, (find_difference(f"{name}.{key}", old[key], new[key]) for key in old)), None)
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [(f"{name}.{key}".lstrip("."), key) for key in {**old, **new}]
+        return next(filter(None, (find_difference(inner, old.get(key), new.get(key)) for inner, key in keys)), None)
     if name.startswith("data.") and name.rpartition(".")[2] in FILES:
         with suppress(OSError, ValueError, TypeError):
             old = new if os.path.samefile(old, new) else old
@@ -328,12 +325,6 @@ def check_scoring(recipe: Recipe) -> None:
         )
 
 
-def check_parallel(recipe: Recipe, group: ProcessGroup) -> None:
-    """Refuse a model that several processes cannot train."""
-    if group.is_distributed:
-        PARALLEL[recipe.train.parallel].check(build_smallest(recipe))
-
-
 def build_smallest(recipe: Recipe) -> Model:
     """Return the recipe's model with no vocabulary but the special tokens, to check what depends on its modules."""
     sizes = {"source_size": len(SPECIALS), "target_size": len(SPECIALS)}
@@ -377,7 +368,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         folder, report = RunFolder(Path(made) / "run"), Report()
         request = request._replace(folder=folder, overrides=[*request.overrides, f"data.cache={made}/cache"])
         parent = open_run(request.init_from, device="cpu") if request.init_from is not None else None
-        recipe = begin_run(request, parent, report, held, group)
+        recipe = open_folder(request, None, parent, report, held, group)
         prepared = prepare(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
         model, train = new_model(recipe, prepared.tokenizers, parent), recipe.train
         slots, tokens = 0.0, 0  # slots that an epoch takes in batches, padding left out, and tokens on both sides
