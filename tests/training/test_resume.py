@@ -15,7 +15,8 @@ import pytest
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.io import lock_folder
-from dragoman.recipe import Recipe
+from dragoman.process_group import DEFAULT_MEETING_MINUTES
+from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint as provenance
 from dragoman.training import start, trainer
@@ -280,3 +281,14 @@ def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:
     (run / "FORMAT").write_text("1\n")
     with pytest.raises(UserError, match="started by an earlier Dragoman"):
         quietly(small, run, "train.steps=8", resume=True)
+
+
+def test_a_resumed_run_reads_its_timeout_without_repeating_init_from(tmp_path: Path) -> None:
+    """The recipe leaves model.kind to the parent run, so it can be read only with the settings in the run folder."""
+    parent, child = tmp_path / "parent.yaml", tmp_path / "child.yaml"
+    parent.write_text("data: {train: {phrasebook: 100}}\nmodel: {kind: rnn, cell: gru}\ntrain: {steps: 1}\n")
+    child.write_text("data: {train: {phrasebook: 100}}\nmodel: {cell: gru}\ntrain: {steps: 1, timeout: 3.0}\n")
+    request = start.TrainRequest(child, RunFolder(tmp_path / "run"), (), resume=True, init_from=None)
+    assert request.timeout_minutes() == DEFAULT_MEETING_MINUTES  # nobody can read the recipe
+    request.folder.begin(read_recipe(parent, ()))
+    assert request.timeout_minutes() == 3.0
