@@ -26,7 +26,15 @@ from torch import Tensor
 
 from dragoman.data.features import FEATURES
 from dragoman.decoding.beam import BeamSearch, BeamState
-from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult, SearchState, StepModel
+from dragoman.decoding.protocol import (
+    Job,
+    Search,
+    SearchFactory,
+    SearchResult,
+    SearchState,
+    StepModel,
+    copy_to_device,
+)
 from dragoman.hardware import total_memory
 from dragoman.types import BOS, EOS, PAD
 
@@ -86,7 +94,7 @@ class Slots:
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]) -> None:
         """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job."""
-        index_K = torch.tensor(slots, device=self.search.device)
+        index_K = copy_to_device(slots, self.search.device)
         rows_N = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
         self.state = self.state.put(index_K, fresh.select(rows_N))
         self.search.put(slots, jobs)
@@ -97,7 +105,7 @@ class Slots:
     def shrink(self) -> None:
         """Remove the free slots."""
         slots = [slot for slot, number in enumerate(self.numbers) if number != FREE]
-        index_K = torch.tensor(slots, device=self.search.device)
+        index_K = copy_to_device(slots, self.search.device)
         self.state = self.state.keep(index_K)
         self.search.keep(slots)
         self.token_N = self.token_N.view(len(self.numbers), -1)[index_K].flatten()
@@ -115,6 +123,7 @@ class StaticSlots(Slots):
     ) -> None:
         super().__init__(model, search, numbers, fresh, jobs)
         search.state = BeamState(*[tensor.clone() for tensor in search.state])  # no two tensors may share memory
+        self.initial = search.make_state([Job([], 1)])  # of a sentence with any limit above 0, apart from `limit_B`
         self.state = self.state.make_indirect(search.longest + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if search.device.type == "cuda":
@@ -166,10 +175,11 @@ class StaticSlots(Slots):
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]) -> None:
         """Start new jobs in free slots. Cache entries of earlier sentences remain and are masked."""
-        index_K = torch.tensor(slots, device=self.search.device)
+        index_K, limit_K = copy_to_device([slots, [job.limit for job in jobs]], self.search.device)
         self.state.length_B.copy_(self.state.put(index_K, fresh).length_B)
-        for old, new in zip(self.search.state, self.search.make_state(jobs), strict=True):
-            old.index_copy_(0, index_K, new)
+        for tensor, initial in zip(self.search.state, self.initial, strict=True):
+            tensor.index_copy_(0, index_K, initial.expand(len(slots), *initial.shape[1:]))
+        self.search.state.limit_B.index_copy_(0, index_K, limit_K)
         self.token_N.view(len(self.numbers), -1).index_fill_(0, index_K, BOS)
         for slot, number in zip(slots, numbers, strict=True):
             self.numbers[slot] = number

@@ -278,6 +278,11 @@ class Prefix(NamedTuple):
 Rule = Callable[[Tensor, Prefix], Tensor]  # returns logp_NV with NEVER for the tokens that the rule forbids
 
 
+def copy_to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Return numbers as a tensor on the device. The host does not wait for work that the device has not finished."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 class Search(ABC):
     """The search for the translations of several sentences, one per slot, with `width` adjacent rows of the model each.
 
@@ -299,7 +304,7 @@ class Search(ABC):
 
     def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
         """Start new jobs in these slots; their old searches are discarded."""
-        index_K, new = torch.tensor(slots, device=self.device), dict(zip(slots, jobs, strict=True))
+        index_K, new = copy_to_device(slots, self.device), dict(zip(slots, jobs, strict=True))
         pairs = zip(self.state, self.make_state(jobs), strict=True)
         state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
         self.open([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
@@ -310,7 +315,7 @@ class Search(ABC):
 
     def select(self, slots: Sequence[int]) -> Any:
         """Return the state of these slots."""
-        index_K = torch.tensor(slots, device=self.device)
+        index_K = copy_to_device(slots, self.device)
         return type(self.state)(*[each.index_select(0, index_K) for each in self.state])
 
     def advance(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
