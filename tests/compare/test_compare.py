@@ -194,7 +194,7 @@ def test_results_of_other_settings_are_refused(done: Path, call: Call) -> None:
 def test_a_report_does_not_take_the_place_of_a_larger_one(done: Path, call: Call) -> None:
     before, (first, *others) = (done / "report.json").read_bytes(), MODELS
     answer = call("compare", done.parent / "recipes" / f"{first}.yaml", "--out", done)
-    one_sentence(answer, "holds runs of other recipes", *others, "choose another --out")
+    one_sentence(answer, "contains runs of other recipes", *others, "choose another --out")
     assert (done / "report.json").read_bytes() == before
 
 
@@ -219,7 +219,7 @@ def test_measurements_of_another_version_are_made_again(done: Path, tmp_path: Pa
         ({"better": "attention"}, ("'Who?'", "better and worse")),
         ({"better": "attention", "worse": "botleneck"}, ("'Who?'", "'botleneck'", "'bottleneck'")),
         ({"figure": "setting", "x": "model.cell", "lines": "model.width"}, ("model.cell", "attention")),
-        ({"figure": "setting", "x": "model.kind", "lines": "model.width"}, ("model.kind", "no number")),
+        ({"figure": "setting", "x": "model.kind", "lines": "model.width"}, ("model.kind", "not a number")),
     ],
 )
 def test_what_cannot_be_asked_is_said_before_the_runs(

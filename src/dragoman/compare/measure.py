@@ -1,7 +1,9 @@
-"""Measure one run: quality, speed, size and learning curve.
+"""Measure a trained run for the report of a comparison.
 
-Also measured: accuracy by the distance between words that must agree, and gradient norm by the distance between tokens.
-Measurements are plain JSON, written next to the run. They contain everything that the report shows about the run.
+Measured are: scores, also by source length; speed, size and training cost; the learning curve; for the phrasebook, the
+accuracy of grammatical agreement by the distance between the words that must agree; gradient norms by the distance
+between tokens. Measurements are plain JSON, written beside the run folder. They contain everything that the report
+shows about the run.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
-Bin = tuple[int, int | None]  # inclusive bounds; None is no upper bound
-MEASUREMENT_VERSION = 2  # measurements of another version are repeated
+Bin = tuple[int, int | None]  # inclusive bounds; None: no upper bound
+MEASUREMENT_VERSION = 2  # runs measured by another version are measured again
 # Default metrics by task, if data.metrics is empty; the first one is plotted.
 TASK_METRICS = {"translate": ("bleu", "chrf"), "classify": ("accuracy",), "generate": ("loss", "perplexity")}
 TIMED_SENTENCES = 256  # translated greedily to measure speed
-GRADIENT_SENTENCES = 64
+GRADIENT_SENTENCES = 64  # to measure gradient norms
 MIN_BIN_FRACTION = 0.02  # fraction of all lines; a smaller bin is merged with the previous one
-# Words of the source, split at spaces.
+# Number of words of the source, split at spaces.
 LENGTH_BINS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))
 # Distance between the first and the last of the words that must agree, as the difference of their positions.
 DISTANCE_BINS = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
@@ -57,7 +59,7 @@ def measure_run(run: Path, *, device: str) -> dict[str, Any]:
 
 
 def describe_scores(output: SystemOutput) -> dict[str, Any]:
-    """Return the number of lines, the scores and their signatures."""
+    """Return the number of lines, and the values and signatures of the scores."""
     result = output.result()
     scores = select_scores(result).items()
     return {
@@ -68,9 +70,9 @@ def describe_scores(output: SystemOutput) -> dict[str, Any]:
 
 
 def read_training(run: Path) -> dict[str, Any]:
-    """Return the cost of training and the learning curve: the loss at every validation, with seconds and FLOPs so far.
+    """Return the cost of training and the learning curve: the validation loss, with the seconds and FLOPs spent so far.
 
-    The speed is the median of the logged speeds, so that slow first steps and validations have no influence.
+    The speed is the median of the logged speeds, so that slow first steps and pauses for validation have no influence.
     """
     state, curve, speeds = RunFolder(run).state(), [], []
     spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
@@ -90,12 +92,12 @@ def read_training(run: Path) -> dict[str, Any]:
 
 
 def choose_metrics(recipe: Recipe) -> Sequence[str]:
-    """Return the metrics that a recipe names, or the default metrics of its task."""
+    """Return the metrics in a recipe's data.metrics, or the default metrics of its task."""
     return recipe.data.metrics or TASK_METRICS[recipe.model.task]
 
 
 def list_test_corpora(recipe: Recipe) -> dict[str, CorpusSettings]:
-    """Return the test corpora (the dev corpora if there are none) by names that are short enough for a table."""
+    """Return the test corpora, or the dev corpora if there are none, by names that fit into a table heading."""
     split = "test" if recipe.data.test else "dev"
     corpora: dict[str, CorpusSettings] = {}
     for corpus in getattr(recipe.data, split):
@@ -114,8 +116,8 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
         name: list(read_pairs(corpus, split=corpus.split, direction=direction, trees=translator.reads_trees))
         for name, corpus in corpora.items()
     }
-    everything = [pair for pairs in tests.values() for pair in pairs]
-    translate_pairs(translator, everything[:8])  # warm up: the first call is slow
+    all_pairs = [pair for pairs in tests.values() for pair in pairs]
+    translate_pairs(translator, all_pairs[:8])  # warm up: the first call is slow
     results: dict[str, dict[str, Any]] = {}
     for name, pairs in tests.items():
         begun = time.monotonic()
@@ -133,26 +135,26 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
             phrases = list(generate_phrases(split, count, seed=seed, direction=corpus_direction))
             results[name]["phenomena"] = score_phenomena(phrases, texts)
             results[name]["distances"] = measure_distances(phrases, texts)
-    timed, begun = everything[:TIMED_SENTENCES], time.monotonic()
+    timed, begun = all_pairs[:TIMED_SENTENCES], time.monotonic()
     translate_pairs(translator, timed, beam=1)
     speed = {  # sentences per second
         "greedy": len(timed) / (time.monotonic() - begun),
-        "beam": len(everything) / sum(result["seconds"] for result in results.values()),
-        "width": translator.recipe.search.beam,
+        "beam": len(all_pairs) / sum(result["seconds"] for result in results.values()),
+        "width": translator.recipe.search.beam,  # of the beam
     }
-    gradient = measure_gradients(translator, everything[:GRADIENT_SENTENCES])
+    gradient = measure_gradients(translator, all_pairs[:GRADIENT_SENTENCES])
     return {"tests": results, "speed": speed, "gradient": gradient}
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
-    """Return the translations of the sources, with their tags and, if the model reads them, their trees."""
+    """Translate the sources, with their tags and, if the model uses them, their trees."""
     trees = [pair.tree for pair in pairs] if translator.reads_trees else None
     lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
     return [hypothesis.text for hypothesis in translator.translate(lines, beam=beam, trees=trees, align=False)]
 
 
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
-    """Return the metric on the sentences in each bin of LENGTH_BINS."""
+    """Return the score by source length: the metric on the sentences in each bin of LENGTH_BINS."""
 
     def score(lines: Sequence[int]) -> float:
         references = collect_references([pairs[line] for line in lines])
@@ -162,39 +164,39 @@ def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) ->
 
 
 def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the percentage of correct phenomena, by the distance between their first and last word."""
-    verdicts = [
+    """Return the percentage of correct grammatical phenomena, by the distance between their first and last word."""
+    judged = [  # distance, and whether the translation is correct
         (max(phenomenon.words) - min(phenomenon.words), correct)
         for phrase, text in zip(phrases, texts, strict=True)
         for phenomenon, correct in judge_phenomena(phrase, text)
     ]
 
-    def score(lines: Sequence[int]) -> float:
-        return 100 * sum(verdicts[line][1] for line in lines) / len(lines)
+    def score(indices: Sequence[int]) -> float:
+        return 100 * sum(judged[index][1] for index in indices) / len(indices)
 
-    return measure_bins([distance for distance, _ in verdicts], DISTANCE_BINS, score)
+    return measure_bins([distance for distance, _ in judged], DISTANCE_BINS, score)
 
 
 def measure_bins(
     numbers: Sequence[int], bins: Sequence[Bin], score: Callable[[Sequence[int]], float]
 ) -> list[dict[str, Any]]:
-    """Return the score of the lines in each bin, given the number of each line.
+    """Return the score of the items in each bin. `numbers` contains the number that assigns each item to a bin.
 
-    A bin with too few lines is merged with the previous one.
+    `score` is called with the indices of the items in a bin. A bin with too few items is merged with the previous one.
     """
     filled: list[tuple[Bin, list[int]]] = []
     for low, high in bins:
-        inside = [line for line, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
+        inside = [index for index, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
         if inside and filled and len(inside) < MIN_BIN_FRACTION * len(numbers):
             (lower, _), previous = filled.pop()
             filled.append(((lower, high), previous + inside))
         elif inside:
             filled.append(((low, high), inside))
-    return [{"low": low, "high": high, "lines": len(lines), "value": score(lines)} for (low, high), lines in filled]
+    return [{"low": low, "high": high, "lines": len(items), "value": score(items)} for (low, high), items in filled]
 
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
-    """Return gradient norms by token distance (inspection/gradient_flow.py), with one sentence per batch row."""
+    """Return gradient norms by token distance (inspection/gradient_flow.py), for the first segment of each line."""
     examples = [
         segment.make_example(translator.tokenizers.target.encode(pair.target))
         for number, pair in enumerate(pairs)

@@ -1,8 +1,8 @@
-"""Figures of a comparison, and the questions about them: what a folder of recipes is meant to show.
+"""Figures of a comparison, and questions that are answered from them.
 
-A figure takes the models that it is about, as report.json has them, and returns a chart. Each point holds the value of
-every seed, so that readers see how much of a difference is chance. Questions are in a file beside the recipes, and
-are answered from the numbers of a figure alone:
+A figure is a function from models, as they are in report.json, to a chart. Each point contains the values of all seeds,
+so that readers see how much the results vary by chance. Questions are in the file questions.yaml beside the recipes:
+they state what the comparison is meant to show. Answers are computed from the numbers of a figure:
 
 questions:
   - title: Does attention help with long sentences?
@@ -28,25 +28,26 @@ from dragoman.evaluation.report import SCORE_TITLES, format_bounds
 from dragoman.metrics.metrics import METRICS
 
 ModelRecord = Mapping[str, Any]  # a model in report.json
-MAX_GRADIENT_DISTANCE = 24  # tokens back, in plots of gradients
-CURVE_X_KEYS = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}  # what a curve runs along
+MAX_GRADIENT_DISTANCE = 24  # tokens, in plots of gradients
+# The x axis of learning curves: budget -> key in the points of a curve
+CURVE_X_KEYS = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}
 CURVE_X_TITLES = {"step": "training steps", "seconds": "seconds of training", "flops": "FLOPs of training"}
 
 
 class FigureOptions(NamedTuple):
-    """What a figure needs beside its models."""
+    """What a figure needs to know apart from the models."""
 
     test: str  # the name of a test set
     metric: str
-    budget: str  # the limit that the runs were given
-    x: str  # settings, such as model.layers
-    lines: str
+    budget: str  # what limits the training: steps, epochs, minutes or flops
+    x: str  # of the figure "setting": the setting on the x axis, such as model.layers
+    lines: str  # of the figure "setting": the setting that has one value for each line
 
 
 def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> LineChart:
-    """Return the figure of a question, as report.json holds it, by default about the first test set.
+    """Return the figure of a question of report.json. The default test set is the first one.
 
-    The figure shows the first metric, and learning curves run along what limits the training.
+    Scores are those of the first metric. The x axis of learning curves is what limits the training.
     """
     test, budget = question.get("test") or next(iter(about["tests"]), ""), next(iter(about["budget"]), "steps")
     options = FigureOptions(test, about["metrics"][0], budget, question.get("x", ""), question.get("lines", ""))
@@ -54,7 +55,7 @@ def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], abou
 
 
 def make_series(models: Sequence[ModelRecord], find_points: Callable[[ModelRecord], list[Point]]) -> list[Series]:
-    """Return the lines of the models that have a finished run and at least one point."""
+    """Return a line for each model that has a finished run and at least one point."""
     lines = [Series(model["name"], find_points(model)) for model in models if model["runs"]]
     return [line for line in lines if line.points]
 
@@ -62,8 +63,8 @@ def make_series(models: Sequence[ModelRecord], find_points: Callable[[ModelRecor
 def plot_scores(
     series: list[Series], options: FigureOptions, *, x_title: str, ticks: Sequence[str], unit: str = ""
 ) -> LineChart:
-    """Return a chart of scores on the test set. Without a `unit` they are scores of the metric."""
-    metric = METRICS.get(options.metric)  # none for the loss and the perplexity of language models: low is good
+    """Return a chart of values on the test set. Without a `unit` they are scores of the metric."""
+    metric = METRICS.get(options.metric)  # None for loss and perplexity of language models, where low is good
     low = not unit and not (metric and metric.higher_is_better)
     unit = unit or SCORE_TITLES.get(options.metric, options.metric)
     return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low)
@@ -72,7 +73,7 @@ def plot_scores(
 def plot_buckets(
     models: Sequence[ModelRecord], options: FigureOptions, *, key: str, x_title: str, unit: str = "", more: str = ""
 ) -> LineChart:
-    """Plot the table `key` of a test set by its buckets."""
+    """Plot the values of the bins in the measurements `key` (lengths or distances) of a test set."""
 
     def read_tables(model: ModelRecord) -> list[Any]:
         return [run["tests"].get(options.test, {}).get(key, []) for run in model["runs"]]
@@ -100,24 +101,24 @@ def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str,
 
 def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot the validation loss during training."""
-    along = CURVE_X_KEYS[options.budget]
+    x_key = CURVE_X_KEYS[options.budget]
 
     def find_points(model: ModelRecord) -> list[Point]:
         points = []
         for row in zip(*(run["training"]["curve"] for run in model["runs"])):
             losses = tuple(point["loss"] for point in row)
             if None not in losses:
-                x = sum(point[along] for point in row) / len(row)
-                points.append(Point(x, f"{along} {row[0][along]:,.0f}", losses))
+                x = sum(point[x_key] for point in row) / len(row)
+                points.append(Point(x, f"{x_key} {row[0][x_key]:,.0f}", losses))
         return points
 
     lines, title = make_series(models, find_points), "validation loss, nats per token"
-    return LineChart(lines, CURVE_X_TITLES[along], title, "nats", logarithmic=True, low_is_good=True)
+    return LineChart(lines, CURVE_X_TITLES[x_key], title, "nats", logarithmic=True, low_is_good=True)
 
 
 def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
-    """Plot quality by a setting, such as the number of layers; models alike in another setting make a line."""
-    found: dict[str, dict[float, tuple[float, ...]]] = {}
+    """Plot scores by the setting `x`, such as model.layers. Models with the same value of `lines` form a line."""
+    found: dict[str, dict[float, tuple[float, ...]]] = {}  # name of a line -> x -> scores of the seeds
     for model in models:
         x, name = locate_model(model, options.x, options.lines)
         scores = tuple(run["tests"][options.test]["scores"][options.metric] for run in model["runs"])
@@ -132,7 +133,7 @@ def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineC
 
 
 def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
-    """Return the value of the setting `x` and the name of the line that a model is on, from the setting `lines`."""
+    """Return where a model is in the figure "setting": the value of the setting `x`, and the name of its line."""
 
     def find_setting(path: str) -> Any:
         try:
@@ -143,7 +144,7 @@ def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
 
     value = find_setting(x)
     if not isinstance(value, int | float):
-        raise UserError(f"a question puts {x!r} along an axis, but {value!r} of {model['name']!r} is no number")
+        raise UserError(f"a question has {x!r} on its x axis, but {value!r} of {model['name']!r} is not a number")
     return float(value), f"{lines} {find_setting(lines)}".lower()
 
 
@@ -167,32 +168,32 @@ FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] 
 
 
 class Question(Settings):
-    """A question about a figure, with the outcome that is expected, if any."""
+    """A question about a figure, with the expected outcome, if there is one."""
 
     title: str
     figure: str
-    text: str = ""  # why it is asked
-    models: Annotated[tuple[str, ...], Listed] = ("*",)  # names of recipes, or patterns of them
-    better: str = ""  # the line that is expected to be ahead ...
-    worse: str = ""  # ... of this one, at the far end; without them all lines are ranked there
-    test: str = ""  # by default the first test set
-    x: str = ""  # of figure "setting": what runs along the axis, such as model.layers
-    lines: str = ""  # ... and what makes a line of its own, such as model.residual
+    text: str = ""  # an introduction for readers of the report
+    models: Annotated[tuple[str, ...], Listed] = ("*",)  # names of recipes, or patterns such as rnn-*
+    better: str = ""  # the line that is expected to be better than `worse` at the last point ...
+    worse: str = ""  # ... of the figure; without both, all lines are ranked
+    test: str = ""  # the name of a test set; by default the first one
+    x: str = ""  # of the figure "setting": the setting on the x axis, such as model.layers
+    lines: str = ""  # ... and the setting that has one value for each line, such as model.residual
 
     def match_models(self, names: Sequence[str]) -> list[str]:
-        """Return the models that the question is about, in the order in which it names them."""
+        """Return the models that the question is about, in the order of `self.models`."""
         return list(dict.fromkeys(name for pattern in self.models for name in fnmatch.filter(names, pattern)))
 
 
 class Questions(Settings):
-    """What questions.yaml holds."""
+    """The content of questions.yaml."""
 
     title: str = "Comparison"
     questions: Annotated[tuple[Question, ...], Listed] = ()
 
 
 def read_questions(paths: Sequence[Path]) -> Questions:
-    """Return the questions of the first folder that has any."""
+    """Return the questions of the first folder that has a questions.yaml."""
     for file in (path / QUESTIONS_FILE for path in paths if path.is_dir()):
         if file.exists():
             found = build(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
@@ -203,7 +204,7 @@ def read_questions(paths: Sequence[Path]) -> Questions:
 
 
 def check_questions(questions: Questions, runs: Sequence[PlannedRun]) -> None:
-    """Refuse questions that cannot be answered before the runs start, which may take days."""
+    """Refuse questions that cannot be answered. This happens before the runs start, since these may take days."""
     models = {run.name: {"name": run.name, "settings": run.recipe.model_dump(mode="json")} for run in runs}
     for question in questions.questions:
         lines = question.match_models(list(models))
@@ -218,9 +219,9 @@ def check_questions(questions: Questions, runs: Sequence[PlannedRun]) -> None:
 
 
 def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question with its answer, as report.json holds it.
+    """Return the question with its answer, as it is written to report.json.
 
-    The answer counts the seeds that all of its models finished, so that seeds can be compared one by one.
+    Only seeds that all models of the question have finished are used, so that models can be compared seed by seed.
     """
     records, about = {model["name"]: model for model in report["models"]}, report["about"]
     test = question.test or next(iter(about["tests"]), "")
@@ -229,26 +230,27 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
         raise UserError(f"{asked}, but there are: {', '.join(about['tests'])}")
     names = question.match_models(list(records))
     seeds = [{run["seed"] for run in records[name]["runs"]} for name in names if records[name]["runs"]]
-    common = set.intersection(*seeds) if seeds else set()
+    common_seeds = set.intersection(*seeds) if seeds else set()
     models = [
-        {**records[name], "runs": [run for run in records[name]["runs"] if run["seed"] in common]} for name in names
+        {**records[name], "runs": [run for run in records[name]["runs"] if run["seed"] in common_seeds]}
+        for name in names
     ]
     found = {**question.model_dump(mode="json"), "models": names, "test": test}
     return {**found, "answer": describe_outcome(question, plot_figure(found, models, about))}
 
 
 def describe_outcome(question: Question, figure: LineChart) -> str:
-    """Return the outcome in a sentence that holds nothing but the numbers.
+    """Return the outcome as a sentence with the numbers of the figure.
 
-    It tells whether `better` beats `worse` at the last point, in how many seeds, and their difference at the first.
-    Without an expectation it ranks all models at the last point, best first.
+    The sentence states whether `better` beats `worse` at the last point, for how many seeds, and the difference at the
+    first point. Without an expectation it ranks all lines at the last point, best first.
     """
     lines = {line.name: line.points for line in figure.series}
     if not lines:
         return "No answer: no run of these models has finished."
     if not question.better:
-        far = max(points[-1].x for points in lines.values())
-        last = {name: points[-1] for name, points in lines.items() if points[-1].x == far}
+        last_x = max(points[-1].x for points in lines.values())
+        last = {name: points[-1] for name, points in lines.items() if points[-1].x == last_x}
         ranked = sorted(last, key=lambda name: last[name].mean, reverse=not figure.low_is_good)
         values = ", ".join(f"{name} {format_number(last[name].mean)}" for name in ranked)
         return f"At {last[ranked[0]].label}: {values} ({figure.unit})."
@@ -259,22 +261,22 @@ def describe_outcome(question: Question, figure: LineChart) -> str:
     if not pairs:
         return f"No answer: {question.better} and {question.worse} have no point in common."
     b, w = pairs[-1]
-    ahead = sum((one < other) if figure.low_is_good else (one > other) for one, other in zip(b.values, w.values))
+    wins = sum((one < other) if figure.low_is_good else (one > other) for one, other in zip(b.values, w.values))
     seeds = min(len(b.values), len(w.values))
-    verdict = "As expected" if ahead == seeds else "Not as expected" if ahead == 0 else "Undecided"
+    verdict = "As expected" if wins == seeds else "Not as expected" if wins == 0 else "Undecided"
     found = (
         f"{verdict}: at {b.label} {question.better} has {format_number(b.mean)} {figure.unit} and {question.worse} "
         f"{format_number(w.mean)}, {describe_gaps(b.values, w.values, figure.logarithmic)}; "
-        f"it is ahead in {ahead} of {seeds} seed{'s' * (seeds > 1)}"
+        f"it is ahead in {wins} of {seeds} seed{'s' * (seeds > 1)}"
     )
-    near_b, near_w = pairs[0]
-    if figure.logarithmic or near_b.x == b.x:
+    first_b, first_w = pairs[0]
+    if figure.logarithmic or first_b.x == b.x:
         return found + "."
-    return f"{found}. At {near_b.label}: {describe_gaps(near_b.values, near_w.values, False)}."
+    return f"{found}. At {first_b.label}: {describe_gaps(first_b.values, first_w.values, False)}."
 
 
 def describe_gaps(one: Sequence[float], other: Sequence[float], ratio: bool) -> str:
-    """Return the differences seed by seed, or the ratios."""
+    """Return the mean difference (or ratio) as text and, for several seeds, its range."""
     found = [a / b if ratio else a - b for a, b in zip(one, other)]
     mean, low, high = (
         format_number(value, sign="" if ratio else "+") for value in (sum(found) / len(found), min(found), max(found))
@@ -284,5 +286,5 @@ def describe_gaps(one: Sequence[float], other: Sequence[float], ratio: bool) -> 
 
 
 def format_number(value: float, *, sign: str = "") -> str:
-    """Return one digit after the point or, of small numbers, three significant digits."""
+    """Return a number with one decimal or, if its absolute value is below 1, three significant digits."""
     return f"{value:{sign}.1f}" if abs(value) >= 1 or value == 0 else f"{value:{sign}.3g}"

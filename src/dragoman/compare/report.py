@@ -1,4 +1,8 @@
-"""`dragoman compare`: train several recipes, and report on them in report.json (all numbers) and report.html."""
+"""`dragoman compare`: train several recipes, and write report.json (all numbers) and report.html.
+
+`summarise` collects the measurements of all runs in a record, which becomes report.json. The page and the table on the
+terminal show what is in this record. Headings and texts are in report.yaml.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +31,16 @@ from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 
 Measurements = Mapping[str, Any]  # of a run (measure.py)
-SAME_COST_RATIO = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
-SAME_SPEED_RATIO = 1.2  # ratio of tokens per second up to which two such runs had about the same share of the machine
+SAME_COST_RATIO = 1.05  # of FLOPs per token, up to which two runs should train equally fast
+SAME_SPEED_RATIO = 1.2  # of tokens per second, up to which two runs count as equally fast
 DATA_SPLITS = {"train": "training", "dev": "validation", "test": "test"}
-MAX_SERIES = 6  # in one chart; more are split by family
-TERMINAL_COLUMNS = (
-    "dev_loss",
-    "parameters",
-    "steps",
-    "tokens_per_second",
-    "greedy_per_second",
-    "peak_memory",
-)  # terminal
+MAX_SERIES = 6  # in one chart; with more there is a chart for each family
+# Keys of report.yaml that the table on the terminal has, after the scores
+TERMINAL_COLUMNS = ("dev_loss", "parameters", "steps", "tokens_per_second", "greedy_per_second", "peak_memory")
 
 
 class Column(Settings):
-    """A column of the main table (report.yaml)."""
+    """A column of the main table. The fields are explained in report.yaml."""
 
     heading: str
     title: str
@@ -52,14 +50,14 @@ class Column(Settings):
     device_headings: dict[str, str] = Field(default_factory=dict)
 
     def read(self, run: Measurements) -> float | None:
-        """Return the number of a run, None where it has none."""
+        """Return the number that this column shows for a run; None if the run has none."""
         found: Any = reduce(lambda section, part: section.get(part, {}), self.number, run)
         if isinstance(found, list):
             return min((point["loss"] for point in found if point["loss"] is not None), default=None)
         return None if found == {} else found
 
     def write(self, number: float) -> str:
-        """Return a number as the table shows it."""
+        """Return a number in the unit and format of this column."""
         return self.format.format(number / self.unit)
 
     def heading_on(self, devices: Sequence[str]) -> str:
@@ -68,7 +66,7 @@ class Column(Settings):
 
 
 class ReportTexts(Settings):
-    """What report.yaml holds."""
+    """The content of report.yaml."""
 
     columns: dict[str, Column]
     figures: Annotated[tuple[dict[str, str], ...], Listed]
@@ -81,7 +79,7 @@ TEXTS = build(ReportTexts, parse_yaml(Path(__file__).with_name("report.yaml").re
 def run_comparison(
     paths: Sequence[Path], *, out: Path, overrides: Sequence[str] = (), seeds: int = 1, jobs: int = 1
 ) -> dict[str, Any]:
-    """Train and measure what is not done yet; write OUT/report.html and OUT/report.json, and return the latter."""
+    """Train and measure all unfinished runs; write report.html and report.json into `out`; return the latter."""
     report = Report()
     runs = plan_runs(paths, out, overrides, seeds)
     questions = read_questions(paths)
@@ -90,10 +88,10 @@ def run_comparison(
         failures = run_in_processes(runs, report, jobs=jobs)
     except KeyboardInterrupt:
         raise Stop("stopped, everything is saved; the same command resumes", 130) from None
-    found = {run.folder: measured for run in runs if (measured := read_measurements(run)) is not None}
-    if not found:
+    measurements = {run.folder: measured for run in runs if (measured := read_measurements(run)) is not None}
+    if not measurements:
         raise UserError(f"none of the {len(runs)} runs finished; {next(iter(failures.values()))}")
-    comparison = {"title": questions.title, **summarise(runs, found, failures, jobs=jobs)}
+    comparison = {"title": questions.title, **summarise(runs, measurements, failures, jobs=jobs)}
     for warning in comparison["warnings"]:
         report.log(warning, WARNING)
     comparison["questions"] = [answer_question(question, comparison) for question in questions.questions]
@@ -103,13 +101,13 @@ def run_comparison(
     return comparison
 
 
-# The record
+# The record of a comparison
 
 
 def summarise(
     runs: Sequence[PlannedRun], measurements: Mapping[Path, Measurements], failures: Mapping[Path, str], *, jobs: int
 ) -> dict[str, Any]:
-    """Return the record of a comparison: each model's numbers over its seeds. The page shows nothing else."""
+    """Return the record of a comparison: for each model its settings, its measurements, and their means over seeds."""
     first = runs[0].recipe
     trained = {
         f"{run.name} (seed {run.seed})": measurements[run.folder]["training"]
@@ -119,7 +117,7 @@ def summarise(
     about = {
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
-        "devices": sorted({one["device"] for one in trained.values()}),
+        "devices": sorted({training["device"] for training in trained.values()}),
         "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
         "seeds": sorted({run.seed for run in runs}),
         "jobs": jobs,
@@ -129,24 +127,24 @@ def summarise(
     }
     models = []
     for name in dict.fromkeys(run.name for run in runs):
-        own = [run for run in runs if run.name == name]
-        found = {run.seed: measurements[run.folder] for run in own if run.folder in measurements}
-        columns = TEXTS.columns | (make_score_columns(about) if found else {})
-        family, missing = classify_model(own[0].recipe)
+        planned = [run for run in runs if run.name == name]
+        finished = {run.seed: measurements[run.folder] for run in planned if run.folder in measurements}
+        columns = TEXTS.columns | (make_score_columns(about) if finished else {})
+        family, missing = classify_model(planned[0].recipe)
         models.append({
             "name": name,
             "family": family,
             "missing": missing,
-            "settings": own[0].recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
-            "numbers": {key: summarise_values(map(column.read, found.values())) for key, column in columns.items()},
-            "runs": [{"seed": seed, **one} for seed, one in found.items()],
-            "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in own if run.folder in failures],
+            "settings": planned[0].recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
+            "numbers": {key: summarise_values(map(column.read, finished.values())) for key, column in columns.items()},
+            "runs": [{"seed": seed, **measured} for seed, measured in finished.items()],
+            "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in planned if run.folder in failures],
         })  # fmt: skip
     return {"about": about, "warnings": find_unfair_budgets(trained) if first.train.minutes else [], "models": models}
 
 
 def make_score_columns(about: Mapping[str, Any]) -> dict[str, Column]:
-    """Return a column for each metric on each test set, by its key in the numbers of a model."""
+    """Return a column for each metric on each test set. The keys are those in the numbers of a model."""
     return {
         f"{metric} {test}": Column(
             heading=f"{SCORE_TITLES.get(metric, metric)} {test}",
@@ -160,7 +158,7 @@ def make_score_columns(about: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def summarise_values(numbers: Iterable[float | None]) -> dict[str, float] | None:
-    """Return mean, lowest and highest over the seeds; None where a seed has no number."""
+    """Return mean, minimum and maximum over the seeds; None if a seed has no number."""
     values = list(numbers)
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -169,7 +167,7 @@ def summarise_values(numbers: Iterable[float | None]) -> dict[str, float] | None
 
 
 def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
-    """Return the group that a model is shown in, and the parts that a Transformer was built without."""
+    """Return the family of a model, and the names of the parts that an ablated Transformer lacks."""
     model = recipe.model
     if model.kind == "rnn":
         return ("recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"), []
@@ -182,22 +180,23 @@ def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
 
 
 def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a warning if runs that cost the same per token got unequal training in equal time.
+    """Return a warning if runs with equally many FLOPs per token made different numbers of steps in the same time.
 
-    Their speeds differ because of the machine, not because of the models, so their scores cannot be compared.
+    The speeds of such runs differ because of the machine, not because of the models, so scores cannot be compared.
     """
     runs = {name: run for name, run in trained.items() if run["tokens"] and run["seconds"]}
     cost = {name: run["flops"] / run["tokens"] for name, run in runs.items()}
     speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
-    groups: list[list[str]] = []
+    groups: list[list[str]] = []  # of runs with about the same cost per token
     for name in sorted(cost, key=cost.__getitem__):
         if not groups or cost[name] > SAME_COST_RATIO * cost[groups[-1][0]]:
             groups.append([])
         groups[-1].append(name)
-    ends = [(min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)) for group in groups]
-    unfair = [
-        (a, b) for a, b in ends if speed[b] > SAME_SPEED_RATIO * speed[a] and runs[a]["steps"] != runs[b]["steps"]
-    ]
+    unfair = []  # slowest and fastest run of a group
+    for group in groups:
+        slow, fast = min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)
+        if speed[fast] > SAME_SPEED_RATIO * speed[slow] and runs[slow]["steps"] != runs[fast]["steps"]:
+            unfair.append((slow, fast))
     if not unfair:
         return []
     slow, fast = max(unfair, key=lambda pair: speed[pair[1]] / speed[pair[0]])
@@ -211,11 +210,11 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-# What people see
+# Table and page
 
 
 def format_comparison(report: Mapping[str, Any]) -> Text:
-    """Return the main columns of the table and the answers to the questions, for a terminal."""
+    """Return the main columns of the table, and the answers to the questions, for the terminal."""
     about = report["about"]
     columns = make_score_columns({**about, "metrics": about["metrics"][:1]})
     columns |= {key: TEXTS.columns[key] for key in TERMINAL_COLUMNS}
@@ -229,14 +228,14 @@ def format_comparison(report: Mapping[str, Any]) -> Text:
 
 
 def render_comparison(report: Mapping[str, Any]) -> str:
-    """Return report.html: the table, the questions with their answers, the figures, and how all of it was made."""
+    """Return report.html: the table, the questions with answers, the figures, versions and data."""
     about, models = report["about"], {model["name"]: model for model in report["models"]}
     sections = []
     for question in [*report["questions"], *TEXTS.figures]:
         chart = plot_figure(question, [models[name] for name in question.get("models", models)], about)
         charts = [("", render_chart(chart, width=860))]
         if "answer" not in question and len(chart.series) > MAX_SERIES:
-            charts = []  # one per family, with the other families in grey behind it
+            charts = []  # one per family, with the other families in grey in the background
             for family in dict.fromkeys(models[series.name]["family"] for series in chart.series):
                 inside = [series for series in chart.series if models[series.name]["family"] == family]
                 others = [series for series in chart.series if series not in inside]
@@ -263,9 +262,9 @@ def render_comparison(report: Mapping[str, Any]) -> str:
 
 
 def describe_data(data: Mapping[str, Any]) -> str:
-    """Return the data section in words.
+    """Return the data section of a recipe in words.
 
-    Files have their names but not their folders, which mean nothing to readers on other machines.
+    Files are shown without their folders, which mean nothing to readers on other machines.
     """
     parts = []
     for key, name in DATA_SPLITS.items():

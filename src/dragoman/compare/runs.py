@@ -1,7 +1,7 @@
 """The runs of a comparison: each recipe with each seed, on the same data, with the same budget.
 
-Every run is trained and measured in a process of its own, so that the memory it needs can be measured. An interrupted
-run resumes, and a run that has been measured is not repeated.
+`plan_runs` checks the recipes and lists the runs. `run_in_processes` trains and measures every run in a process of its
+own, so that its memory use can be measured. An interrupted run resumes, and a measured run is not repeated.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from dragoman.training.prepare import check_files
 from dragoman.training.start import MAY_CHANGE, check_settings, find_changed_setting
 from dragoman.training.trainer import train
 
-QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
-BATCH_SETTINGS = ("tokens", "accumulate")  # settings that must agree where the budget is in steps
-# Settings that change no result, by section
+QUESTIONS_FILE = "questions.yaml"  # beside the recipes: questions about the results (questions.py)
+BATCH_SETTINGS = ("tokens", "accumulate")  # must be equal if the budget is a number of steps
+# Settings that have no effect on results, by section: a finished run is reused although they have changed
 IGNORED_SETTINGS = {"train": MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}, "data": {"cache"}}
-POLL_SECONDS = 0.05  # between two polls of the processes
-SAVE_SECONDS = 60.0  # that an interrupted process gets to save and end
+POLL_SECONDS = 0.05  # between two checks of the processes
+SAVE_SECONDS = 60.0  # for an interrupted process to save a checkpoint and exit
 
 
 class PlannedRun(NamedTuple):
-    """One run: `name` is the recipe's, `recipe` has every setting written out."""
+    """A run of a comparison. `name` is that of the recipe file; `recipe` contains this run's seed."""
 
     name: str
     seed: int
@@ -54,10 +54,9 @@ class PlannedRun(NamedTuple):
 
 
 def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds: int) -> list[PlannedRun]:
-    """Return every recipe with the first seed, then every recipe with the second, so that each model runs early.
+    """Return every recipe with the first seed, then every recipe with the second, so that each model has results early.
 
-    Recipes that cannot be compared are refused, and so is a folder `out` that an earlier comparison of other recipes
-    or settings has left.
+    Recipes that cannot be compared are refused. A folder `out` with runs of other recipes or settings is refused too.
     """
     recipes: dict[str, Recipe] = {}
     for path in find_recipes(paths):
@@ -74,9 +73,9 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             raise UserError(message if str(path) in message else f"{path}: {message}") from None
     check_comparable(recipes)
     runs = []
-    for number in range(seeds):
+    for offset in range(seeds):
         for name, recipe in recipes.items():
-            settings = recipe.train.model_copy(update={"seed": recipe.train.seed + number})
+            settings = recipe.train.model_copy(update={"seed": recipe.train.seed + offset})
             folder = out / "runs" / f"{name}-seed{settings.seed}"
             runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
     for run in runs:
@@ -86,16 +85,16 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             raise UserError(
                 f"{str(run.folder)!r} was made with {name}={was!r}, not {now!r}; remove it, or choose another --out"
             )
-    there = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
-    if others := sorted(there - recipes.keys()):
+    existing = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
+    if others := sorted(existing - recipes.keys()):
         raise UserError(
-            f"{str(out)!r} holds runs of other recipes ({', '.join(others)}); name them too, or choose another --out"
+            f"{str(out)!r} contains runs of other recipes ({', '.join(others)}); name them too, or choose another --out"
         )
     return runs
 
 
 def find_recipes(paths: Sequence[Path]) -> list[Path]:
-    """Return the files themselves, and those of each folder, sorted by name."""
+    """Return the recipe files: each path that is a file, and the *.yaml files of each folder, sorted by name."""
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
@@ -109,12 +108,13 @@ def find_recipes(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_comparable(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse recipes that differ in task, data or budget, or have no test set."""
+    """Refuse recipes that differ in task, data or budget, or that have nothing to be evaluated on."""
     (first_name, first), *_ = recipes.items()
     in_steps = any(recipe.train.steps for recipe in recipes.values())
+    # Settings that must be equal -> what to do if they are not
     remedies = {"model.task": "only models of one task (model.kind) can be compared"}
     remedies |= {f"data.{key}": "a comparison needs the same data for all" for key in DataSettings.model_fields}
-    del remedies["data.cache"]
+    del remedies["data.cache"]  # has no effect on results
     for key in (*LIMITS, *(BATCH_SETTINGS if in_steps else ())):
         example = f"train.{key}={getattr(first.train, key):g}"
         remedies[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
@@ -131,17 +131,18 @@ def check_comparable(recipes: Mapping[str, Recipe]) -> None:
 
 
 def format_value(value: object) -> str:
-    """Return a setting as text for a message: corpora without their defaults."""
+    """Return the value of a setting as text for a message; corpora without settings that have their defaults."""
     if isinstance(value, tuple):
         return "[" + ", ".join(format_value(each) for each in value) + "]"
     return str(value.model_dump(exclude_defaults=True)) if hasattr(value, "model_dump") else repr(value)
 
 
 def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
-    """Return what an earlier call measured, if the file is complete and of this version."""
+    """Return the measurements of a finished run; None if there are none, or of another version."""
     with suppress(UserError):  # missing or truncated
         found = read_json(run.file(".json"))
         scored = {name for test in found.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
+        # Metrics that have been renamed since are measured again
         return found if found.get("version") == MEASUREMENT_VERSION and not scored & set(METRIC_ALIASES) else None
     return None
 
@@ -150,10 +151,10 @@ def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
 
 
 def train_and_measure(recipe_file: Path, folder: Path) -> None:
-    """Train and measure one run, or resume it. Save and end when the process that started it ends."""
+    """Train a run, or resume it, and measure it. If the parent process ends, save a checkpoint and exit."""
 
     def end_with_parent() -> None:
-        os.read(0, 1)  # a pipe that closes however the parent ends; sys.stdin would block the end of the interpreter
+        os.read(0, 1)  # stdin is a pipe that closes when the parent ends; sys.stdin would block the exit
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -164,9 +165,9 @@ def train_and_measure(recipe_file: Path, folder: Path) -> None:
 
 
 def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Path, str]:
-    """Train and measure all runs, `jobs` at a time; return the messages of those that failed, by folder.
+    """Train and measure all runs, `jobs` at a time. Return the error messages of failed runs, by folder.
 
-    A failed run does not stop the others. When interrupted, all processes get time to save and end.
+    A failed run does not stop the others. On Ctrl-C, all processes get time to save a checkpoint.
     """
     waiting = [run for run in runs if read_measurements(run) is None]
     if len(waiting) < len(runs):
@@ -185,7 +186,9 @@ def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -
                 run = worker.run
                 if worker.close():
                     output = run.file(".log").read_text(encoding="utf-8", errors="replace")
-                    lines = [line for line in output.splitlines() if line.strip()] or ["it ended without a message"]
+                    lines = [line for line in output.splitlines() if line.strip()] or [
+                        "the process ended without a message"
+                    ]
                     failures[run.folder] = lines[-1].removeprefix("dragoman: ")
                     report.log(f"{run.name}, seed {run.seed} failed: {failures[run.folder]}")
                 elif jobs > 1:
@@ -199,7 +202,7 @@ def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -
 
 
 class Worker:
-    """The process of a run. Its output goes to its log and, if it is the only process, to standard error too."""
+    """The process of a run. Its output goes to a log file and, if only one run is active at a time, also to stderr."""
 
     def __init__(self, run: PlannedRun, *, jobs: int) -> None:
         self.run, self.echo = run, jobs == 1
@@ -214,14 +217,14 @@ class Worker:
         self.log = run.file(".log").open(encoding="utf-8", errors="replace")
 
     def poll(self) -> int | None:
-        """Copy new output to standard error; return the exit code, None while the process runs."""
+        """Copy new output to stderr; return the exit code, or None while the process runs."""
         code = self.process.poll()
         if self.echo:
             print(self.log.read(), end="", file=sys.stderr, flush=True)
         return code
 
     def close(self) -> int:
-        """Give the process time to save and end, and return its exit code."""
+        """Wait up to SAVE_SECONDS for the process to end, then kill it; return its exit code."""
         with self.process, self.log:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(SAVE_SECONDS)

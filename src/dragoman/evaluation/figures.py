@@ -1,8 +1,9 @@
-"""Line charts as inline SVG, rendered by matplotlib: the mean of several values as a line, their range as a band, and
-the name of each line at its end.
+"""Line charts as inline SVG, rendered by matplotlib.
 
-The look is that of templates/chart.mplstyle. Colours become CSS variables (templates/style.css), so a chart follows the
-page's light or dark mode. Text stays text. The SVG is the same at every call: it has no date and no random ids.
+A line shows the mean of several values (such as one per seed), a band shows their range, and the name of a line stands
+at its end. The style sheet is templates/chart.mplstyle. Colours become CSS variables (templates/style.css), so that a
+chart follows the light or dark mode of the page. Text stays text, in the font of the page. The same chart always gives
+the same SVG, without dates and random ids.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 STYLE = Path(__file__).parent / "templates" / "chart.mplstyle"
-GREY, BACKGROUND_GREY = "#667080", "#c4cad2"
+GREY, BACKGROUND_GREY = "#667080", "#c4cad2"  # of tick labels, and of series in the background
 LINE_COLOURS = ("#0068a8", "#cf5200", "#008a62", "#b0508a", "#a87400", "#6f4bb8", "#2a97d4", "#7d5f2a")
 CSS_VARIABLES = {GREY: "--soft", "#d9dce1": "--faint", BACKGROUND_GREY: "--behind"} | {
     colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
 }
-LINE_STYLES = ("-", (0, (3, 1.5)), (0, (1, 1.5)))  # of eight lines each
+LINE_STYLES = ("-", (0, (3, 1.5)), (0, (1, 1.5)))  # solid, dashed, dotted: the next style once all colours are used
 MARGIN_TOP, MARGIN_BOTTOM, MARGIN_LEFT = 12, 52, 60  # pixels around the plot
 LABEL_HEIGHT = 14  # pixels from one label to the next
 LABEL_GAP = 8  # pixels left and right of a label
-CHARACTER_WIDTH = 6.8  # pixels, about the width of a bold character; the browser chooses the font
+CHARACTER_WIDTH = 6.8  # pixels, estimated for bold text, since the browser chooses the font
 MIN_TICKS, MAX_TICKS = 3, 6
 SVG_CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
-MAX_DOTS = 12  # points on a line; longer lines have no dots
+MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-MIN_LOG_VALUE = 1e-12  # on a logarithmic axis
+MIN_LOG_VALUE = 1e-12  # on a logarithmic axis; smaller values are raised to it
 
 
 class Point(NamedTuple):
-    """A point of a line, with several values where there are several seeds."""
+    """A point of a line: one x, and one value or several, such as one per seed."""
 
     x: float
     label: str  # the x in words, such as "17 to 20 words"
-    values: tuple[float, ...]  # such as one per seed
+    values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
@@ -56,7 +57,7 @@ class Point(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A line of a chart."""
+    """A line of a chart: its name and its points, by increasing x."""
 
     name: str
     points: list[Point]
@@ -64,37 +65,36 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class LineChart:
-    """What a chart shows, in data. `low_is_good` matters to answers about the chart, not to its look."""
+    """The data of a chart. `low_is_good` is not drawn; it is for comparing series (compare/questions.py)."""
 
     series: list[Series]
     x_title: str
     y_title: str
-    unit: str  # of a value, in a sentence
-    ticks: tuple[str, ...] = ()  # names of x = 0, 1, 2, ...; none: x is a number
+    unit: str  # of y, for sentences about the chart
+    ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, ...; if empty, x is a number
     logarithmic: bool = False
     low_is_good: bool = False
 
 
 def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
-    """Return the chart as SVG: its series in colour, those `behind` in grey and without names."""
-    every = [*chart.series, *behind]
-    if not any(series.points for series in every):
+    """Return the chart as SVG, with the series in `behind` in grey and without names; "" if there are no points."""
+    all_series = [*chart.series, *behind]
+    if not any(series.points for series in all_series):
         return ""
     import matplotlib
     from matplotlib.figure import Figure
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
-    longest = min(
-        max(len(series.name) for series in every), int(0.4 * width / CHARACTER_WIDTH)
-    )  # panels have equal axes
+    # Names get at most 40 % of the width. Those of `behind` count too, so that the charts of all families are aligned.
+    longest = min(max(len(series.name) for series in all_series), int(0.4 * width / CHARACTER_WIDTH))
     right = width - 2 * LABEL_GAP - longest * CHARACTER_WIDTH
     tips: dict[str, list[str]] = {}
     with matplotlib.rc_context(fname=str(STYLE)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the browser has the fonts
+        warnings.filterwarnings("ignore", message="Glyph")  # missing in matplotlib's font, not in the browser's
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
         size = (right - MARGIN_LEFT) / width, (height - MARGIN_TOP - MARGIN_BOTTOM) / height
         axes = figure.add_axes((MARGIN_LEFT / width, MARGIN_BOTTOM / height, *size))
-        draw_axes(axes, chart, every)
+        draw_axes(axes, chart, all_series)
         for number, series in enumerate(behind):
             xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
             axes.plot(xs, means, color=BACKGROUND_GREY, linewidth=1.2, gid=f"behind:{number}")
@@ -111,10 +111,10 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
     return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
 
 
-def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
+def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> None:
     """Set limits, ticks, grid and titles of both axes."""
-    xs = [point.x for series in every for point in series.points]
-    values = [value for series in every for point in series.points for value in point.values]
+    xs = [point.x for series in all_series for point in series.points]
+    values = [value for series in all_series for point in series.points for value in point.values]
     low, high = min(values), max(values)
     if chart.logarithmic:
         low, high = max(low, MIN_LOG_VALUE), max(high, MIN_LOG_VALUE)
@@ -122,7 +122,7 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
         low, high = low / slack, high * slack
         axes.set_yscale("log")
         y_ticks = choose_log_ticks(math.log10(low), math.log10(high))
-    else:  # it starts at 0, unless the values lie too far from it to tell them apart
+    else:  # the axis starts at 0, unless all values are so far from 0 that they could not be told apart
         slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
         low, high = (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
         y_ticks = choose_linear_ticks(low, high)
@@ -133,9 +133,11 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     axes.set_yticks(y_ticks, [format_tick(tick) for tick in y_ticks])
     axes.minorticks_off()
     for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
-        for row, text in enumerate(name.split("\n")):  # one by one, since matplotlib would centre them for its own font
-            where = (x, MARGIN_BOTTOM - 17 - 12 * row)
-            axes.annotate(text, where, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=GREY)
+        for row, text in enumerate(
+            name.split("\n")
+        ):  # line by line, since matplotlib would align them by the width of its own font
+            position = (x, MARGIN_BOTTOM - 17 - 12 * row)  # baselines 12 pixels apart, the first 17 below the axis
+            axes.annotate(text, position, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=GREY)
     axes.grid(True, gid="grid")
     for label in axes.get_yticklabels():
         label.set_gid("y-tick")
@@ -144,31 +146,31 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
 
 
 def choose_linear_ticks(low: float, high: float) -> list[float]:
-    """Return three to about six round numbers between low and high."""
+    """Return round numbers between low and high, from MIN_TICKS to about MAX_TICKS of them."""
     from matplotlib.ticker import MaxNLocator
 
     ticks = MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10], min_n_ticks=MIN_TICKS).tick_values(low, high)
-    slack = 1e-9 * (high - low)
+    slack = 1e-9 * (high - low)  # for rounding errors
     return [float(tick) for tick in ticks if low - slack <= tick <= high + slack]
 
 
 def choose_log_ticks(low: float, high: float) -> list[float]:
-    """Return ticks between 10**low and 10**high: powers of ten, with 2 and 5 times those where powers are few.
+    """Return ticks between 10**low and 10**high: powers of ten or, if these are few, also their multiples by 2 and 5.
 
-    A range that holds fewer than three of either, such as 3.0 to 3.9, gets linear ticks.
+    A range with fewer than MIN_TICKS of these, such as 3.0 to 3.9, gets linear ticks.
     """
     powers = range(math.floor(low), math.ceil(high) + 1)
-    every = max(1, len(powers) // MAX_TICKS)
+    step = max(1, len(powers) // MAX_TICKS)
     for factors in ((1,), (1, 2, 5)):
-        found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
-        found = [value for value in found if low - 1e-9 <= math.log10(value) <= high + 1e-9]
-        if len(found) >= MIN_TICKS:
-            return found
+        ticks = [factor * 10.0**power for power in powers if power % step == 0 for factor in factors]
+        ticks = [tick for tick in ticks if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
+        if len(ticks) >= MIN_TICKS:
+            return ticks
     return choose_linear_ticks(10**low, 10**high)
 
 
 def format_tick(value: float) -> str:
-    """Write a number as short as it can be."""
+    """Return a number as short text: 20000 is 20k, 0.00002 is 2e-5."""
     for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
@@ -176,12 +178,12 @@ def format_tick(value: float) -> str:
 
 
 def clip_small(values: Iterable[float]) -> list[float]:
-    """Return values that a logarithmic axis can show."""
+    """Raise values near 0 to MIN_LOG_VALUE, since a logarithmic axis cannot show 0."""
     return [value if abs(value) >= MIN_LOG_VALUE else MIN_LOG_VALUE for value in values]
 
 
 def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
-    """Draw a band from the lowest to the highest value, the mean as a line, and dots where points are few."""
+    """Draw the range of the values as a band, the mean as a line and, if there are few points, dots."""
     xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
     colour = LINE_COLOURS[number % len(LINE_COLOURS)]
     style = LINE_STYLES[number // len(LINE_COLOURS) % len(LINE_STYLES)]
@@ -196,36 +198,39 @@ def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
 
 
 def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
-    """Write the name of each line right of its end, as far up or down as the other names make necessary."""
+    """Write the name of each line to the right of its end, moved up or down so that names do not overlap."""
     ends = [axes.transData.transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     order = sorted(range(len(lines)), key=lambda number: float(ends[number][1]))
     plot = axes.get_window_extent()
     heights = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
     for number, height in zip(order, heights, strict=True):
         colour, (x, y) = lines[number].get_color(), ends[number]
-        tie = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
+        connector = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
         style: dict[str, Any] = {"color": colour, "weight": "bold", "gid": f"name:{number}"}
-        axes.annotate(names[number], (x, y), (x + LABEL_GAP, height - 4), "figure pixels", arrowprops=tie, **style)
+        axes.annotate(
+            names[number], (x, y), (x + LABEL_GAP, height - 4), "figure pixels", arrowprops=connector, **style
+        )
 
 
 def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = LABEL_HEIGHT) -> list[float]:
-    """Return positions between low and high, at least `gap` apart and close to the wanted ones, which are sorted.
+    """Return positions between low and high at least `gap` apart and close to the wanted ones, which are sorted.
 
-    Less what the gaps add, positions need not be apart but only in order. The lowest such positions that are not below
-    the wanted ones, and the highest that are not above them, have a mean that is in order too.
+    Subtracting i * gap from position i turns "at least `gap` apart" into "not decreasing". The cumulative maximum from
+    the left and the cumulative minimum from the right are both not decreasing, and so is their mean.
     """
     gaps = gap * np.arange(len(wanted))
-    free = np.array(wanted) - gaps
-    upper, lower = np.maximum.accumulate(free), np.minimum.accumulate(free[::-1])[::-1]
-    found: list[float] = (np.clip((upper + lower) / 2, low, high - gap * (len(wanted) - 1)) + gaps).tolist()
-    return found
+    shifted = np.array(wanted) - gaps
+    upper, lower = np.maximum.accumulate(shifted), np.minimum.accumulate(shifted[::-1])[::-1]
+    positions: list[float] = (np.clip((upper + lower) / 2, low, high - gap * (len(wanted) - 1)) + gaps).tolist()
+    return positions
 
 
 def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
-    """Return matplotlib's SVG without ids, links and namespaces, which a page with several charts must not repeat.
+    """Return matplotlib's SVG for use inside a page: without ids, links and namespaces, which could clash with others.
 
-    An artist's gid, such as "line" or "dots:3", becomes its class. Colours become CSS variables, dots become circles,
-    and `tips`, by gid, are shown when the mouse is over a dot or a line.
+    matplotlib writes the gid of an artist, such as "line" or "dots:3", as the id of a group. The part before the colon
+    becomes the class of the group. Colours become CSS variables and dots become circles. `tips` maps gids to the texts
+    shown when the mouse is over a dot, a line or a name.
     """
     root = ElementTree.fromstring(CONTROL_CHARACTERS.sub("", text))
     for element in list(root.iter()):
@@ -234,12 +239,12 @@ def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str
         for child in [child for child in element if child.tag.endswith(("}defs", "}metadata"))]:
             element.remove(child)
         element.attrib.pop("clip-path", None)
-        if "style" in element.attrib:  # the page has its own colours and font
+        if "style" in element.attrib:  # the page has colours and a font of its own
             style = re.sub(r"font-family: [^;]*;? ?", "", element.attrib["style"])
             element.set("style", HEX_COLOUR.sub(lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style))
         for name in {"d", "x", "y", "transform"} & element.attrib.keys():
             element.set(name, LONG_NUMBER.sub(lambda found: f"{float(found[0]):.1f}", element.attrib[name]))
-        if element.tag == "use":
+        if element.tag == "use":  # a marker
             element.tag, (x, y, style) = "circle", (element.get(name, "") for name in ("x", "y", "style"))
             element.attrib = {"class": "dot", "cx": x, "cy": y, "r": "3", "style": style}
     for group in root.iter("g"):
@@ -250,4 +255,6 @@ def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str
         for shape, tip in zip(shapes, tips.get(gid, [])):
             ElementTree.SubElement(shape, "title").text = tip
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
-    return CONTROL_CHARACTERS.sub("", ElementTree.tostring(root, encoding="unicode"))  # labels and tips too
+    return CONTROL_CHARACTERS.sub(
+        "", ElementTree.tostring(root, encoding="unicode")
+    )  # labels and tips may contain them too

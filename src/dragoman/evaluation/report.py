@@ -1,8 +1,8 @@
-"""Results for people: tables for the terminal, and the page that `evaluate --page` writes.
+"""Reports of evaluations: tables for the terminal, and the HTML page that `evaluate --page` writes.
 
 Both show scores with significance, and scores by length and word frequency. The page also shows the lines on which
-systems differ most. It is one file without external resources, complete without scripts; with them it can be sorted
-and searched.
+systems differ most. The page is one file without external resources. JavaScript adds sorting and search, but
+the page is complete without it.
 
 Shapes   N lines   S systems
 """
@@ -25,33 +25,30 @@ from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
 from dragoman.metrics import significance
 from dragoman.metrics.metrics import METRICS, WORD_OR_CHARACTER, Array
 
-Result = Mapping[str, Any]  # of a system on a test set (systems.py)
+Result = Mapping[str, Any]  # of one system on one test set, as `Scorer.score` returns it
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
 SCORE_TITLES = {**{name: metric.title for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
-SCORE_DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
-LABEL_SCORES = ("precision", "recall", "f1")  # columns of a confusion matrix
-LINES_SHOWN = 40  # on which a system beats the first by most, and as many on which it falls behind by most
-TOKEN = re.compile(
-    rf"{WORD_OR_CHARACTER.pattern}|\s+|.", re.DOTALL
-)  # words, spaces, and each punctuation mark by itself
+SCORE_DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; 2 for all other scores
+LABEL_SCORES = ("precision", "recall", "f1")  # columns beside a confusion matrix
+LINES_SHOWN = 40  # lines that a system translates much better than the first system, and as many much worse
+TOKEN = re.compile(rf"{WORD_OR_CHARACTER.pattern}|\s+|.", re.DOTALL)  # words, runs of spaces, single punctuation marks
 
 
 # Tables for the terminal
 
 
 def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
-    """Return one table per test set, with a row for each score of each run, and below them how all was tested.
+    """Return a table for each test set, with a row for each score of each run, and notes on the significance tests.
 
-    With `parts` each run also has a line with what its BLEU is made of. Signatures are not broken, however narrow the
-    terminal: people copy them.
+    With `parts` there is also a line for each run with its n-gram precisions and brevity penalty. Signatures are not
+    wrapped, however narrow the terminal, because users copy them.
     """
     runs = shorten_names([result["run"] for result in results])
     tests = []
     for heading, group in group_by_test(results):
-        columns = list(
-            zip(SCORE_COLUMNS, *(row for result in group for row in list_score_rows(result, runs)), strict=True)
-        )
-        shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
+        rows = [SCORE_COLUMNS, *(row for result in group for row in list_score_rows(result, runs))]
+        columns = list(zip(*rows, strict=True))[len(runs) == 1 :]  # no column "run" if there is only one
+        shown = [column for column in columns if any(column[1:])]
         tests.append({"heading": heading, "table": align_columns(list(zip(*shown, strict=True))), "results": group})
     scores = [score for result in results for score in select_scores(result).values()]
     text = render_page("scores.txt", tests=tests, runs=runs, scores=scores, parts=parts)
@@ -64,23 +61,24 @@ def list_score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[s
     for name, score in select_scores(result).items():
         value = f"{score['value']:.{SCORE_DIGITS.get(name, 2)}f}"
         low, high = score.get("interval", (0.0, 0.0))
-        half = f"{(high - low) / 2:.2f}" if "interval" in score else ""
-        tests = ("", "", "")
+        half_width = f"{(high - low) / 2:.2f}" if "interval" in score else ""
+        comparison = ("", "", "")
         if against := score.get("against"):
             difference = f"{against['difference']:+.2f}{' *' * against['significant']}"
-            tests = (difference, format_p(against["p_bootstrap"]), format_p(against["p_randomisation"]))
-        yield (run, SCORE_TITLES.get(name, name), value, half, *tests, score["signature"])
-    for name, c in result.get("phenomena", {}).items():
-        yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
+            comparison = (difference, format_p(against["p_bootstrap"]), format_p(against["p_randomisation"]))
+        yield (run, SCORE_TITLES.get(name, name), value, half_width, *comparison, score["signature"])
+    for name, counts in result.get("phenomena", {}).items():
+        right = f"{counts['right']} of {counts['total']} right"
+        yield (run, name, f"{counts['percent']:.1f} %", "", "", "", "", right)
 
 
 def select_scores(result: Result) -> dict[str, Any]:
-    """Return the scores of a result by the name of the metric."""
+    """Return the scores in a result, by the name of the metric, without the other fields."""
     return {name: score for name, score in result.items() if isinstance(score, dict) and "signature" in score}
 
 
 def group_by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """Return the results of each test set with its heading: a short name, where it has one, and how many lines."""
+    """Return the heading and the results of each test set. The heading has its short name, if any, and line count."""
     groups: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         groups.setdefault((str(result.get("test", "")), result["lines"]), []).append(result)
@@ -92,9 +90,9 @@ def group_by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def shorten_names(names: Sequence[str]) -> dict[str, str]:
-    """Return names with as few of the last components of their paths as tell them apart.
+    """Map each name, usually a path, to its last components: as few as keep all names different.
 
-    A name may hold several paths, such as "corpus/test.en and corpus/test.de (tag de)".
+    A name may contain several paths, such as "corpus/test.en and corpus/test.de (tag de)".
     """
 
     def keep_last(name: str, kept: int) -> str:
@@ -109,12 +107,12 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def format_p(value: float) -> str:
-    """Return a p-value with more digits where it is small."""
+    """Return a p-value as text, with more digits if it is small."""
     return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
 
 def format_confusion(table: Mapping[str, Any]) -> str:
-    """Return a confusion matrix: a row for each reference label, a column for each predicted label."""
+    """Return a confusion matrix as text: a row for each reference label, a column for each predicted label."""
     labels = table["labels"]
     rows = [["reference", *(f"as {label}" for label in labels), *LABEL_SCORES]]
     for label, row in zip(labels, table["counts"], strict=True):
@@ -123,7 +121,7 @@ def format_confusion(table: Mapping[str, Any]) -> str:
 
 
 def format_breakdowns(results: Sequence[Result]) -> Text:
-    """Return, for each test set, every score by length and word F1 by frequency, with a column for each run."""
+    """Return tables of every score by length and of word F1 by frequency, with a column for each run."""
     runs = shorten_names([result["run"] for result in results])
     groups = group_by_test(results)
     blocks = []
@@ -131,42 +129,43 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
     def add_table(title: str, group: Sequence[Result], key: str, unit: str, name: str) -> None:
         rows = [["", unit, *(runs[result["run"]] for result in group)]]
         rows += [
-            [format_bounds(row[0]), str(row[0][unit]), *(f"{one[name]:.2f}" for one in row)]
+            [format_bounds(row[0]), str(row[0][unit]), *(f"{bucket[name]:.2f}" for bucket in row)]
             for row in zip(*(result[key]["buckets"] for result in group), strict=True)
         ]
         blocks.append(f"\n{title}\n{align_columns(rows)}")
 
     for heading, group in groups:
-        some = [result for result in group if "lengths" in result]
-        where = f", {heading}" * (len(groups) > 1)
-        for name in select_scores(some[0]) if some else []:
-            length = f"{some[0]['lengths']['side']} length in {some[0]['lengths']['unit']}"
-            add_table(f"{SCORE_TITLES.get(name, name)} by {length}{where}", some, "lengths", "lines", name)
-        if rare := [result for result in some if "rarity" in result]:
-            title = f"word F1 by frequency in {describe_word_count_source(rare[0], runs)}{where}"
-            add_table(title, rare, "rarity", "words", "f1")
+        with_lengths = [result for result in group if "lengths" in result]
+        test = f", {heading}" * (len(groups) > 1)
+        for name in select_scores(with_lengths[0]) if with_lengths else []:
+            lengths = with_lengths[0]["lengths"]
+            title = f"{SCORE_TITLES.get(name, name)} by {lengths['side']} length in {lengths['unit']}{test}"
+            add_table(title, with_lengths, "lengths", "lines", name)
+        if with_words := [result for result in with_lengths if "rarity" in result]:
+            title = f"word F1 by frequency in {describe_word_count_source(with_words[0], runs)}{test}"
+            add_table(title, with_words, "rarity", "words", "f1")
     return Text("\n".join(blocks), no_wrap=True, overflow="ignore")
 
 
 def describe_word_count_source(result: Result, runs: Mapping[str, str]) -> str:
-    """Return where words were counted, with the short name of the run whose training data it is."""
-    where: str = result["rarity"]["counted_in"]
-    run = where.removeprefix(TRAINING_DATA)
-    return f"{TRAINING_DATA}{runs[run]}" if run in runs else where
+    """Return in which text word frequencies were counted, with the short name of a run."""
+    source: str = result["rarity"]["counted_in"]
+    run = source.removeprefix(TRAINING_DATA)
+    return f"{TRAINING_DATA}{runs[run]}" if run in runs else source
 
 
-def format_bounds(row: Mapping[str, Any]) -> str:
-    """Return the bounds of a bucket in words."""
-    if row["high"] is None:
-        return f"{row['low']} or more"
-    return str(row["low"]) if row["low"] == row["high"] else f"{row['low']} to {row['high']}"
+def format_bounds(bucket: Mapping[str, Any]) -> str:
+    """Return the bounds of a bucket in words, such as "5 to 9"."""
+    if bucket["high"] is None:
+        return f"{bucket['low']} or more"
+    return str(bucket["low"]) if bucket["low"] == bucket["high"] else f"{bucket['low']} to {bucket['high']}"
 
 
 def align_columns(lines: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    """Return a table as text; with `numbers` all columns but the first are aligned to the right."""
+    """Return a table as text. With `numbers` all columns but the first are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    align = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
-    rows = ([put(cell, width) for put, cell, width in zip(align, line, widths, strict=True)] for line in lines)
+    justify = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
+    rows = ([pad(cell, width) for pad, cell, width in zip(justify, line, widths, strict=True)] for line in lines)
     return "\n".join("  ".join(row).rstrip() for row in rows)
 
 
@@ -174,25 +173,25 @@ def align_columns(lines: Sequence[Sequence[str]], *, numbers: bool = False) -> s
 
 
 class Span(NamedTuple):
-    """Words of a line that are marked alike."""
+    """Consecutive tokens of a text that are marked in the same way."""
 
     text: str
-    kind: str  # "off" if no reference has these words, "own" if some other system does not, both, or neither
+    kind: str  # CSS classes: "off" if in no reference, "own" if not in the output of another system; both, or ""
 
 
 def render_page(template: str, **context: Any) -> str:
-    """Return the text of a template in templates/. Everything on pages but the charts is escaped."""
+    """Render a template of templates/. In HTML everything is escaped but the charts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    pages = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    pages.loader, pages.autoescape = PackageLoader("dragoman.evaluation"), template.endswith(".html")
-    pages.globals |= {"significance": significance, "titles": SCORE_TITLES, "colours": len(LINE_COLOURS)}
-    pages.globals |= {"select_scores": select_scores, "format_p": format_p, "format_confusion": format_confusion}
-    return pages.get_template(template).render(context)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.loader, environment.autoescape = PackageLoader("dragoman.evaluation"), template.endswith(".html")
+    environment.globals |= {"significance": significance, "titles": SCORE_TITLES, "colours": len(LINE_COLOURS)}
+    environment.globals |= {"select_scores": select_scores, "format_p": format_p, "format_confusion": format_confusion}
+    return environment.get_template(template).render(context)
 
 
 def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
-    """Return a page of all systems, with a section for each test set."""
+    """Return the HTML page of all systems, with a section for each test set."""
     tests = [systems for systems in tests if systems and systems[0].output.texts]
     if not tests:
         raise UserError("--page shows translations, and a language model has none; leave it out")
@@ -206,7 +205,7 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
 
 
 def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the page shows of one test set. `names` has the short names of all systems."""
+    """Return what evaluation.html shows for one test set. `names` maps the names of systems to short names."""
     results = [system.result for system in systems]
     value_SN = compute_line_chrf([system.output.texts for system in systems], systems[0].output.test.references)
     return {
@@ -224,13 +223,13 @@ def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> 
 
 
 def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield titles and charts: the first metric by length and, where words were counted, word F1 by frequency."""
+    """Yield the title and SVG of charts: the first metric by length and word F1 by frequency, if computed."""
     first, metric = systems[0].result, next(iter(systems[0].counts))
-    kinds = []  # title of the chart, titles of its axes, and the keys of the breakdown, of its values and bucket sizes
+    kinds = []  # title of the chart, titles of its axes, and keys in the result: breakdown, value, size of a bucket
     if "lengths" in first:
-        shown, side = METRICS[metric].title, first["lengths"]["side"]
+        metric_title, side = METRICS[metric].title, first["lengths"]["side"]
         x_title = f"{side} length in {first['lengths']['unit']}"
-        kinds.append((f"{shown} by {side} length", x_title, shown, "lengths", metric, "lines"))
+        kinds.append((f"{metric_title} by {side} length", x_title, metric_title, "lengths", metric, "lines"))
     if "rarity" in first:
         x_title = f"occurrences of a word in {describe_word_count_source(first, names)}"
         kinds.append(("Word F1 by frequency", x_title, "F1 of words", "rarity", "f1", "words"))
@@ -246,19 +245,20 @@ def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str])
         yield title, render_chart(chart, width=680)
 
 
-# Lines on which systems differ, and the words that make the difference
+# Lines on which systems differ, and the words in which they differ
 
 
 def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Array:
-    """Return the chrF of every line by itself, for each system: value_SN."""
+    """Return value_SN: the sentence-level chrF of every line, for each system."""
     chrf = METRICS["chrf"]
     return np.stack([chrf.compute_scores(chrf.check_and_count(lines, references).line_NK) for lines in texts])
 
 
 def find_differing_lines(value_SN: Array, each: int) -> list[int]:
-    """Return the lines that each system does much better or much worse than the first, largest difference first.
+    """Return the lines with the largest differences between each system and the first one, largest difference first.
 
-    There are up to `each` of either kind. For a single system: the lines that it does worst.
+    For each system there are up to `each` lines with a better score and as many with a worse one. For a single system,
+    return the lines with the lowest scores.
     """
     if len(value_SN) == 1:
         return [int(line) for line in np.argsort(value_SN[0], kind="stable")[: 2 * each]]
@@ -266,16 +266,17 @@ def find_differing_lines(value_SN: Array, each: int) -> list[int]:
     chosen: dict[int, None] = {}
     for gap_N in gap_SN:
         order = np.argsort(gap_N, kind="stable")
-        ends = np.concatenate([order[:each], order[::-1][:each]])
-        chosen.update(dict.fromkeys(int(line) for line in ends if gap_N[line]))
+        extremes = np.concatenate([order[:each], order[::-1][:each]])
+        chosen.update(dict.fromkeys(int(line) for line in extremes if gap_N[line]))
     return sorted(chosen, key=lambda line: -np.abs(gap_SN[:, line]).max())
 
 
 def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> dict[str, Any]:
-    """Return one line of the test set: the source, if known, the references and every system's output."""
+    """Return what the page shows for one line: source (if known), references, and output and chrF of every system."""
     test = systems[0].output.test
     references = [reference[line] for reference in test.references]
     texts = [system.output.texts[line] for system in systems]
+    # The first system is compared with all others, and each of the others with the first
     spans = [mark_differences(text, references, texts[:1] if n else texts[1:]) for n, text in enumerate(texts)]
     gaps = (value_S[1:] - value_S[0]).tolist()
     return {
@@ -289,25 +290,23 @@ def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> 
 
 
 def mark_differences(text: str, references: Sequence[str], others: Sequence[str]) -> list[Span]:
-    """Split a text into spans: words in no reference are `off`, those that some other system lacks are `own`."""
-    pieces = TOKEN.findall(text)
-    right = set[int]().union(*(find_common_tokens(pieces, TOKEN.findall(reference)) for reference in references))
-    shared = set(range(len(pieces))).intersection(
-        *(find_common_tokens(pieces, TOKEN.findall(other)) for other in others)
-    )
+    """Split a text into spans. Words in no reference are "off"; words that some text of `others` lacks are "own"."""
+    tokens = TOKEN.findall(text)
+    right = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(reference)) for reference in references))
+    shared = set(range(len(tokens))).intersection(*(find_common_tokens(tokens, TOKEN.findall(o)) for o in others))
     kinds = [
-        None if piece.isspace() else " ".join(["off"] * (at not in right) + ["own"] * (at not in shared))
-        for at, piece in enumerate(pieces)
+        None if token.isspace() else " ".join(["off"] * (index not in right) + ["own"] * (index not in shared))
+        for index, token in enumerate(tokens)
     ]
-    for at in range(1, len(kinds) - 1):  # a space between two words of one kind belongs to them
-        if kinds[at] is None and kinds[at - 1] == kinds[at + 1]:
-            kinds[at] = kinds[at - 1]
-    runs = groupby(zip(kinds, pieces, strict=True), key=lambda pair: pair[0] or "")
-    return [Span("".join(piece for _, piece in run), kind) for kind, run in runs]
+    for index in range(1, len(kinds) - 1):  # a space between two words of the same kind is marked like them
+        if kinds[index] is None and kinds[index - 1] == kinds[index + 1]:
+            kinds[index] = kinds[index - 1]
+    groups = groupby(zip(kinds, tokens, strict=True), key=lambda pair: pair[0] or "")
+    return [Span("".join(token for _, token in group), kind) for kind, group in groups]
 
 
-def find_common_tokens(pieces: Sequence[str], other: Sequence[str]) -> set[int]:
-    """Return the numbers of the pieces that are in the other text too, in the same order; spaces do not count."""
-    mine, theirs = ([i for i, piece in enumerate(text) if not piece.isspace()] for text in (pieces, other))
-    matcher = SequenceMatcher(None, [pieces[i] for i in mine], [other[i] for i in theirs], autojunk=False)
-    return {mine[at] for block in matcher.get_matching_blocks() for at in range(block.a, block.a + block.size)}
+def find_common_tokens(tokens: Sequence[str], other: Sequence[str]) -> set[int]:
+    """Return the indices of the tokens that both texts have in the same order, without spaces (as diff does)."""
+    words, other_words = ([i for i, token in enumerate(text) if not token.isspace()] for text in (tokens, other))
+    matcher = SequenceMatcher(None, [tokens[i] for i in words], [other[i] for i in other_words], autojunk=False)
+    return {words[n] for block in matcher.get_matching_blocks() for n in range(block.a, block.a + block.size)}

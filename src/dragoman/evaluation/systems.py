@@ -1,10 +1,11 @@
-"""Score systems side by side: runs, and files with the outputs of other systems.
+"""Evaluate systems on test sets. A system is a trained run, or a file with the outputs of any other system.
 
-A run is scored on a pair of files, on a split of the phrasebook, or on each corpus under `data.test`. Scores come with
-confidence intervals, significance tests against the first system on the same test set, and breakdowns by source length
-and word frequency. PyTorch is imported only if a run is evaluated, so that scoring files starts without delay.
+A run is evaluated on files, on a split of the phrasebook (the built-in corpus), or on each corpus under `data.test`.
+`collect_outputs` yields the outputs of all systems. `Scorer` computes scores with confidence intervals, significance
+tests against the first system on the same test set, and breakdowns by source length and word frequency. PyTorch is
+imported only if a run is evaluated, so that scoring files starts without delay.
 
-Shapes   N lines   K counts per line of a metric (metrics/metrics.py)
+Shapes   N lines   K counts of a metric per line (metrics/metrics.py)
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from dragoman.inference.single_sequence import Classifier, Generator, Verdict
 
 SILENT_REPORT = Report(quiet=True)
-LINES_PER_UPDATE = 512  # lines translated between two reports of progress
+LINES_PER_UPDATE = 512  # lines translated between two updates of the progress bar
+# Scores of a language model, and their units for signatures
 LM_UNITS = {"loss": "nats per token", "perplexity": "per token", "bits_per_character": "line ends counted"}
 
 
@@ -58,17 +60,17 @@ class EvaluationSet:
     sources: TextLines
     references: Sequence[TextLines]
     name: str = ""
-    trees: Sequence[Tree | None] | None = None  # of the sources; ignored by models that do not use them
-    tag: str = ""  # of the sources, for runs trained with tags
-    phrases: Sequence[Phrase] = ()  # of the built-in corpus: accuracy on their grammatical phenomena is a result
+    trees: Sequence[Tree | None] | None = None  # dependency trees of the sources, for models that use them
+    tag: str = ""  # of the sources, such as the target language, for runs trained with tags
+    phrases: Sequence[Phrase] = ()  # the same lines with their grammatical phenomena, for the phrasebook only
 
 
 @dataclass(frozen=True, slots=True)
 class SystemOutput:
     """The output of a system on a test set, and the names of the metrics to score it with.
 
-    `about` has results other than metrics: warnings, confusion matrix, phenomena. A language model has no output texts:
-    its loss on the test set is in `about`.
+    `about` contains results other than metrics: warnings, confusion matrix, accuracy on grammatical phenomena. A
+    language model has no output texts; its loss on the test set is in `about`.
     """
 
     test: EvaluationSet
@@ -77,12 +79,12 @@ class SystemOutput:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
-        """Return the first fields of a result: the name of the test set, if any, and its number of lines."""
+        """Return the name of the test set, if it has one, and its number of lines: the first fields of a result."""
         lines = len(self.test.sources or self.test.references[0])
         return {**({"test": self.test.name} if self.test.name else {}), "lines": lines}
 
     def result(self) -> dict[str, Any]:
-        """Return the scores and all other results."""
+        """Return all results as a dict: the test set, a value and signature for each metric, and `about`."""
         scores = compute_metrics(self.texts, self.test.references, self.metrics) if self.texts else []
         by_name = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
         return {**self.describe(), **by_name, **self.about}
@@ -90,16 +92,16 @@ class SystemOutput:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What to evaluate on: files, a split of the phrasebook or, if neither is named, data.test of each run."""
+    """What to evaluate on, and how to translate. By default each run is evaluated on its data.test."""
 
     source: Path | None = None
     references: Sequence[Path] = ()
-    conllu: Path | None = None  # trees of the sources
-    phrasebook: str = ""
-    count: int = 1000  # sentences of the phrasebook
+    conllu: Path | None = None  # dependency trees of the sources
+    phrasebook: str = ""  # a split
+    count: int = 1000  # sentences of that split
     metrics: Sequence[str] = ()
     beam: int | None = None
-    tag: str = ""  # of the sources, for runs trained with tags
+    tag: str = ""  # of the sources (see EvaluationSet)
     device: str = "auto"
     engine: str = "torch"
 
@@ -124,18 +126,19 @@ DEFAULT_OPTIONS = EvaluationOptions()
 def collect_outputs(
     runs: Sequence[Path], files: Sequence[Path], options: EvaluationOptions, report: Report
 ) -> Iterator[tuple[str, SystemOutput]]:
-    """Yield the name of each system with its output on each test set.
+    """Yield the name and output of each system on each test set: runs first, then `files` with outputs.
 
-    Files are scored with the metrics of the first run. Without runs no source is needed, since no metric reads it.
+    The outputs in files are scored with the metrics of the first run. Without runs no source is needed, since no metric
+    reads it.
     """
     options.check(runs=bool(runs), hypotheses=bool(files))
-    known = [options.source] if options.source else []
-    texts = read_parallel_files([*known, *options.references, *files])
+    source_files = [options.source] if options.source else []
+    texts = read_parallel_files([*source_files, *options.references, *files])
     sources = texts.pop(0) if options.source else []
-    references, others = texts[: len(options.references)], texts[len(options.references) :]
+    references, file_outputs = texts[: len(options.references)], texts[len(options.references) :]
     trees = read_trees(options.conllu, sources, options.source) if options.conllu and options.source else None
     test = EvaluationSet(sources, references, trees=trees, tag=options.tag)
-    for path, lines in zip(files, others, strict=True):
+    for path, lines in zip(files, file_outputs, strict=True):
         try:
             refuse_subwords(lines)
         except UserError as error:
@@ -158,7 +161,7 @@ def collect_outputs(
         for output in outputs:
             metrics = metrics or output.metrics
             yield str(run), output
-    for path, lines in zip(files, others, strict=True):
+    for path, lines in zip(files, file_outputs, strict=True):
         yield str(path), SystemOutput(test, lines, metrics, {"warnings": {}})
 
 
@@ -176,20 +179,20 @@ def read_parallel_files(paths: Sequence[Path]) -> list[list[str]]:
 
 
 def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
-    """Return the trees of these sources. `name` is the file of the sources, for messages."""
+    """Return the dependency trees of these sources. `name` is the file of the sources, for messages."""
     reader = TreeReader(conllu, str(name))
     trees = [reader.tree_of(line) for line in sources]
     reader.end()
     return trees
 
 
-# Outputs of a run
+# Outputs of runs
 
 
 def predict_tests(
     predictor: Predictor[Any], options: EvaluationOptions = DEFAULT_OPTIONS, report: Report = SILENT_REPORT
 ) -> Iterator[SystemOutput]:
-    """Yield the output on the phrasebook, if the options name a split of it, else on every corpus of `data.test`."""
+    """Yield the output on a split of the phrasebook, if the options name one, else on every corpus of `data.test`."""
     data = predictor.recipe.data
     if options.phrasebook:
         phrases = list(generate_phrases(options.phrasebook, options.count, direction=data.direction))
@@ -207,15 +210,16 @@ def predict_tests(
 def read_test_corpus(predictor: Predictor[Any], corpus: CorpusSettings) -> EvaluationSet:
     """Return the lines of a corpus of `data.test`.
 
-    References are the target, or the values of the JSONL keys in `references`; a list there has several references.
+    The reference is the target or, for JSONL, the value of each key in `corpus.references`. A value may be a list of
+    several references.
     """
     source, target = corpus.keys
     direction, trees = predictor.recipe.data.direction, getattr(predictor, "reads_trees", False)
     by_key = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
-    versions = [list(read_pairs(keyed, split="test", direction=direction, trees=trees)) for keyed in by_key]
-    references = [lines for pairs in versions for lines in collect_references(pairs)]
-    sources = [pair.source for pair in versions[0]]
-    return EvaluationSet(sources, references, corpus.shown, [pair.tree for pair in versions[0]], corpus.tag)
+    pairs_by_key = [list(read_pairs(keyed, split="test", direction=direction, trees=trees)) for keyed in by_key]
+    references = [lines for pairs in pairs_by_key for lines in collect_references(pairs)]
+    sources = [pair.source for pair in pairs_by_key[0]]
+    return EvaluationSet(sources, references, corpus.shown, [pair.tree for pair in pairs_by_key[0]], corpus.tag)
 
 
 def predict_lines(
@@ -224,7 +228,7 @@ def predict_lines(
     options: EvaluationOptions = DEFAULT_OPTIONS,
     report: Report = SILENT_REPORT,
 ) -> SystemOutput:
-    """Return the outputs of a translator or a classifier, or the loss of a language model on the text."""
+    """Return the outputs of a translator or a classifier, or the loss of a language model, on a test set."""
     from dragoman.inference.single_sequence import Classifier, Generator
     from dragoman.inference.translator import Translator
 
@@ -243,9 +247,9 @@ def predict_lines(
     hypotheses: list[Hypothesis] = []
     with report.progress("translating", total=len(test.sources)) as bar:
         for start in range(0, len(test.sources), LINES_PER_UPDATE):
-            part = slice(start, start + LINES_PER_UPDATE)
+            some = slice(start, start + LINES_PER_UPDATE)
             settings: dict[str, Any] = {"beam": options.beam, "search": {"scores": False}, "tag": test.tag}
-            hypotheses += predictor.translate(test.sources[part], trees=trees and trees[part], align=False, **settings)
+            hypotheses += predictor.translate(test.sources[some], trees=trees and trees[some], align=False, **settings)
             bar.update(len(hypotheses))
     texts = [hypothesis.text for hypothesis in hypotheses]
     phenomena = {"phenomena": score_phenomena(test.phrases, texts)} if test.phrases else {}
@@ -253,7 +257,7 @@ def predict_lines(
 
 
 def measure_lm(generator: Generator, test: EvaluationSet, metrics: Sequence[str]) -> SystemOutput:
-    """Return loss, perplexity and bits per character of a language model on the references, else on the sources."""
+    """Return loss, perplexity and bits per character of a language model on the references or, without, the sources."""
     if metrics:
         raise UserError(
             f"{metrics[0]} cannot be used for a language model, which has no outputs to score; leave it out"
@@ -270,7 +274,7 @@ def measure_lm(generator: Generator, test: EvaluationSet, metrics: Sequence[str]
 
 
 def predict_labels(classifier: Classifier, test: EvaluationSet, metrics: Sequence[str]) -> SystemOutput:
-    """Return labels and their confusion matrix. Reference labels that were not in the training data count as errors."""
+    """Return the predicted labels and a confusion matrix. Labels that are not in the training data count as errors."""
     verdicts = classifier.classify(test.sources)
     labels, expected = [verdict.label for verdict in verdicts], [label.strip() for label in test.references[0]]
     warnings = count_warnings(verdicts)
@@ -344,18 +348,18 @@ def evaluate(
 
 
 LENGTH_BUCKETS = 6
-TRAINING_DATA = "the training data of "
-FREQUENCY_BUCKETS = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99), (100, 999), (1000, None))  # buckets of word counts
+TRAINING_DATA = "the training data of "  # followed by the name of the run
+FREQUENCY_BUCKETS = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99), (100, 999), (1000, None))  # occurrences of a word
 
-Bounds = tuple[int, int | None]
+Bounds = tuple[int, int | None]  # inclusive; None: no upper bound
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSystem:
     """The output of a system on a test set, with its scores.
 
-    `counts` are the counts of each metric per line, `values` the scores of bootstrap resamples; both are needed to
-    compare later systems with this one.
+    `counts` contains the counts per line of each metric, `values` the scores of the bootstrap resamples. Later
+    systems are compared with these.
     """
 
     name: str
@@ -374,13 +378,13 @@ class WordCounts(NamedTuple):
 
 @dataclass
 class Scorer:
-    """Score systems one after another. `tests` has, for each test set, the systems scored so far.
+    """Scores systems one after another. `tests` contains, for each test set, the systems scored so far.
 
-    `recipes`, by the name of the run, give the training data in which words are counted. Without `recipes` there is no
-    breakdown by length and word frequency.
+    `recipes` maps the names of runs to their recipes, which name the training data in which words are counted. If
+    `recipes` is None, there is no breakdown by length and word frequency.
     """
 
-    tokenize: str = ""  # the tokenizer of BLEU, by default that of the script
+    tokenize: str = ""  # the tokenizer of BLEU; by default it depends on the language
     recipes: Mapping[str, Recipe] | None = None
     report: Report = SILENT_REPORT
     tests: list[list[ScoredSystem]] = field(default_factory=list)
@@ -388,9 +392,9 @@ class Scorer:
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return the result of one system on one test set, as a dict that can be written as JSON."""
         test = output.test
-        lines = (test.sources, test.references)
-        same = (some for some in self.tests if (some[0].output.test.sources, some[0].output.test.references) == lines)
-        systems: list[ScoredSystem] = next(same, [])  # the earlier systems on the same test set
+        lines, tests = (test.sources, test.references), ((scored[0].output.test, scored) for scored in self.tests)
+        # The systems scored earlier on the same test set, recognized by its lines
+        systems = next((scored for other, scored in tests if (other.sources, other.references) == lines), [])
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
         counts = {metric.name: metric.check_and_count(output.texts, test.references) for metric in metrics}
         values = significance.bootstrap_scores(counts) if counts else {}
@@ -407,15 +411,17 @@ class Scorer:
             first = systems[0]
             trials = significance.RANDOMISATION_TRIALS
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
-                found = significance.compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
-            for key, score in found.items():
-                scores[key]["against"] = {"run": first.name, **score._asdict(), "significant": score.significant}
+                differences = significance.compare_with_first(
+                    first.counts, counts, first.values, values, tick=bar.update
+                )
+            for key, item in differences.items():
+                scores[key]["against"] = {"run": first.name, **item._asdict(), "significant": item.significant}
         result = {"run": name, **output.describe(), **scores, **output.about}
         if counts and self.recipes is not None:
             result["lengths"] = score_by_length(output, counts)
             if "confusion" not in output.about:  # not for a classifier, whose outputs are labels
-                known = self.training_words or WordCounts(count_words(chain(*test.references)), "the references")
-                result["rarity"] = score_by_frequency(output, known)
+                words = self.training_words or WordCounts(count_words(chain(*test.references)), "the references")
+                result["rarity"] = score_by_frequency(output, words)
         if not systems:
             self.tests.append(systems)
         systems.append(ScoredSystem(name, output, counts, values, result))
@@ -423,9 +429,9 @@ class Scorer:
 
     @cached_property
     def training_words(self) -> WordCounts | None:
-        """Count the target words in the training data of the first run whose files still exist.
+        """Count the target words in the training data of the first run whose files still exist; None if there is none.
 
-        All systems share these counts, so that they are scored on the same words.
+        The same counts are used for all systems, so that words are in the same frequency bucket for all of them.
         """
         for name, recipe in (self.recipes or {}).items():
             data = recipe.data
@@ -444,15 +450,15 @@ def count_words(lines: Iterable[str]) -> Counter[str]:
 
 
 def make_equal_buckets(numbers: Sequence[int], count: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
-    """Return the inclusive bounds of at most `count` buckets with about equally many of these numbers, none empty."""
+    """Return the inclusive bounds of at most `count` non-empty buckets with about equally many numbers in each."""
     ends = np.unique(np.quantile(numbers, np.arange(1, count + 1) / count, method="inverted_cdf")).tolist()
     return list(zip([min(numbers), *(end + 1 for end in ends[:-1])], ends, strict=True))
 
 
 def score_by_length(output: SystemOutput, counts: significance.Counts) -> dict[str, Any]:
-    """Return every metric by the length of the source or, if it is not known, of the reference.
+    """Return the scores of every metric by the length of the source or, if there is no source, of the reference.
 
-    Scores are computed from sums of the counts per line, so no line is processed again.
+    Scores are computed from the counts per line, so no line is counted again.
     """
     texts = output.test.sources or output.test.references[0]
     spaceless = detect_east_asian_language(texts) in SPACELESS_LANGUAGES
@@ -460,9 +466,8 @@ def score_by_length(output: SystemOutput, counts: significance.Counts) -> dict[s
     rows = []
     for low, high in make_equal_buckets(length_N.tolist()):
         inside_N = (low <= length_N) & (length_N <= high)
-        values = {
-            name: float(METRICS[name].compute_scores(item.line_NK[inside_N].sum(0))) for name, item in counts.items()
-        }
+        sums = {name: counted.line_NK[inside_N].sum(0) for name, counted in counts.items()}
+        values = {name: float(METRICS[name].compute_scores(sum_K)) for name, sum_K in sums.items()}
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
     side = "source" if output.test.sources else "reference"
     return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
