@@ -26,7 +26,7 @@ pytest.importorskip("transformers", reason="the extra huggingface is not install
 def agreeing(out: str) -> int:
     """Return for how many beams nearly all translations are the same: a near-tie may go either way."""
     shares = re.findall(r"beam \d+: (\d+) of 100 translations are the same(?: and (\d+) as good)?", out)
-    return sum(int(same) + int(near or 0) >= 100 * trade.EXACT_SHARE for same, near in shares)
+    return sum(int(same) + int(near or 0) >= 100 * trade.MIN_EQUAL_FRACTION for same, near in shares)
 
 
 @pytest.mark.parametrize("to", [name for name in trade.FORMATS if name != "onnx"])  # which has a test of its own

@@ -131,7 +131,7 @@ def test_wide_grids_have_fewer_rows(translator: Translator, monkeypatch: pytest.
     """Which is how long lines fit into memory; the scores are the same but for rounding."""
     targets = [translated(line) for line in SOURCES]
     whole = translator.score(SOURCES, targets)
-    monkeypatch.setattr(scoring, "ATTENTION_CELLS", 1)
+    monkeypatch.setattr(scoring, "MAX_ATTENTION_CELLS", 1)
     monkeypatch.setattr(scoring, "LOGIT_CHUNK", 3)
     for one, other in zip(whole, translator.score(SOURCES, targets), strict=True):
         assert one.logp == pytest.approx(other.logp, abs=1e-4)

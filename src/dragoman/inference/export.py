@@ -1,4 +1,8 @@
-"""Export runs to the formats of other libraries and import them again, each checked by translating a fixed sample."""
+"""Export of runs to the formats of other libraries, and import from Hugging Face.
+
+Both translate a sample of sentences with the original and with the written model, and compare the translations
+(`Agreement`). Nothing is written if they differ too much.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +33,18 @@ from dragoman.run_dir import RunFolder
 from dragoman.types import Line
 
 SAMPLE_LINES, SLOW_SAMPLE_LINES = 100, 20  # sentences whose translations are compared; fewer for slow engines
-NEAR_SCORE = 1e-3  # different translations with a smaller difference of scores count as equal up to rounding
-EXACT_SHARE = 0.99  # minimum fraction of equal translations in float32
-MIN_CHRF = 70  # minimum chrF of quantised translations, with those of the run as references
+SCORE_TOLERANCE = 1e-3  # different translations whose scores differ by at most this are equally good up to rounding
+MIN_EQUAL_FRACTION = 0.99  # minimum fraction of equal or equally good translations in float32
+MIN_CHRF = 70  # minimum chrF of translations of a quantised model, with the translations of the run as references
 
 
 class Format(NamedTuple):
-    """An export format: how to write a model in a quantization, and the engine that reads it."""
+    """An export format. `save` writes a run into a folder in a quantization; `engine` runs the written model."""
 
-    save: Callable[[Predictor[Model], Path, str], list[str] | None]  # returns messages about what was left out
+    save: Callable[[Predictor[Model], Path, str], list[str] | None]  # returns messages about what was not exported
     engine: Callable[[Predictor[Model], Path, str], Engine]
     quantizations: Sequence[str] = ("float32",)
-    sample: int = SAMPLE_LINES  # number of sentences that are compared
+    sample: int = SAMPLE_LINES  # number of sentences whose translations are compared
 
 
 FORMATS = {
@@ -59,30 +63,30 @@ FORMATS = {
 class Agreement(NamedTuple):
     """How well the translations of an exported model agree with those of the run."""
 
-    beam: int
-    lines: int
-    same: int
-    near: int  # different translations whose scores are equal up to rounding
+    beam: int  # beam width of both
+    lines: int  # number of translations
+    same: int  # number of translations with equal texts
+    near: int  # number of translations with different texts, but scores that are equal up to rounding
     gap: float  # maximum difference of scores
-    bleu: float = 100.0  # of these translations, with those of the run as references
+    bleu: float = 100.0  # of the exported model's translations, with those of the run as references
     chrf: float = 100.0
 
     def explain_failure(self, *, exact: bool) -> str:
         """Return why the translations do not agree well enough, or "" if they do.
 
-        In float32 (`exact`) the texts must be equal. Quantised they must be similar: a mediocre model has many
-        hypotheses with nearly equal scores, so requiring equal texts would be too strict.
+        In float32 (`exact`), nearly all texts must be equal. In other quantizations they must be similar: a mediocre
+        model has many hypotheses with nearly equal scores, so requiring equal texts would be too strict.
         """
-        required = math.ceil(EXACT_SHARE * self.lines)
+        required = math.ceil(MIN_EQUAL_FRACTION * self.lines)
         if exact:
             return f"{self}; {required} must be the same" if self.same + self.near < required else ""
         return f"{self}; chrF must be {MIN_CHRF} at least" if self.chrf < MIN_CHRF else ""
 
     def __str__(self) -> str:
         near = f" and {self.near} as good within rounding" if self.near else ""
-        alike = f", BLEU {self.bleu:.1f} and chrF {self.chrf:.1f} against those of the run" if self.chrf < 100 else ""
+        scores = f", BLEU {self.bleu:.1f} and chrF {self.chrf:.1f} against those of the run" if self.chrf < 100 else ""
         return (
-            f"beam {self.beam}: {self.same} of {self.lines} translations are the same{near}{alike}, "
+            f"beam {self.beam}: {self.same} of {self.lines} translations are the same{near}{scores}, "
             f"scores at most {self.gap:.2g} apart"
         )
 
@@ -96,17 +100,17 @@ def export(
 ) -> list[Agreement]:
     """Write a run in another format: ctranslate2, huggingface or onnx. Return how well its translations agree.
 
-    The folder `out` appears once it is complete and has been compared with the run. With `force` it is written even if
-    its translations differ too much, with a message about the difference.
+    The folder `out` is created only after the translations have been compared. With `force` it is created even if they
+    differ too much, and a message describes the difference.
 
         for agreement in dragoman.export("runs/mine", to="ctranslate2", out="mine-ct2"):
             print(agreement)
     """
     run, out = Path(run), Path(out)
-    kind = pick(FORMATS, to, "format")
-    if quantization not in kind.quantizations:
+    target = pick(FORMATS, to, "format")
+    if quantization not in target.quantizations:
         raise UserError(
-            f"{to} does not support quantization {quantization!r}; it supports {', '.join(kind.quantizations)}"
+            f"{to} does not support quantization {quantization!r}; it supports {', '.join(target.quantizations)}"
         )
     check_free(out)
     translator = load_as(Translator, run, device="cpu")
@@ -115,7 +119,7 @@ def export(
     def write(made: Path) -> None:
         try:
             made.mkdir(parents=True)
-            for note in kind.save(translator, made, quantization) or ():
+            for note in target.save(translator, made, quantization) or ():
                 log(note)
             translator.tokenizers.save(made / "tokenizer")
             RunFolder(made).save_recipe(translator.recipe)
@@ -125,10 +129,10 @@ def export(
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
-        engine = kind.engine(translator, made, quantization)
+        engine = target.engine(translator, made, quantization)
         if isinstance(engine, CTranslate2Engine) and (note := engine.describe_precision_fallback(quantization)):
             log(note)
-        agreements.extend(compare_translations(translator, engine, kind.sample))
+        agreements.extend(compare_translations(translator, engine, target.sample))
         check_agreements(agreements, exact=quantization == "float32", force=force)
         check_free(out)  # again, since another command may have written there in the meantime
 
@@ -137,7 +141,7 @@ def export(
 
 
 def import_run(folder: Path, out: Path) -> list[Agreement]:
-    """Write a run folder from a model saved by `transformers`; compare the translations if that is installed."""
+    """Write a run folder from a model saved by `transformers`; compare translations if that library is installed."""
     check_free(out)
     agreements: list[Agreement] = []
 
@@ -157,7 +161,7 @@ def import_run(folder: Path, out: Path) -> list[Agreement]:
 
 
 def check_free(out: Path) -> None:
-    """Refuse an output folder that exists already, or whose parent does not exist."""
+    """Raise a UserError if the output folder is not empty or its parent does not exist."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists already; remove it or choose another folder")
     if not out.absolute().parent.is_dir():
@@ -165,7 +169,7 @@ def check_free(out: Path) -> None:
 
 
 def sample_lines(data: DataSettings, count: int) -> list[Line]:
-    """Return sentences of the dev and test corpora of the run if the files still exist, else of the phrasebook."""
+    """Return sentences of the run's dev and test corpora, or of the phrasebook if their files do not exist any more."""
     sources = (
         Line(pair.source, tag=pair.tag)
         for split, corpora in (("dev", data.dev), ("test", data.test))
@@ -182,17 +186,17 @@ def sample_lines(data: DataSettings, count: int) -> list[Line]:
 
 
 def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterator[Agreement]:
-    """Translate sample lines with beam 1 and with the beam of the run, and compare the results of both engines."""
+    """Translate sample lines with both engines, with beam 1 and with the beam of the run, and compare the results."""
     lines = sample_lines(ours.recipe.data, count)
     log(f"comparing the translations of {len(lines)} sentences")
     theirs = replace(ours, engine=engine)
     for beam in sorted({1, ours.recipe.search.beam}):
         a, b = (translator.translate(lines, beam=beam, align=False) for translator in (ours, theirs))
-        gaps = [abs(one.score - other.score) for one, other in zip(a, b, strict=True)]
+        gaps = [abs(one.score - other.score) for one, other in zip(a, b, strict=True)]  # differences of scores
         same = [one.text == other.text for one, other in zip(a, b, strict=True)]
-        near = sum(not equal and gap <= NEAR_SCORE for equal, gap in zip(same, gaps, strict=True))
+        near = sum(not equal and gap <= SCORE_TOLERANCE for equal, gap in zip(same, gaps, strict=True))
         agreement = Agreement(beam, len(lines), sum(same), near, max(gaps))
-        if not all(same):  # neither metric is 100 for empty texts
+        if not all(same):  # equal texts count as 100; the metrics of empty texts are lower even if these are equal
             references, hypotheses = ([hypothesis.text for hypothesis in side] for side in (a, b))
             bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
             agreement = agreement._replace(bleu=bleu, chrf=chrf)
@@ -200,7 +204,10 @@ def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterat
 
 
 def check_agreements(agreements: Sequence[Agreement], *, exact: bool, force: bool | None = None) -> None:
-    """Raise a Disagreement if translations agree too little; with `force` only log it. Imports have no `force`."""
+    """Raise a Disagreement if translations agree too little; with `force`, only log it.
+
+    `force` is None for imports, which do not have this option.
+    """
     for reason in filter(None, (agreement.explain_failure(exact=exact) for agreement in agreements)):
         if force:
             log(f"written because of --force: {reason}")

@@ -4,7 +4,7 @@
 
 Several runs are loaded as an ensemble, which averages their probabilities at every token.
 
-Shapes   B rows   S source width   T target width   V vocabulary
+Shapes   B rows of a batch   S source width   T target width   N hypotheses
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine:
     loaded = load(run, device=device, engine=engine)
     if isinstance(loaded, predictor):
         return loaded
-    expected, actual = (
-        next(task for task, base in PREDICTORS.items() if issubclass(cls, base)) for cls in (predictor, type(loaded))
-    )
+    expected = next(task for task, cls in PREDICTORS.items() if issubclass(predictor, cls))
+    actual = loaded.recipe.model.task
     names = ", ".join(repr(str(path)) for path in ([run] if isinstance(run, str | Path) else run))
     raise UserError(f"the model in {names} does not {expected}: it was trained to {actual}; use dragoman {actual}")
 
@@ -80,7 +79,7 @@ def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine:
 def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator | Classifier:
     """Load the model in a run folder; a translator gets the default engine.
 
-    The folder is complete: no other file is needed. It is data only: no code in it is executed.
+    No files outside the folder are needed, and no code in the folder is executed.
     """
     folder = RunFolder(run)
     recipe = folder.recipe()
@@ -98,11 +97,11 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
             )
     tokenizers = Tokenizers.load(folder.tokenizer, fingerprint=header.get("tokenizer", ""))
     model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
-    if folder.check() == 1:
+    if folder.check() == 1:  # format 1 has names of tensors from earlier releases
         weights = rename_tensors(weights)
     copy_weights(model, weights, repr(str(folder.model)), "its config.yaml")
     try:
-        longest = int(header["longest"])  # tokens of the longest source in the training data
+        longest = int(header["longest"])  # number of tokens of the longest source in the training data
         statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
         if longest not in range(1 << 31) or not all(map(math.isfinite, statistics or ())):
             raise ValueError
@@ -110,13 +109,13 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
         damage = f"the metadata in the header of {str(folder.model)!r} are damaged"
         raise UserError(f"{damage}; copy it again or restore it") from None
     torch_device = choose_device(device)
-    ready: Any = model.to(torch_device).eval()
+    model_on_device: Any = model.to(torch_device).eval()
     predictor = PREDICTORS[recipe.model.task]
-    return predictor(ready, tokenizers, recipe, longest, torch_device, statistics=statistics, run=str(run))
+    return predictor(model_on_device, tokenizers, recipe, longest, torch_device, statistics=statistics, run=str(run))
 
 
 def make_torch_engine(run: Predictor[Model], cache: Path | None = None, *, precision: str = "float32") -> Engine:  # noqa: ARG001
-    """Return an engine that runs the model in PyTorch; it needs no cache."""
+    """Return an engine that runs the model in PyTorch. `cache` is unused: other engines keep converted models there."""
     model = prepare_model(cast(Seq2Seq, run.model), run.device, precision)
     return TorchEngine(model, run.device, run.tokenizers.target.decode)
 
@@ -142,7 +141,7 @@ def open_engine(name: str, run: Predictor[Model], *, cache: Path | None = None) 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:
     """Copy weights into a model; raise a UserError if names or shapes of the tensors differ.
 
-    `source` and `target` describe the origins of the weights and of the model in messages.
+    Messages call the file of the weights `source`, and the file that defines the model `target`.
     """
     tensors = collect_tensors(model)
     for name in sorted(set(tensors) ^ set(weights)):
@@ -157,17 +156,21 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, targ
 
 
 class EnsembleModel(Seq2Seq):
-    """An ensemble of models with one vocabulary. `forward` returns log-probabilities; `project` is the identity."""
+    """Several models with the same vocabulary, whose probabilities are averaged.
+
+    `forward` returns log-probabilities, which `project`, the identity, returns unchanged.
+    """
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
         self.members = list(models)
         self.aligns = any(model.aligns for model in models)
-        self.held = nn.ModuleList(models)  # registers the members, for `to`, `train` and `eval`
-        self.search = Ensemble(models)
+        self.registered = nn.ModuleList(models)  # so that `to`, `train` and `eval` change the members
+        self.ensemble = Ensemble(models)
         self.project = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return the logarithm of the mean probabilities of the next tokens."""
         return mean_logp([model.project(model(batch)).float().log_softmax(-1) for model in self.members])
 
     def alignment(self, batch: Batch) -> Tensor:
@@ -175,10 +178,10 @@ class EnsembleModel(Seq2Seq):
         return torch.stack([model.alignment(batch) for model in self.members if model.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
-        return self.search.start(source_BS, real_BS, *features)
+        return self.ensemble.start(source_BS, real_BS, *features)
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-        return self.search.step(token_N, state)
+        return self.ensemble.step(token_N, state)
 
 
 def combine_runs(runs: Sequence[Translator | Generator | Classifier]) -> Translator:
@@ -205,12 +208,7 @@ def combine_runs(runs: Sequence[Translator | Generator | Classifier]) -> Transla
 
 
 def score(
-    run: RunPaths,
-    *,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    tag: str = "",
-    device: str = "auto",
+    run: RunPaths, *, sources: Sequence[str], targets: Sequence[str], tag: str = "", device: str = "auto"
 ) -> list[PairScore]:
     """Return the log-probability that a run gives each target as the translation of its source.
 

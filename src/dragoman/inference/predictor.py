@@ -1,8 +1,8 @@
 """The base class of Translator, Generator and Classifier, and the scoring of existing translations.
 
-The rounding of floats depends on tensor shapes. Every batch here has a fixed number of rows (unused ones empty) and a
-width that depends only on the length of the text. The result for a line is then the same to the bit, whether it is
-processed alone or in a batch of any size and order.
+The rounding of floats depends on tensor shapes. Therefore every batch here has a fixed number of rows (unused ones are
+empty) and a width that depends only on the length of the text. The result for a line is then the same to the bit,
+however many other lines there are, and in whatever order.
 
 Shapes   B rows of a batch   T target width   L tokens of one target, EOS included   C model width   V vocabulary
 """
@@ -32,25 +32,25 @@ from dragoman.types import EOS, UNK, Batch, Example, Line, PairScore
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Model, covariant=True)
-MAX_UNSPLIT = 512  # texts up to this number of tokens are not split, however short the training texts were
+MAX_UNSPLIT = 512  # texts of up to this many tokens are not split, even if all training texts were shorter
 MAX_SCORED = 4096  # maximum tokens per side, EOS included: a larger attention matrix may not fit into memory
-ATTENTION_CELLS = 4_000_000  # maximum size of an attention matrix, over a batch: wide batches have fewer rows
-LOGIT_CHUNK = 512  # tokens whose logits are in memory at a time
+MAX_ATTENTION_CELLS = 4_000_000  # maximum number of attention weights (rows * width * width) of a batch
+LOGIT_CHUNK = 512  # number of tokens whose logits are computed at a time, to limit memory
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Predictor(Generic[_M]):
-    """A model with its tokenizers. `longest` is the length of the longest training source, in tokens."""
+    """A trained model with everything that is needed to apply it to text."""
 
     model: _M
     tokenizers: Tokenizers
     recipe: Recipe
-    longest: int
+    longest: int  # number of tokens of the longest source in the training data
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)  # the run folder
-    max_tokens: int = field(init=False)  # of a text, without EOS and tags; limited by the positions of the model
-    max_unsplit: int = field(init=False)  # texts up to this number of tokens are not split
+    max_tokens: int = field(init=False)  # maximum length of a text, without EOS and tags: the positions of the model
+    max_unsplit: int = field(init=False)  # texts of up to this many tokens are not split
 
     def __post_init__(self) -> None:
         positions, tags = self.recipe.model.length_limit, self.recipe.data.tags
@@ -70,6 +70,7 @@ class Predictor(Generic[_M]):
 
     @property
     def rows(self) -> int:
+        """The number of rows of a batch, which depends only on the kind of device."""
         return BATCH_ROWS[self.device.type]
 
     def iter_batches(
@@ -79,9 +80,9 @@ class Predictor(Generic[_M]):
         collate: Callable[[BatchPlan, Sequence[Example]], Batch] = collate_pairs,
         max_cells: int = sys.maxsize,
     ) -> Iterator[tuple[list[int], Batch]]:
-        """Yield batches of examples that have the same widths, one per row, with the indices of the examples.
+        """Yield batches and the indices of their examples; a batch has one example per row, all of the same widths.
 
-        All batches of a width have the same number of rows; `max_cells` limits rows * width ** 2.
+        All batches of the same width have the same number of rows; `max_cells` limits rows * width ** 2.
         """
         groups: dict[Widths, list[int]] = {}
         for index, example in enumerate(examples):
@@ -98,8 +99,8 @@ class Predictor(Generic[_M]):
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Disable dropout and garbage collection, and restore both at the end.
 
-    Thousands of hypotheses consist of many small lists that stay alive. Repeated scans by the garbage collector would
-    take longer than creating them.
+    Thousands of hypotheses consist of many small lists. While these are created, the garbage collector would scan them
+    again and again, which takes longer than creating them.
     """
     was_training, was_collecting = model.training, gc.isenabled()
     if was_training:  # skipped if not needed: visiting all modules takes milliseconds
@@ -115,7 +116,10 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def check_lines(lines: Iterable[_T], verb: str, noun: str = "item", types: tuple[type, ...] = (str,)) -> list[_T]:
-    """Return the lines as a list; refuse a single line, and items of other types than `types`."""
+    """Return the lines as a list; raise a UserError for a single line, and for items of other types than `types`.
+
+    `verb` and `noun` name the operation and the items in messages.
+    """
     if isinstance(lines, str | Line) or not isinstance(lines, Iterable):
         raise UserError(f"{verb} takes a list of lines; put a single line into a list")
     checked = list(lines)
@@ -126,12 +130,12 @@ def check_lines(lines: Iterable[_T], verb: str, noun: str = "item", types: tuple
 
 
 def bucket_widths(example: Example) -> Widths:
-    """Return the widths of the batch for a pair: its lengths with EOS, rounded up to buckets."""
+    """Return the widths of the batch for a pair: its lengths with EOS, rounded up to bucket lengths."""
     return Widths(round_to_bucket(len(example.source) + 1), round_to_bucket(len(example.target) + 1))
 
 
 def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
-    """Return the score of each pair. A pair that is too long for the model has a warning instead of a score."""
+    """Return the score of each pair. A pair that is too long for the model gets a warning and the score NaN."""
     maximum = min(MAX_SCORED - 1, predictor.max_tokens)
     fitting = [i for i, item in enumerate(examples) if max(len(item.source), len(item.target)) <= maximum]
     with eval_mode(predictor.model):
@@ -160,9 +164,9 @@ def compute_logps(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) ->
     """Return the log-probability of each target token and of EOS, given the source and the previous tokens."""
     logps: list[list[float]] = [[] for _ in examples]
     model = predictor.model
-    for indices, batch in predictor.iter_batches(examples, bucket_widths, max_cells=ATTENTION_CELLS):
+    for indices, batch in predictor.iter_batches(examples, bucket_widths, max_cells=MAX_ATTENTION_CELLS):
         states_BTC = model(batch)
-        for row, i in enumerate(indices):  # one target at a time, so that shapes depend on its length only
+        for row, i in enumerate(indices):  # one target at a time, so that tensor shapes depend only on its length
             length = len(examples[i].target) + 1
             states = torch.split(states_BTC[row, :length], LOGIT_CHUNK)
             targets = torch.split(batch.target_out_BT[row, :length], LOGIT_CHUNK)

@@ -6,7 +6,7 @@
 If a language model was trained on complete files (data.documents=file), EOS marks the end of a line, and the text
 continues after it; if it was trained on lines, EOS ends the text.
 
-Shapes   B rows of a batch   P prompt width   T new tokens   S source width   V labels
+Shapes   B rows of a batch   P prompt width   T new tokens   N tokens without padding   V vocabulary or labels
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from dragoman.types import BOS, EOS, PAD, UNK, Example
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and its continuation. `logp` is that of the new tokens; `finished`: the model generated EOS."""
+    """The text that a language model generated for a prompt."""
 
     prompt: str
-    text: str
-    tokens: int
-    logp: float
-    finished: bool
+    text: str  # prompt and new tokens
+    tokens: int  # number of new tokens
+    logp: float  # log-probability of the new tokens
+    finished: bool  # whether the model generated EOS at the end
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextLikelihood:
-    """The loss on a text, in nats per token. The end of a line counts as one token and one character."""
+    """The loss on a text, in nats per token. The end of each line counts as one token and one character."""
 
     lines: int
     tokens: int
@@ -65,18 +65,18 @@ class TextLikelihood:
 
 @dataclass(slots=True)
 class PartialText:
-    """A text being generated: its tokens, the length of the prompt, and a random number for each token to come."""
+    """A text that is being generated."""
 
-    ids: list[int]
-    prompt: int
-    random_T: NDArray[np.float64]
+    ids: list[int]  # the prompt and the tokens generated so far, after BOS or EOS
+    prompt: int  # number of ids of the prompt
+    random_T: NDArray[np.float64]  # a random number for each token that may still be generated
     logp: float = 0.0
     finished: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generator(Predictor[LanguageModel]):
-    """A language model."""
+    """A language model, which continues prompts and measures the perplexity of texts."""
 
     def generate(
         self,
@@ -96,9 +96,9 @@ class Generator(Predictor[LanguageModel]):
         context = self.model.settings.context
         with eval_mode(self.model):
             for start in range(0, len(texts), self.rows):
-                some, history = texts[start : start + self.rows], context - 1
-                while any(len(text.random_T) for text in some):
-                    self.fill_window(some, settings or SampleSettings(), max(history, 1))
+                batch, history = texts[start : start + self.rows], context - 1
+                while any(len(text.random_T) for text in batch):
+                    self.fill_window(batch, settings or SampleSettings(), max(history, 1))
                     history = context // 2  # from now on, each window is half previous tokens and half new tokens
         return [
             [self.make_continuation(prompt, text) for text in texts[i * count : (i + 1) * count]]
@@ -106,6 +106,7 @@ class Generator(Predictor[LanguageModel]):
         ]
 
     def start_text(self, prompt: str, tokens: int, key: tuple[int, int]) -> PartialText:
+        """Return the encoded prompt with random numbers for up to `tokens` new tokens, seeded with `key`."""
         if self.whole_files:
             ids = [EOS, *self.encode_lines(prompt.split("\n"))[:-1]]
         else:
@@ -118,11 +119,11 @@ class Generator(Predictor[LanguageModel]):
 
         Recurrent models, which have no context limit, and models of lines read each text from its beginning.
         """
-        moving = self.whole_files and self.model.settings.bounded
-        inputs = [text.ids[-history:] if moving else text.ids for text in texts]
+        has_window = self.whole_files and self.model.settings.bounded
+        inputs = [text.ids[-history:] if has_window else text.ids for text in texts]
         context = self.model.settings.context
         limits = [len(text.random_T) for text in texts]
-        if moving:
+        if has_window:
             limits = [min(limit, max(context - len(ids), 1)) for limit, ids in zip(limits, inputs)]
         prompt_BP = torch.full((self.rows, max(map(len, inputs))), PAD)
         random_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
@@ -142,6 +143,7 @@ class Generator(Predictor[LanguageModel]):
             text.finished = text.finished or result.finished
 
     def make_continuation(self, prompt: str, generated: PartialText) -> Continuation:
+        """Return the decoded text, in which EOS becomes a line break, with warnings."""
         warnings = []
         if UNK in generated.ids[: generated.prompt]:
             warnings.append("the prompt contains tokens that the tokenizer does not know")
@@ -162,7 +164,7 @@ class Generator(Predictor[LanguageModel]):
         return [token for ids in self.tokenizers.target.encode_all(lines) for token in (*ids, EOS)]
 
     def measure(self, lines: Sequence[str]) -> TextLikelihood:
-        """Return the loss on a text, which is read in windows or line by line, as in training."""
+        """Return the loss on a text. The model reads the text in windows or line by line, as in training."""
         lines = check_lines(lines, "measure")
         if self.whole_files:
             ids = np.array(self.encode_lines(lines), dtype=np.int64)
@@ -193,16 +195,16 @@ class Generator(Predictor[LanguageModel]):
         return self.recipe.data.documents == "file"
 
 
-NO_LABEL = np.zeros(1, dtype=np.int64)  # placeholder: a batch has one target position per text
+NO_LABEL = np.zeros(1, dtype=np.int64)  # placeholder for the label, since a batch has one target position per text
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The label of a text, its probability, and the probabilities of all labels, highest first."""
+    """The classification of a text."""
 
-    label: str
+    label: str  # the most probable label
     probability: float
-    probabilities: dict[str, float]
+    probabilities: dict[str, float]  # of all labels, highest first
     warnings: tuple[str, ...] = ()
 
 
@@ -229,17 +231,17 @@ class Classifier(Predictor[Model]):
     def compute_logps(self, parts: Sequence[list[int]]) -> list[list[float]]:
         """Return the log-probabilities of the labels for each part."""
         examples = [Example(np.array(ids), NO_LABEL, i) for i, ids in enumerate(parts)]
-        found: dict[int, list[float]] = {}
+        logps: dict[int, list[float]] = {}
         collate = EXAMPLE_FORMATS["labels"].collate
         for indices, batch in self.iter_batches(
             examples, lambda example: Widths(round_to_bucket(len(example.source) + 1), 1), collate
         ):
             logp_BV = self.model.project(self.model(batch)[:, 0]).float().log_softmax(-1)
-            found.update(zip(indices, logp_BV.tolist()))
-        return [found[i] for i in range(len(parts))]
+            logps.update(zip(indices, logp_BV.tolist()))
+        return [logps[i] for i in range(len(parts))]
 
     def make_verdict(self, parts: Sequence[list[int]], logps: Sequence[list[float]]) -> Verdict:
-        """Return the verdict on a text: the mean of its parts' log-probabilities, weighted by length."""
+        """Return the verdict on a text, from the mean log-probabilities of its parts, weighted by their lengths."""
         if not parts:
             return Verdict("", 0.0, {})
         warnings = []
@@ -254,5 +256,5 @@ class Classifier(Predictor[Model]):
         ranked = {names[i]: float(probability_V[i]) for i in np.argsort(-probability_V, kind="stable")}
         label = next(iter(ranked))
         if not math.isfinite(ranked[label]):
-            raise UserError("the model gives no numbers: its training went wrong; train it with a smaller train.lr")
+            raise UserError("the model's outputs are not finite, since its training went wrong; use a smaller train.lr")
         return Verdict(label, ranked[label], ranked, tuple(warnings))

@@ -1,8 +1,10 @@
 """The PyTorch engine, which runs every model on a CPU or a GPU, and the preparation of models for it.
 
-On a CPU, weights are packed once as oneDNN wants them, in the requested precision. A product with packed weights is up
-to twice as fast on few rows, and a row's result does not depend on how many other rows are in the batch. A precision
-that the CPU cannot compute correctly is refused here.
+On a CPU, `prepare_model` packs the weights of all linear layers once into the memory layout of oneDNN, in the requested
+precision. A product with packed weights is up to twice as fast on few rows, and the result for a row does not depend on
+the number of other rows in the batch. `prepare_model` refuses a precision that the CPU cannot compute correctly.
+
+`TorchEngine` sorts jobs by source width into queues, and schedulers (decoding/continuous_batching.py) decode them.
 
 Shapes   N rows   I inputs   O outputs
 """
@@ -28,10 +30,12 @@ from dragoman.hardware import BATCH_ROWS, CpuFeatures, best_precision, cpu_featu
 from dragoman.inference.engines.base import Engine
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}  # of the linear layers
+MIN_GRAPH_JOBS = 64  # minimum number of sentences for which capturing a CUDA graph pays off
 
 
 class PackedLinear(nn.Module):
-    """x W' + b in float32 or bf16."""
+    """A linear layer with weights packed for oneDNN, in float32 or bf16."""
 
     bias: Tensor | None
 
@@ -47,15 +51,15 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """x W' + b with int8 weights and inputs: one scale per output and one per row of inputs.
+    """A linear layer with int8 weights (one scale per output) and uint8 inputs (one scale per row).
 
-    A row's scale comes from its largest number, so it does not depend on the rows beside it. Inputs are unsigned, at
-    most 255. CPUs without VNNI add two products in 16 signed bits, so weights must stay within 64 there: 2 * 255 * 64 <
-    2**15.
+    The scale of a row comes from its largest absolute value, so it does not depend on the other rows of the batch.
     """
 
-    ZERO = 128  # the inputs' zero point
-    WIDE, SAFE = 127, 64  # the largest weight: with VNNI, and where sums would saturate
+    ZERO = 128  # the uint8 value that represents an input of 0
+    # Largest absolute value of a weight: with VNNI, and without. CPUs without VNNI add two products of a weight and an
+    # input (at most 255) in signed int16, which must not saturate: 2 * 255 * 64 < 2**15.
+    WIDE, SAFE = 127, 64
 
     def __init__(self, linear: nn.Linear, features: CpuFeatures | None = None) -> None:
         super().__init__()
@@ -70,21 +74,24 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x_NI = x.flatten(0, -2)
         scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
-        uint8_NI = (x_NI / scale_N1).add_(self.ZERO + 0.5).to(torch.uint8)  # truncation after adding a half rounds
-        inputs = (uint8_NI, 1.0, self.ZERO, self.weight, self.scale_O, self.zero_O)  # with scales and zero points
+        uint8_NI = (x_NI / scale_N1).add_(self.ZERO + 0.5).to(torch.uint8)  # adding 0.5 rounds, since `to` truncates
+        inputs = (uint8_NI, 1.0, self.ZERO, self.weight, self.scale_O, self.zero_O)  # both with scales and zero points
         out_NO = torch.ops.onednn.qlinear_pointwise.default(*inputs, None, 1.0, 0, torch.float32, "none", [], "")
         out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias, out_NO, scale_N1)
         return out_NO.view(*x.shape[:-1], -1)
 
 
 def prepare_model(model: ModuleT, device: torch.device, precision: str, features: CpuFeatures | None = None) -> ModuleT:
-    """Return the model, or a copy where weights change, in a precision that the device computes correctly."""
-    make = pick(PRECISIONS, precision, "precision")
+    """Return the model in a precision: a copy, unless nothing needs to be changed.
+
+    Raise a UserError if the device does not support the precision.
+    """
+    dtype = pick(PRECISIONS, precision, "precision")
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
     packs = device.type == "cpu" and has_onednn
     if precision == "int8" and not packs:
         raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
-    # Packing weights as bf16 raises without the instructions on some CPUs.
+    # Without instructions for bf16, packing would fail on some CPUs.
     if precision == "bf16" and not (
         (features or cpu_features()).bf16 if device.type == "cpu" else best_precision(device) == "bf16"
     ):
@@ -93,26 +100,18 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
         return model.eval()
     prepared = copy.deepcopy(model).eval().requires_grad_(False)
     if precision == "bf16":
-        prepared = prepared.bfloat16()
+        prepared = prepared.to(dtype)
     if packs:
         for module in list(prepared.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(module, name, make(child, features))
+                    is_int8 = precision == "int8"
+                    setattr(module, name, Int8Linear(child, features) if is_int8 else PackedLinear(child, dtype))
     return prepared
 
 
-PRECISIONS: dict[str, Callable[[nn.Linear, CpuFeatures | None], nn.Module]] = {
-    "float32": lambda linear, _: PackedLinear(linear, torch.float32),
-    "bf16": lambda linear, _: PackedLinear(linear, torch.bfloat16),
-    "int8": Int8Linear,
-}
-
-MIN_GRAPH_JOBS = 64  # sentences from which on a CUDA graph pays off
-
-
 class TorchEngine(Engine):
-    """Decode with a model as it is, or as `prepare_model` returns it."""
+    """The engine of a model in PyTorch: the original model, or the one that `prepare_model` returns."""
 
     def __init__(self, model: StepModel[Any], device: torch.device, decode: Callable[[Sequence[int]], str]) -> None:
         self.model, self.device, self.decode = model, device, decode
@@ -121,6 +120,7 @@ class TorchEngine(Engine):
 
     @cached_property
     def gpu_scheduler(self) -> GpuScheduler:
+        """The scheduler of CUDA graphs. It is kept, since capturing a graph takes longer than replaying it."""
         return GpuScheduler(self.model, self.device, choose_rows(self.model, self.device))
 
     def iter_results(
@@ -136,10 +136,10 @@ class TorchEngine(Engine):
     def run(
         self, jobs: Sequence[Job], make_search: SearchFactory, *, plain: bool, observe: Observer | None
     ) -> list[list[SearchResult]]:
-        """Run one search for all jobs, by one worker per core on a CPU and by one on a GPU.
+        """Run one search for all jobs: with one worker thread per core on a CPU, with a single one on a GPU.
 
-        Jobs are queued by source width. A GPU rounds by the shape of a batch, so there only plain beam search is
-        batched continuously; constraints and other methods run in batches of a fixed shape.
+        There is a queue for each source width. On a GPU, rounding depends on the shape of a batch. There, only `plain`
+        beam search without constraints is batched continuously; everything else runs in batches of a fixed shape.
         """
         results: list[list[SearchResult]] = [[] for _ in jobs]
         queued: dict[tuple[int, bool], list[int]] = {}
@@ -173,7 +173,7 @@ class TorchEngine(Engine):
 
 
 def choose_rows(model: StepModel[Any], device: torch.device) -> int:
-    """Return the rows of one model step: enough for efficient products, few enough for a CPU's caches."""
+    """Return the number of rows of a model step: enough for efficient products, and few enough for CPU caches."""
     if device.type == "cuda":
         return 1024
     settings = getattr(model, "settings", None)
@@ -186,10 +186,10 @@ def use_cuda_graph(model: StepModel[Any], device: torch.device, jobs: int) -> bo
 
 
 def run_workers(work: Callable[[], None], workers: int, cancelled: threading.Event) -> None:
-    """Run the work in several threads, each with one thread of PyTorch; raise the first error.
+    """Call `work` in several threads, each with a single PyTorch thread; raise the first error.
 
-    If one fails, or the caller is interrupted, `cancelled` makes the others return, and they are waited for: a thread
-    that still computes when the program ends makes it abort.
+    If a thread fails or the caller is interrupted, `cancelled` makes the other threads return. This function waits for
+    them, since the program would abort if it ended while a thread still computes.
     """
     threads = torch.get_num_threads()
     try:
