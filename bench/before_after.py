@@ -51,15 +51,14 @@ def environment(checkout: Path) -> dict[str, str]:
 
 
 def summarize(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Summarize the counted rounds: median rates, and median and range of after / before within a round."""
-    ratios = [after / before for before, after in zip(rates["before"], rates["after"], strict=True)][UNCOUNTED:]
-    medians = {name: round(statistics.median(values[UNCOUNTED:])) for name, values in rates.items()}
-    return {
-        **medians,
-        "ratio": round(statistics.median(ratios), 3),
-        "range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "rounds": len(ratios),
-    }
+    """Summarize the counted rounds: median rates, and median and range of the ratios within a round."""
+    summary: dict[str, Any] = {name: round(statistics.median(values[UNCOUNTED:])) for name, values in rates.items()}
+    for name in rates:
+        if name != "after":
+            ratios = [after / other for other, after in zip(rates[name], rates["after"], strict=True)][UNCOUNTED:]
+            low, middle, high = (round(value, 3) for value in (min(ratios), statistics.median(ratios), max(ratios)))
+            summary[f"after / {name}"] = {"median": middle, "range": [low, high], "rounds": len(ratios)}
+    return summary
 
 
 def compare_training(checkouts: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
@@ -69,13 +68,14 @@ def compare_training(checkouts: dict[str, Path], options: argparse.Namespace) ->
         task = {
             "folder": folder, "size": SIZES[options.size], "device": options.device, "precision": options.precision,
             "tokens": options.tokens, "vocabulary": options.vocabulary, "threads": options.threads, "clock": "wall",
-            "dropout": 0.1, "smoothing": 0.1, "clip": 1.0, "compiled": False, "overrides": [],
+            "dropout": 0.1, "smoothing": 0.1, "clip": 1.0, "compiled": False, "overrides": [], "multiple": 1,
         }  # fmt: skip
         contestants = []
         for name, checkout in checkouts.items():
             kind = KINDS[OURS]._replace(script=str(checkout / "bench" / "peers" / KINDS[OURS].script))
             os.environ["PYTHONPATH"] = environment(checkout)["PYTHONPATH"]
             contestants.append(Contestant(name, sys.executable, kind, task))
+        contestants += [Contestant(peer, sys.executable, KINDS[peer], task) for peer in options.peers]
         for contestant in contestants:
             contestant.answer()
             contestant.request(0.0, options.warm)
@@ -134,6 +134,7 @@ def main() -> None:
     train.add_argument("--vocabulary", type=int, default=32_000)
     train.add_argument("--pairs", type=int, default=100_000)
     train.add_argument("--threads", type=int, default=4)
+    train.add_argument("--peers", nargs="*", default=[], choices=list(KINDS), help="peers that take turns as well")
     train.add_argument("--warm", type=int, default=80, help="updates before the first round")
     translate = work.add_parser("translate")
     translate.add_argument("run", type=Path)

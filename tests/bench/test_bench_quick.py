@@ -51,4 +51,4 @@ def test_two_checkouts_are_compared_by_the_same_translations(toy: Toy) -> None:
     assert finished.returncode == 0, finished.stderr
     [result] = json.loads(finished.stdout[finished.stdout.index("{\n") :])["results"].values()
     assert result["same_text"] == 1.0
-    assert result["ratio"] == pytest.approx(result["after"] / result["before"], rel=0.1)
+    assert result["after / before"]["median"] == pytest.approx(result["after"] / result["before"], rel=0.1)
