@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: generate the references of settings and commands, and adapt links for the site.
+"""Hooks of MkDocs (see mkdocs.yml): generate the reference pages of settings and commands, and adapt links.
 
 The pages are written from the same sources as `dragoman settings --json` and `dragoman COMMAND --help`.
 """
@@ -21,7 +21,7 @@ SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for ev
 
 
 def on_config(config: Any) -> Any:
-    """Add every decision to the navigation."""
+    """Add every design decision (docs/decisions/) to the navigation."""
     explanation = next(item["Explanation"] for item in config.nav if "Explanation" in item)
     decisions = next(item["Decisions"] for item in explanation if "Decisions" in item)
     decisions += [f"decisions/{path.name}" for path in sorted(Path(config.docs_dir, "decisions").glob("0*.md"))]
@@ -36,7 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Turn links to files outside docs/, which the site does not have, into their paths."""
+    """Replace links to files outside docs/, which are not part of the site, by the paths of the files."""
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
 
@@ -46,22 +46,23 @@ def write_settings() -> Iterator[str]:
     reference = load_reference()
     yield "# Settings"
     yield "\nEvery setting of a recipe, generated from the same table as `dragoman settings`."
-    yield "A recipe or `a.b=c` on the command line sets it.\n"
+    yield "A setting is set in the recipe, or by `a.b=c` on the command line.\n"
     common = next(iter(reference.values()))
     for section in SECTIONS:
         title = "data.train, data.dev, data.test: each corpus" if section == "corpus" else section
-        yield from write_table(title, [one for one in common if one.section == section])
+        yield from write_table(title, [setting for setting in common if setting.section == section])
     for kind, settings in reference.items():
         title = "model: kind: " + kind.replace("/", ", backbone: ")
-        yield from write_table(title, [one for one in settings if one.section == "model"])
+        yield from write_table(title, [setting for setting in settings if setting.section == "model"])
 
 
 def write_table(title: str, settings: list[Setting]) -> Iterator[str]:
+    """Yield the lines of a section with a table of settings."""
     yield f"\n## {title}\n"
     yield "| setting | default | choices | description |\n|---|---|---|---|"
-    for one in settings:
-        choices = ", ".join(f"`{choice}`" for choice in one.choices)
-        cells = [f"`{one.name}`", f"`{json.dumps(one.default)}`", choices, one.meaning]
+    for setting in settings:
+        choices = ", ".join(f"`{choice}`" for choice in setting.choices)
+        cells = [f"`{setting.name}`", f"`{json.dumps(setting.default)}`", choices, setting.meaning]
         yield "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
 
 
@@ -75,14 +76,15 @@ def write_commands() -> Iterator[str]:
 
 
 def write_command(name: str, command: Any) -> Iterator[str]:
+    """Yield the help of a command and of its subcommands, with a table of options."""
     yield f"\n## {name}\n\n{command.help or ''}"
-    for sub, inner in sorted(getattr(command, "commands", {}).items()):
-        yield from write_command(f"{name} {sub}", inner)
-    parameters = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+    for subname, subcommand in sorted(getattr(command, "commands", {}).items()):
+        yield from write_command(f"{name} {subname}", subcommand)
+    parameters = [option for option in command.params if not getattr(option, "hidden", False) and option.name != "help"]
     if parameters:
         yield "\n| argument or option | default | description |\n|---|---|---|"
-    for one in parameters:
-        names = ", ".join(f"`{option}`" for option in one.opts)
-        default = "" if one.default in (None, False, "", (), []) or callable(one.default) else f"`{one.default}`"
-        text = (getattr(one, "help", None) or "").replace("|", "\\|").replace("\n", " ")
-        yield f"| {names} | {default} | {text} |"
+    for parameter in parameters:
+        names, default = ", ".join(f"`{option}`" for option in parameter.opts), parameter.default
+        shown = "" if default in (None, False, "", (), []) or callable(default) else f"`{default}`"
+        text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+        yield f"| {names} | {shown} | {text} |"

@@ -4,10 +4,10 @@ python tools/golden_training.py --write FILE       train each model and record i
 python tools/golden_training.py --compare FILE     train the models of FILE again; exit 1 if any bit differs
 python tools/golden_training.py --compare FILE --tolerance 1e-6     for commits that change arithmetic on purpose
 
-There is a run for each kind of model, for each choice of its settings (norm, position, cell, ...), and for the settings
-of training that change arithmetic. A run is named by its settings, and only the public interface is used, so a file
-written by one commit can be compared at any other. To measure another checkout, put its `src` first on PYTHONPATH.
-Bits depend on the CPU and on the version of PyTorch: compare on the machine that wrote the file.
+There is a run for each kind of model, for each choice of its settings (norm, position, cell, ...), and for training
+settings that change the arithmetic. A run is named by its settings, and only the public interface is used, so a file
+written by one commit can be compared with any other commit. To measure another checkout, put its `src` first on
+PYTHONPATH. Bits depend on the CPU and on the version of PyTorch, so compare on the machine that wrote the file.
 """
 
 from __future__ import annotations
@@ -39,21 +39,24 @@ train:
   {steps: 20, tokens: 128, lr: 1e-2, warmup: 5, log_every: 1, validate_lines: 0, metric: loss,
    device: cpu, threads: 1, precision: float32, compile: false}
 """
-SMALL = {"layers": 1, "width": 16, "heads": 2, "window": 4, "block": 4, "rank": 4, "context": 32}  # where a kind has it
+SMALL = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "window": 4,
+    "block": 4,
+    "rank": 4,
+    "context": 32,
+}  # if a kind of model has the setting
 LABELLED = ["data.train={tsv: labelled.tsv}", "data.dev={tsv: labelled.tsv}", "tokenizer.kind=char"]  # for classifiers
-VARIED = {
-    "train.optimizer",
-    "train.schedule",
-    "train.loss",
-    "train.consistency",
-    "tokenizer.kind",
-}  # beside the model's
-NEEDED = {  # what a choice needs in order to have an effect
+# Settings with one run per choice, in addition to all settings of the model section
+VARIED = {"train.optimizer", "train.schedule", "train.loss", "train.consistency", "tokenizer.kind"}
+NEEDED = {  # further settings without which a setting has no effect
     "model.nonlinearity": ["model.cell=vanilla"],
     "model.kernel": ["model.dropout=0"],
     "train.optimizer": ["train.weight_decay=0.1"],
 }
-COMBINED = [  # runs beyond one choice at a time; the first is the demo's way to train
+COMBINED = [  # runs that change several settings; the first trains like the demo
     "model.position=rotary train.optimizer=muon train.weight_decay=0.1 train.schedule=cosine",
     "train.precision=bf16",
     "train.accumulate=2",
@@ -85,23 +88,23 @@ COMBINED = [  # runs beyond one choice at a time; the first is the demo's way to
 
 @cache
 def list_settings(*overrides: str) -> list[dict[str, Any]]:
-    """Return the settings of a kind of model, with their defaults and choices, as `dragoman settings` prints them."""
+    """Return all settings for a kind of model, with defaults and choices, as `dragoman settings` prints them."""
     command = [sys.executable, "-m", "dragoman", "settings", "--json", *overrides]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
 
 
 def list_variants() -> Iterator[str]:
-    """Yield the settings of each run: every kind and backbone, and every choice with the first kind that has it."""
+    """Yield the settings of each run: every kind and backbone, and every choice for the first kind that has it."""
     seen: set[str] = set()
-    kinds = next(each["choices"] for each in list_settings() if each["name"] == "model.kind")
+    kinds = next(setting["choices"] for setting in list_settings() if setting["name"] == "model.kind")
     for kind in (f"model.kind={name}" for name in kinds):
         yield kind
         for setting in list_settings(kind):
             name = setting["name"]
             if name == "model.kind" or (setting["section"] != "model" and name not in VARIED):
                 continue
-            for choice in (f"{name}={each}" for each in setting["choices"] if each != setting["default"]):
+            for choice in (f"{name}={value}" for value in setting["choices"] if value != setting["default"]):
                 if choice not in seen or name == "model.backbone":
                     seen.add(choice)
                     yield " ".join([kind, choice, *NEEDED.get(name, ())])
@@ -109,15 +112,15 @@ def list_variants() -> Iterator[str]:
 
 
 def train_run(variant: str, folder: Path) -> dict[str, Any]:
-    """Train one model and return the loss and gradient norm of each step, the dev losses and the weights' digest."""
-    given = variant.split()
-    kinds = [each for each in given if each.startswith(("model.kind=", "model.backbone="))]
-    known = {each["name"] for each in list_settings(*kinds)}
+    """Train one model; return the loss and gradient norm of each step, the dev losses, and a digest of the weights."""
+    overrides = variant.split()
+    kinds = [override for override in overrides if override.startswith(("model.kind=", "model.backbone="))]
+    known = {setting["name"] for setting in list_settings(*kinds)}
     small = [f"model.{name}={value}" for name, value in SMALL.items() if f"model.{name}" in known]
-    data = LABELLED if "model.kind=classifier" in given else []
+    data = LABELLED if "model.kind=classifier" in overrides else []
     run = folder / hashlib.sha256(variant.encode()).hexdigest()[:16]
     with redirect_stderr(io.StringIO()):
-        dragoman.train(folder / "recipe.yaml", out=run, overrides=[*small, *data, *given])
+        dragoman.train(folder / "recipe.yaml", out=run, overrides=[*small, *data, *overrides])
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [event for event in events if event["event"] == "train"]
     return {
@@ -129,12 +132,12 @@ def train_run(variant: str, folder: Path) -> dict[str, Any]:
 
 
 def write_float(value: float | None) -> str:
-    """Return a number in full precision; metrics.jsonl has null for what is not finite."""
+    """Return a number in hexadecimal, without rounding. None stands for infinity or NaN in metrics.jsonl."""
     return float("nan" if value is None else value).hex()
 
 
 def digest_weights(path: Path) -> str:
-    """Return a digest of all tensors, their names, types and shapes, whatever their order in the file."""
+    """Return a digest of the names, types, shapes and values of all tensors, independent of their order in the file."""
     digest = hashlib.sha256()
     for name, tensor in sorted(load_file(path).items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -143,7 +146,7 @@ def digest_weights(path: Path) -> str:
 
 
 def train_all(variants: list[str]) -> dict[str, dict[str, Any]]:
-    """Train every variant in a temporary folder, with a cache of its own."""
+    """Train every variant in a temporary folder, with the cache in that folder."""
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -156,14 +159,14 @@ def train_all(variants: list[str]) -> dict[str, dict[str, Any]]:
             print(f"\r{number}/{len(variants)} {variant}\x1b[K", end="", file=sys.stderr, flush=True)
             try:
                 found[variant] = train_run(variant, folder)
-            except Exception as error:  # a run that fails is one of the findings; the others go on
+            except Exception as error:  # report the failure and continue with the other runs
                 found[variant] = {"error": f"{type(error).__name__}: {error}"}
     print("\r\x1b[K", end="", file=sys.stderr)
     return found
 
 
 def relative_difference(one: str, other: str) -> float:
-    """Return how far two numbers are apart, as a share of the larger."""
+    """Return the difference between two numbers, as written by `write_float`, relative to the larger one."""
     a, b = float.fromhex(one), float.fromhex(other)
     if one == other:
         return 0.0
@@ -171,7 +174,7 @@ def relative_difference(one: str, other: str) -> float:
 
 
 def describe_difference(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> str:
-    """Return what differs by more than the tolerance, or nothing. Weights are compared only to the bit."""
+    """Return what differs by more than the tolerance, or "". With a tolerance, weights are not compared."""
     if "error" in now:
         return str(now["error"])
     worst, found = 0.0, []
@@ -180,7 +183,7 @@ def describe_difference(before: dict[str, Any], now: dict[str, Any], tolerance: 
             return f"{len(now[name])} numbers of {name} instead of {len(before[name])}"
         differences = [relative_difference(*pair) for pair in zip(before[name], now[name], strict=True)]
         worst = max([worst, *differences])
-        first = next((number for number, each in enumerate(differences, 1) if each > tolerance), None)
+        first = next((n for n, difference in enumerate(differences, 1) if difference > tolerance), None)
         found += [f"{name} from {unit} {first} on"] if first else []
     if not tolerance and before["weights"] != now["weights"]:
         found.append("final weights")
@@ -188,7 +191,7 @@ def describe_difference(before: dict[str, Any], now: dict[str, Any], tolerance: 
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what the bits of a result depend on besides the code."""
+    """Return what results depend on besides the code: PyTorch's version and the CPU's instruction set."""
     return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
@@ -197,7 +200,7 @@ def main() -> None:
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--write", type=Path, metavar="FILE")
     task.add_argument("--compare", type=Path, metavar="FILE")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference that is accepted")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="accepted relative difference")
     parser.add_argument("--only", default="", metavar="TEXT", help="train only runs whose settings contain this text")
     arguments = parser.parse_args()
     if arguments.write:

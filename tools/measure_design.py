@@ -1,12 +1,12 @@
-"""Print the measures of the design that we watch: size, packages, imports, doubled names, hops, parses.
+"""Measure the design of the source code: size, packages, imports, duplicate names, functions per sentence.
 
-python tools/measure_design.py                 what the source text tells, in a second
-python tools/measure_design.py --train         also train two steps, and count the parses of the model section
-                                               and the functions that one translated sentence passes
-python tools/measure_design.py --run RUN       follow the sentence through `dragoman translate RUN --engine torch`
-python tools/measure_design.py --json          for programs
+python tools/measure_design.py                 measure the source text only, which takes a second
+python tools/measure_design.py --train         also train two steps, count how often the model section is parsed,
+                                               and count the functions called to translate one sentence
+python tools/measure_design.py --run RUN       count the functions called by `dragoman translate RUN --engine torch`
+python tools/measure_design.py --json          print JSON
 
-The last column says what is required. The time of `make test` is a measure too, and is not taken here.
+The last column is the required value. The duration of `make test` also has a limit, which is not checked here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "dragoman"
 CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
-LATER_PACKAGES = {"smt", "serving", "labs"}  # features that came later: not counted as code lines and files
+LATER_PACKAGES = {"smt", "serving", "labs"}  # added after that commit: not counted in code lines and files
 REQUIRED = {
     "code lines": f"at most {CODE_LINES_BEFORE * 85 // 100}",
     "code lines against commit 31601d4": "at most -15%",
@@ -52,34 +52,30 @@ train: {{steps: 2, tokens: 128, device: cpu}}
 
 
 def count_lines(path: Path) -> Counter[str]:
-    """Count the lines of a module by kind: code, documentation (docstrings and comments) and blank ones.
+    """Count all lines of a module ("total"), lines of code ("code"), and docstrings and comments ("doc").
 
-    A line with code and a comment counts as both, so kinds may add up to more than the total.
+    A line with code and a comment counts as both.
     """
     text = path.read_text(encoding="utf-8")
     lines: dict[str, set[int]] = {"code": set(), "doc": set()}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
+            if first and ast.get_docstring(node, clean=False) is not None:
                 lines["doc"].update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    quiet = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
+    layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
     docstrings = frozenset(lines["doc"])
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         span = range(token.start[0], token.end[0] + 1)
         if token.type == tokenize.COMMENT:
             lines["doc"].update(span)
-        elif token.type not in quiet and not docstrings.issuperset(span):
+        elif token.type not in layout and not docstrings.issuperset(span):
             lines["code"].update(span)
     return Counter(total=text.count("\n"), code=len(lines["code"]), doc=len(lines["doc"]))
 
 
-def imported_parts(path: Path) -> Iterator[str]:
-    """Yield the first component below `dragoman` of everything that a module imports, wherever the import stands."""
+def find_imported_packages(path: Path) -> Iterator[str]:
+    """Yield the package or top-level module of dragoman of every import in a module, also inside functions."""
     home = ["dragoman", *path.relative_to(ROOT).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
@@ -92,9 +88,9 @@ def imported_parts(path: Path) -> Iterator[str]:
         yield from (name.split(".")[1] for name in names if name.startswith("dragoman."))
 
 
-def find_doubled_names(modules: list[Path]) -> list[str]:
+def find_duplicate_names(modules: list[Path]) -> list[str]:
     """Return public module-level functions, classes and constants that two or more modules define."""
-    homes: Counter[str] = Counter()
+    definitions: Counter[str] = Counter()
     for path in modules:
         names = set()
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -102,13 +98,13 @@ def find_doubled_names(modules: list[Path]) -> list[str]:
                 names.add(node.name)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names.update(one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name))
-        homes.update(name for name in names if not name.startswith("_"))
-    return sorted(name for name, count in homes.items() if count > 1)
+                names.update(leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
+        definitions.update(name for name in names if not name.startswith("_"))
+    return sorted(name for name, count in definitions.items() if count > 1)
 
 
-def longest_chain(edges: set[tuple[str, str]]) -> int:
-    """Return the number of packages on the longest chain of imports; a cycle is an error."""
+def count_levels(edges: set[tuple[str, str]]) -> int:
+    """Return the number of packages on the longest chain of imports. A cycle raises an error."""
     imported: dict[str, set[str]] = {}
     for importer, other in edges:
         imported.setdefault(importer, set()).add(other)
@@ -119,7 +115,7 @@ def longest_chain(edges: set[tuple[str, str]]) -> int:
 
 
 def measure_source() -> dict[str, object]:
-    """Measure what can be read off the source text."""
+    """Return the measures that need only the source text."""
     modules = sorted(ROOT.rglob("*.py"))
     lines = sum(map(count_lines, modules), Counter[str]())
     compared = [path for path in modules if path.relative_to(ROOT).parts[0] not in LATER_PACKAGES]
@@ -128,10 +124,10 @@ def measure_source() -> dict[str, object]:
     edges = {
         (path.relative_to(ROOT).parts[0], part)
         for path in modules
-        for part in imported_parts(path)
+        for part in find_imported_packages(path)
         if path.relative_to(ROOT).parts[0] in packages and part in packages and path.relative_to(ROOT).parts[0] != part
     }
-    doubled = find_doubled_names(modules)
+    duplicates = find_duplicate_names(modules)
     return {
         "code lines": code,
         "code lines against commit 31601d4": f"{code / CODE_LINES_BEFORE - 1:+.1%}",
@@ -140,42 +136,43 @@ def measure_source() -> dict[str, object]:
         "top-level modules": len(list(ROOT.glob("*.py"))),
         "packages": len(packages),
         "import edges between packages": len(edges),
-        "levels of packages": longest_chain(edges),
-        "names defined in two or more modules": len(doubled),
-        "such names": doubled,
+        "levels of packages": count_levels(edges),
+        "names defined in two or more modules": len(duplicates),
+        "such names": duplicates,
     }
 
 
 def count_parses(folder: Path) -> dict[str, object]:
-    """Train two steps, the second time into `folder` / "run", and count how often the model section is parsed.
+    """Train two steps, twice, and count how often the model section is parsed in the second training.
 
-    Each pydantic record of Dragoman gets a validator that sees it after it was parsed, by itself or inside another. It
-    must be there before the record's class is made, so this comes before the first import of dragoman.
+    The second run folder is `folder` / "run". Each pydantic model class of Dragoman gets a validator that collects its
+    instances. The validator must be installed before the classes are created, so this function must be called before
+    the first import of dragoman.
     """
     import pydantic
     from pydantic_core import CoreSchema, core_schema
 
     assert "dragoman" not in sys.modules
-    parsed: dict[int, Any] = {}  # by identity: the validator also sees a record that is passed on as it is
+    parsed: dict[int, Any] = {}  # by id, since the validator also runs when an instance is put into another one
 
-    def see(record: Any) -> Any:
+    def collect(record: Any) -> Any:
         parsed[id(record)] = record
         return record
 
     def make_schema(_: type[Any], source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(see, handler(source))
+        return core_schema.no_info_after_validator_function(collect, handler(source))
 
-    def watch(cls: type[Any], /, **_: Any) -> None:
+    def install_validator(cls: type[Any], /, **_: Any) -> None:
         if cls.__module__.startswith("dragoman."):
             cls.__get_pydantic_core_schema__ = classmethod(make_schema)
 
-    pydantic.BaseModel.__init_subclass__ = classmethod(watch)  # type: ignore[assignment]
+    pydantic.BaseModel.__init_subclass__ = classmethod(install_validator)  # type: ignore[assignment]
     import dragoman
 
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(cache=folder / "cache"), encoding="utf-8")
     counts = []
-    for run in ("warm-up", "run"):  # the first one also imports modules, which may have records as defaults
+    for run in ("warm-up", "run"):  # the first one also imports modules, whose default values are parsed then
         with redirect_stderr(io.StringIO()):
             dragoman.train(recipe, out=folder / run)
         counts.append(sum(getattr(record, "kind", "") == "transformer" for record in parsed.values()))
@@ -183,18 +180,18 @@ def count_parses(folder: Path) -> dict[str, object]:
 
 
 def follow_sentence(run: Path) -> dict[str, object]:
-    """Count the functions and files that one line passes in a second `translate` of this process."""
+    """Count the functions called to translate one line, and their files, in the second `translate` of this process."""
     from dragoman.cli import main as cli
 
     line = "The old dog sees the small house."
-    seen: set[tuple[str, str]] = set()
+    called: set[tuple[str, str]] = set()  # file and function
 
-    def note(frame: FrameType, event: str, _: object) -> None:
+    def record_call(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(ROOT)) and not code.co_name.startswith("<"):
-            seen.add((code.co_filename, code.co_qualname))
+            called.add((code.co_filename, code.co_qualname))
 
-    for profile in (None, note):
+    for profile in (None, record_call):  # the first translation imports modules and fills caches
         sys.argv = ["dragoman", "translate", str(run), "--engine", "torch"]
         sys.stdin = io.TextIOWrapper(io.BytesIO(line.encode() + b"\n"), encoding="utf-8")
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
@@ -207,13 +204,13 @@ def follow_sentence(run: Path) -> dict[str, object]:
                 sys.exit(f"translate ended with {end.code}")
         finally:
             sys.setprofile(None)
-    return {"functions for one sentence": len(seen), "files for one sentence": len({file for file, _ in seen})}
+    return {"functions for one sentence": len(called), "files for one sentence": len({file for file, _ in called})}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", action="store_true", help="also train two steps and follow one sentence")
-    parser.add_argument("--run", type=Path, help="a trained run folder to follow the sentence through")
+    parser.add_argument("--train", action="store_true", help="also train two steps and translate one sentence")
+    parser.add_argument("--run", type=Path, help="a trained run folder to translate the sentence with")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     measures = measure_source()

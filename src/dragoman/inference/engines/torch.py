@@ -26,7 +26,7 @@ from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observ
 from dragoman.decoding.methods import METHODS, Request, SearchSettings, decode
 from dragoman.decoding.protocol import Job, SearchFactory, SearchResult, StepModel
 from dragoman.errors import UserError
-from dragoman.hardware import BATCH_ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
+from dragoman.hardware import DEVICE_ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
 from dragoman.inference.engines.base import Engine
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -155,7 +155,7 @@ class TorchEngine(Engine):
             elif is_plain or self.device.type == "cpu":
                 tasks.append((Scheduler(self.model, self.device, rows), JobQueue(jobs, numbers)))
             else:
-                fixed = Scheduler(self.model, self.device, rows, BATCH_ROWS[self.device.type])
+                fixed = Scheduler(self.model, self.device, rows, DEVICE_ROWS[self.device.type])
                 starts = range(0, len(numbers), fixed.fixed_slots)
                 tasks += [(fixed, JobQueue(jobs, numbers[i : i + fixed.fixed_slots])) for i in starts]
         cancelled = threading.Event()
