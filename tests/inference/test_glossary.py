@@ -75,15 +75,15 @@ def test_a_glossary_file(tmp_path: Path) -> None:
         ],
     )
     glossary = read_glossary(file)
-    assert glossary.line(Line("A Dog runs.")) == Line("A Dog runs.", (("dog", "Hund"),), ("Köter",))
-    assert glossary.line(Line("one hot dog", ("x",))).terms == ("x", ("dog", "Hund"))
-    assert glossary.line(Line("one hot dog")).avoid == ("Köter", ("hot dog", "Hund"))
-    assert glossary.line(Line("windows")).avoid == ("Köter", ("Windows", "Windows"))
-    assert glossary.line(Line("私の犬です")).terms == (("犬", "dog"),)
-    assert glossary.line(Line("one hot cat")).avoid == ("Köter",)
-    assert glossary.line(Line("a guinea fowl")).terms == ()
-    assert glossary.line(Line("the cat")).terms == (("cat", "Katze"),)
-    assert glossary.line(Line("hotdogs")) == Line("hotdogs", (), ("Köter",))
+    assert glossary.add_terms(Line("A Dog runs.")) == Line("A Dog runs.", (("dog", "Hund"),), ("Köter",))
+    assert glossary.add_terms(Line("one hot dog", ("x",))).terms == ("x", ("dog", "Hund"))
+    assert glossary.add_terms(Line("one hot dog")).avoid == ("Köter", ("hot dog", "Hund"))
+    assert glossary.add_terms(Line("windows")).avoid == ("Köter", ("Windows", "Windows"))
+    assert glossary.add_terms(Line("私の犬です")).terms == (("犬", "dog"),)
+    assert glossary.add_terms(Line("one hot cat")).avoid == ("Köter",)
+    assert glossary.add_terms(Line("a guinea fowl")).terms == ()
+    assert glossary.add_terms(Line("the cat")).terms == (("cat", "Katze"),)
+    assert glossary.add_terms(Line("hotdogs")) == Line("hotdogs", (), ("Köter",))
 
 
 @pytest.mark.parametrize("line", ["dog", "\tHund", "a\tb\tc", "dog\t!", "!", "!a\tb"])
@@ -98,7 +98,7 @@ def test_more_than_a_search_can_bear_is_refused(tmp_path: Path) -> None:
     most = [f"!x{number}" for number in range(MAX_TERMS)]
     assert len(read_glossary(write_lines(tmp_path / "g", most)).never) == MAX_TERMS
     with pytest.raises(
-        UserError, match=f"g: {MAX_TERMS + 1} terms cannot all be asked of one answer; name {MAX_TERMS} at most"
+        UserError, match=f"g: {MAX_TERMS + 1} terms are too many for one translation; name {MAX_TERMS} at most"
     ):
         read_glossary(write_lines(tmp_path / "g", [*most, "!y"]))
     for line in (f"dog\t{'x' * 201}", f"dog\t!{'x' * 201}", "!" + "x" * 201, "x" * 201 + "\t"):
@@ -181,11 +181,11 @@ def test_a_line_counts_once_however_many_terms_it_lacks() -> None:
 
 
 def test_no_glossary_asks_nothing() -> None:
-    assert Glossary([], [], []).line(Line("a dog")) == Line("a dog")
+    assert Glossary([], [], []).add_terms(Line("a dog")) == Line("a dog")
 
 
 def test_a_glossary_adds_terms_and_changes_nothing_else() -> None:
     line = Line("the dog", ("x",), ("y",), "Der", "de")
-    assert Glossary([("dog", "Hund")], [], ["Köter"]).line(line) == Line(
+    assert Glossary([("dog", "Hund")], [], ["Köter"]).add_terms(line) == Line(
         "the dog", ("x", ("dog", "Hund")), ("y", "Köter"), "Der", "de"
     )

@@ -170,7 +170,7 @@ class LineTranslator:
 
         nbest, as_json = self.decode.search.nbest, self.options.as_json
         trees = [self.trees.tree_of(line) for line in lines] if self.trees else None
-        requests = [self.glossary.line(Line(line)) for line in lines] if self.glossary else lines
+        requests = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
         results = self.translator.translate_nbest(requests, self.decode, trees=trees)
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), before):
             best = hypotheses[0]
@@ -221,7 +221,7 @@ class LineTranslator:
         warning_log = line_io.WarningLog()
         with line_io.open_output(self.options.output_file) as file:
             for number, [text] in enumerate(line_io.read_batches(source, 1), 1):
-                line = self.glossary.line(Line(text)) if self.glossary else text
+                line = self.glossary.add_terms(Line(text)) if self.glossary else text
                 words = self.translator.stream_line(line, self.decode)  # a generator that returns a Hypothesis
                 while True:
                     try:
