@@ -145,7 +145,7 @@ def check_model(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def packaged_folder() -> Path | None:
+def find_recipes_folder() -> Path | None:
     """Return the folder of the built-in recipes: inside the package in a wheel, next to src in a checkout."""
     return next((folder / RECIPES for folder in (PACKAGE, PACKAGE.parents[1]) if (folder / RECIPES).is_dir()), None)
 
@@ -155,7 +155,7 @@ def find_recipe(path: Path) -> Path:
 
     Such names are `recipes/lectures`, `lectures` and `lectures/21-rotary`. A path that matches nothing is returned.
     """
-    folder = packaged_folder()
+    folder = find_recipes_folder()
     if folder is None or path.is_absolute() or path.exists():
         return path
     inside = Path(*path.parts[1:]) if path.parts[:1] == (RECIPES,) else path
@@ -165,7 +165,7 @@ def find_recipe(path: Path) -> Path:
 
 def list_recipes() -> Iterator[tuple[str, str]]:
     """Yield the name of every built-in recipe and the comment in its first line."""
-    if (folder := packaged_folder()) is None:
+    if (folder := find_recipes_folder()) is None:
         return
     for file in sorted(folder.rglob("*.yaml")):
         if file.name != "questions.yaml":  # not a recipe: the questions that a comparison answers

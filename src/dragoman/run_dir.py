@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from dragoman.config.settings import build, parse_yaml, prefix_errors, to_yaml
+from dragoman.config.settings import build, format_settings, parse_yaml, prefix_errors
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, refuse_special_file, report_write_errors, write_atomically, write_text
 from dragoman.recipe import Recipe
@@ -137,7 +137,7 @@ class RunFolder:
             self.path.rmdir()
 
     def save_recipe(self, recipe: Recipe) -> None:
-        text = to_yaml(recipe)
+        text = format_settings(recipe)
         write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
 
     def check_name(self) -> None:

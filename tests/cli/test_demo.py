@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import demo
-from dragoman.recipe import packaged_folder, read_recipe
+from dragoman.recipe import find_recipes_folder, read_recipe
 from toy_run import Call
 
 TINY = ["data.train={phrasebook: 300}", "tokenizer.size=400", "train.steps=4", "model.width=32", "train.threads=1"]
 
 
 def test_quality_does_not_depend_on_the_clock() -> None:
-    folder = packaged_folder()
+    folder = find_recipes_folder()
     assert folder
     settings = read_recipe(folder / demo.RECIPE).train
     assert settings.steps > 0

@@ -15,11 +15,11 @@ from dragoman.config.settings import (
     Settings,
     TrainSettings,
     build,
+    format_settings,
     override,
     parse_yaml,
     pick,
     suggest_name,
-    to_yaml,
 )
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings
 from dragoman.data.tokenizers import TokenizerSettings
@@ -312,8 +312,8 @@ def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
     except UserError as mistake:
         said_in_one_line(mistake)
         return
-    written = to_yaml(recipe)
-    assert to_yaml(check_model(build(Recipe, parse_yaml(written, "config.yaml")))) == written
+    written = format_settings(recipe)
+    assert format_settings(check_model(build(Recipe, parse_yaml(written, "config.yaml")))) == written
 
 
 def said_in_one_line(mistake: UserError, culprit: str = "") -> None:
@@ -365,7 +365,7 @@ def test_what_is_written_is_what_is_read(
         train=TrainSettings(freeze=tuple(freeze), optimizer=optimizer, lr=lr),
         model=model,
     )
-    assert build(Recipe, parse_yaml(to_yaml(recipe), "config.yaml")) == recipe
+    assert build(Recipe, parse_yaml(format_settings(recipe), "config.yaml")) == recipe
 
 
 def test_an_empty_name_is_not_suggested() -> None:
@@ -404,7 +404,7 @@ def test_whole_numbers(text: str, value: int) -> None:
 
 def test_every_setting_is_written_out() -> None:
     recipe = check_model(recipe_of("data: {train: {phrasebook: 5}}\nmodel: {kind: transformer}\n"))
-    values = parse_yaml(to_yaml(recipe), "config.yaml")
+    values = parse_yaml(format_settings(recipe), "config.yaml")
     for section, record in SECTIONS.items():
         spot = values
         for name in section.split(".") if section else []:

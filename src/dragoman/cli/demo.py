@@ -23,7 +23,7 @@ from dragoman.inspection.attention_maps import render_alignment
 from dragoman.io import write_text
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
-from dragoman.recipe import packaged_folder, read_recipe
+from dragoman.recipe import find_recipes_folder, read_recipe
 from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.trainer import train
 
@@ -73,7 +73,7 @@ def run_demo(out: Path, overrides: list[str], console: Console) -> None:
 
 def train_and_score(out: Path, overrides: list[str], report_file: Path, console: Console) -> None:
     """Train the demo's recipe, score the model on two test sets, and write the report."""
-    folder = packaged_folder()
+    folder = find_recipes_folder()
     assert folder
     recipe = read_recipe(folder / RECIPE, overrides)
     console.print(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.compare.measure import MEASUREMENT_VERSION, measure_run
-from dragoman.config.settings import LIMITS, METRIC_ALIASES, to_yaml
+from dragoman.config.settings import LIMITS, METRIC_ALIASES, format_settings
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.hardware import thread_limited_environment
@@ -207,7 +207,7 @@ class Worker:
     def __init__(self, run: PlannedRun, *, jobs: int) -> None:
         self.run, self.echo = run, jobs == 1
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-        write_text(run.file(".yaml"), to_yaml(run.recipe))
+        write_text(run.file(".yaml"), format_settings(run.recipe))
         command = [sys.executable, "-m", "dragoman", "compare-one", str(run.file(".yaml")), str(run.folder)]
         environment = thread_limited_environment(jobs)
         with run.file(".log").open("wb") as log:

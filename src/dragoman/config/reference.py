@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.settings import SETTING_SYNONYMS, as_yaml, pick, suggest_name
+from dragoman.config.settings import SETTING_SYNONYMS, format_yaml, pick, suggest_name
 from dragoman.errors import UserError
 
 FILE = Path(__file__).with_name("settings.json")
@@ -36,7 +36,9 @@ class Setting(NamedTuple):
         """Return the setting as a line of a recipe, with choices and meaning as a comment."""
         indent = "  #   " if self.section == CORPUS else "  "
         listed = isinstance(self.default, list | dict)
-        written = f"{self.name}: {json.dumps(self.default)}" if listed else as_yaml({self.name: self.default}).strip()
+        written = (
+            f"{self.name}: {json.dumps(self.default)}" if listed else format_yaml({self.name: self.default}).strip()
+        )
         comment = "; ".join(part for part in (" | ".join(self.choices), self.meaning) if part)
         return f"{indent}{written}".ljust(COLUMN) + f"  # {comment}" if comment else f"{indent}{written}"
 
@@ -65,7 +67,7 @@ def save_reference(reference: Reference) -> None:
     FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def kind_in(reference: Reference, model: dict[str, str]) -> str:
+def find_kind(reference: Reference, model: dict[str, str]) -> str:
     """Return the name in the reference of a kind of model, given as `kind` and `backbone`."""
     kind = model.get("kind", "transformer")
     pick({name.partition("/")[0]: None for name in reference}, kind, "model.kind")
@@ -85,7 +87,7 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
         return {kind: reference[kind]}
     found: dict[str, set[str]] = {}
     for word in words:
-        for each, fits in [(each, fits) for fits in matchers(word) for each in (kind, *reference)]:
+        for each, fits in [(each, fits) for fits in make_matchers(word) for each in (kind, *reference)]:
             if paths := {row.path for row in reference[each] if fits(row)}:
                 found.setdefault(each, set()).update(paths)
                 break
@@ -98,7 +100,7 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
     return {each: [row for row in reference[each] if row.path in paths] for each, paths in found.items()}
 
 
-def matchers(word: str) -> Iterable[Callable[[Setting], bool]]:
+def make_matchers(word: str) -> Iterable[Callable[[Setting], bool]]:
     """Yield what a word may mean, the most exact meaning first."""
     synonym, low = SETTING_SYNONYMS.get(word.replace("-", "_"), ""), word.lower()
     yield lambda row: word == row.section or (word == "data" and row.section == CORPUS)

@@ -91,7 +91,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise UserError(f"{name} is not valid YAML: it contains a value that cannot be read ({error})") from None
 
 
-def lines_of_keys(text: str) -> dict[str, int]:
+def find_key_lines(text: str) -> dict[str, int]:
     """Return the line number of each key, for error messages; raise a UserError for a repeated key."""
     line_of: dict[str, int] = {}
     visited: set[int] = set()  # an alias refers to an earlier node, which may even contain the alias
@@ -129,7 +129,7 @@ def read_text(path: Path, what: str) -> str:
         raise UserError(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
 
 
-def as_yaml(values: dict[str, Any]) -> str:
+def format_yaml(values: dict[str, Any]) -> str:
     """Return YAML that `parse_yaml` reads as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
@@ -285,14 +285,14 @@ class Settings(BaseModel):
 METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases
 
 
-def metric_name(name: str) -> str:
+def resolve_metric_name(name: str) -> str:
     """Return the current name of a metric."""
     return METRIC_ALIASES.get(name, name)
 
 
 # Lists in YAML become tuples, so that records are hashable.
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-MetricName = Annotated[str, AfterValidator(metric_name)]
+MetricName = Annotated[str, AfterValidator(resolve_metric_name)]
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0, le=10**12)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -404,7 +404,7 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a recipe: it must have sections such as data:, model: and train:")
     with prefix_errors(path):
-        return values, lines_of_keys(text)
+        return values, find_key_lines(text)
 
 
 @contextmanager
@@ -416,5 +416,5 @@ def prefix_errors(source: object) -> Iterator[None]:
         raise UserError(f"{source}: {error}") from None
 
 
-def to_yaml(settings: Settings) -> str:
-    return as_yaml(settings.model_dump(mode="json"))
+def format_settings(settings: Settings) -> str:
+    return format_yaml(settings.model_dump(mode="json"))

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.settings import metric_name, pick
+from dragoman.config.settings import pick, resolve_metric_name
 from dragoman.errors import UserError
 from dragoman.types import Score
 
@@ -369,7 +369,7 @@ def select_metrics(names: Sequence[str], *, tokenize: str = "") -> list[Metric]:
 
     A metric whose library is missing is refused here, before any work is done.
     """
-    found = [pick(METRICS, metric_name(name), "metric") for name in names or DEFAULT_METRICS]
+    found = [pick(METRICS, resolve_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
     if message := next(filter(None, (metric.missing_library for metric in found)), ""):
         raise UserError(message)
     bleu = replace(METRICS["bleu"], count=partial(count_bleu, tokenize=tokenize))
@@ -384,7 +384,7 @@ def choose_checkpoint_metric(name: str, task: str, data_metrics: Sequence[str] =
     """
     choices: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
     auto = next((name for name in data_metrics[:1] if name in choices), BEST_METRIC[task])
-    return pick({"auto": choices[auto], **choices}, metric_name(name), f"metric of models that {task}")
+    return pick({"auto": choices[auto], **choices}, resolve_metric_name(name), f"metric of models that {task}")
 
 
 def explain_wer(names: Iterable[str], target_kind: str) -> str:
