@@ -1,4 +1,4 @@
-"""A recipe: the sections of settings that describe a run, joined in one record and read from a YAML file."""
+"""A recipe: all settings of a run, in one record with a section for each part of the toolkit, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 else:
     SearchSettings = ModelSettings = Any
 
-# Placeholders of the sections whose records stand beside code that imports PyTorch, which takes seconds.
+# Placeholders for the sections whose settings classes are in modules that import PyTorch, which takes seconds. They
+# replace these sections where only the others are needed.
 UNREAD = {"model": Settings(), "search": Settings()}
-RECIPES = "recipes"  # name of the folder
+RECIPES = "recipes"  # name of the folder of the built-in recipes
 PACKAGE = Path(__file__).parent
 
 
 class Recipe(Settings):
     """All settings of a run.
 
-    Values that name a registry entry are not validated here but in `check_model` and when training starts.
+    Values that name a registry entry, such as model.norm, are not validated here but in `check_model` and when training
+    starts.
     """
 
     data: DataSettings = DataSettings()
@@ -47,7 +49,10 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _read_last_sections(self, info: ValidationInfo) -> Self:
-        """Read the sections that need PyTorch, once the others are valid. Records are left as they are."""
+        """Validate the sections `model` and `search`, unless they are records already.
+
+        Their classes are imported only here, after the other sections have been found valid.
+        """
         unread = [name for name in UNREAD if not isinstance(getattr(self, name), Settings)]
         if unread:
             from dragoman.decoding.methods import SearchSettings
@@ -60,22 +65,22 @@ class Recipe(Settings):
 
     @property
     def example_format(self) -> str:
-        """How texts become examples: an entry of EXAMPLE_FORMATS (data/batches.py)."""
+        """How texts are converted to examples: a key of EXAMPLE_FORMATS (data/batches.py)."""
         if self.model.task == "generate":
             return "lines" if self.data.documents == "line" else "windows"
         return "pairs" if self.model.task == "translate" else "labels"
 
     @property
     def batch_layout(self) -> str:
-        """How examples are arranged in batches.
+        """How examples are arranged in batches: "packed" or "padded".
 
-        Language-model windows already fill a row each (except the last of a text), so they are not packed.
+        Each window of a language model fills a row (except the last window of a text), so windows are not packed.
         """
         return "padded" if self.example_format == "windows" else self.model.layout
 
     @property
     def can_bucket_shapes(self) -> bool:
-        """Whether batches can be padded to a small set of shapes. Otherwise each is as wide as its longest text."""
+        """Whether batches can be padded to a few fixed shapes. Otherwise each batch is as wide as its longest text."""
         return self.model.layout == "packed" or self.example_format == "pairs"
 
 
@@ -88,9 +93,9 @@ def read_recipe(
 ) -> Recipe:
     """Read a recipe file and apply `a.b=c` overrides.
 
-    Corpus paths are resolved in the working directory first, then next to the recipe file. With `parent`, the recipe
-    of the run whose weights training starts from, model settings set in neither place are taken from `parent`. With
-    UNREAD as `unread`, only the other sections are read, without importing PyTorch.
+    Relative paths of corpora are resolved against the working directory first, then against the folder of the recipe
+    file. `parent`, the recipe of the run whose weights training starts from, provides the model settings that neither
+    the file nor the overrides set. If `unread` is UNREAD, the other sections are read without importing PyTorch.
     """
     values, lines = read_values(path)
     items, merged = list(overrides), deepcopy(values)
@@ -115,7 +120,7 @@ def read_recipe(
 
 
 def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
-    """Apply `a.b=c` overrides; model settings set neither there nor in the recipe are taken from `parent`."""
+    """Apply `a.b=c` overrides; model settings that neither they nor the recipe set are taken from `parent`."""
     values = recipe.model_dump(mode="json", exclude_unset=True)
     for item in overrides:
         override(values, item)
@@ -127,13 +132,13 @@ def inherit_model(values: dict[str, Any], parent: Recipe | None) -> dict[str, An
     section = values.get("model") or {}
     if parent is None or not isinstance(section, dict):
         return values
-    # `kind: transformer` alone is the default and not a choice: the parent may be of another kind.
+    # A model section with only `kind: transformer`, the default, does not override the kind of the parent.
     changes = {} if section == {"kind": "transformer"} else section
     return {**values, "model": {**parent.model.model_dump(mode="json"), **changes}}
 
 
 def check_model(recipe: Recipe) -> Recipe:
-    """Return the recipe; refuse an invalid model section, or a model whose length limit is below data.max_length."""
+    """Return the recipe; raise a UserError if the model section is invalid or its length limit too low for the data."""
     recipe.model.check()
     limit, longest = recipe.model.length_limit, recipe.data.max_length
     splits_texts = recipe.model.task == "generate"  # into windows
@@ -146,21 +151,22 @@ def check_model(recipe: Recipe) -> Recipe:
 
 
 def find_recipes_folder() -> Path | None:
-    """Return the folder of the built-in recipes: inside the package in a wheel, next to src in a checkout."""
+    """Return the folder of the built-in recipes: inside the installed package, or next to src in a checkout."""
     return next((folder / RECIPES for folder in (PACKAGE, PACKAGE.parents[1]) if (folder / RECIPES).is_dir()), None)
 
 
 def find_recipe(path: Path) -> Path:
     """Return the path if it exists, else the built-in recipe or folder of recipes with this name.
 
-    Such names are `recipes/lectures`, `lectures` and `lectures/21-rotary`. A path that matches nothing is returned.
+    Examples of names are `recipes/lectures`, `lectures` and `lectures/21-rotary`. If there is no such recipe, the path
+    is returned unchanged.
     """
     folder = find_recipes_folder()
     if folder is None or path.is_absolute() or path.exists():
         return path
-    inside = Path(*path.parts[1:]) if path.parts[:1] == (RECIPES,) else path
-    names = [inside, inside.with_name(inside.name + ".yaml")] if inside.name else [inside]
-    return next((folder / name for name in names if (folder / name).exists()), path)
+    name = Path(*path.parts[1:]) if path.parts[:1] == (RECIPES,) else path
+    candidates = [name, name.with_name(name.name + ".yaml")] if name.name else [name]
+    return next((folder / candidate for candidate in candidates if (folder / candidate).exists()), path)
 
 
 def list_recipes() -> Iterator[tuple[str, str]]:

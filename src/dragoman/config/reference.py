@@ -1,7 +1,7 @@
-"""The settings reference: every setting with its default, what else it may be and what it means.
+"""The settings reference: every setting with its default, choices and description, as `dragoman settings` prints it.
 
-It is read from settings.json, so that `dragoman settings` does not wait for PyTorch. `python -m dragoman.cli.settings`
-writes that file from the settings themselves, and a test compares the two.
+The reference is read from settings.json, because importing the settings classes of models would import PyTorch, which
+takes seconds. `python -m dragoman.cli.settings` writes that file from the settings classes, and a test compares both.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dragoman.config.settings import SETTING_SYNONYMS, format_yaml, pick, sugges
 from dragoman.errors import UserError
 
 FILE = Path(__file__).with_name("settings.json")
-CORPUS = "corpus"  # the section of those settings that each corpus of data.train, data.dev and data.test has
-COLUMN = 32  # where comments begin
-Reference = dict[str, list["Setting"]]  # by kind of model, such as transformer or lm/rnn
+CORPUS = "corpus"  # the section of the settings that each corpus of data.train, data.dev and data.test has
+COLUMN = 32  # the column in which comments begin
+Reference = dict[str, list["Setting"]]  # settings by kind of model, such as transformer or lm/rnn
 
 
 class Setting(NamedTuple):
+    """A setting in the reference."""
+
     section: str
     name: str
     default: Any
@@ -29,46 +31,43 @@ class Setting(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the name that a recipe knows it by; a setting of a corpus stands for those of all splits."""
+        """The full name of the setting in a recipe. For a setting of a corpus, it is that in data.train."""
         return f"data.train.{self.name}" if self.section == CORPUS else f"{self.section}.{self.name}"
 
     def row(self) -> str:
         """Return the setting as a line of a recipe, with choices and meaning as a comment."""
         indent = "  #   " if self.section == CORPUS else "  "
-        listed = isinstance(self.default, list | dict)
-        written = (
-            f"{self.name}: {json.dumps(self.default)}" if listed else format_yaml({self.name: self.default}).strip()
-        )
+        on_one_line = isinstance(self.default, list | dict)
+        text = f"{self.name}: {json.dumps(self.default)}" if on_one_line else format_yaml({self.name: self.default})
         comment = "; ".join(part for part in (" | ".join(self.choices), self.meaning) if part)
-        return f"{indent}{written}".ljust(COLUMN) + f"  # {comment}" if comment else f"{indent}{written}"
+        line = f"{indent}{text.strip()}"
+        return f"{line.ljust(COLUMN)}  # {comment}" if comment else line
 
     def record(self) -> dict[str, Any]:
-        """Return what --json prints of it."""
+        """Return the setting as `dragoman settings --json` prints it."""
         about = {"default": self.default, "choices": self.choices, "description": self.meaning}
         return {"name": self.path, "section": self.section, **about}
 
 
 def load_reference() -> Reference:
-    """Read settings.json: rows that are listed once, and the numbers of those that each kind of model has."""
-    held = json.loads(FILE.read_text(encoding="utf-8"))
-    rows = [Setting(*row) for row in held["rows"]]
-    return {kind: [rows[number] for number in numbers] for kind, numbers in held["kinds"].items()}
+    """Read settings.json. It lists each setting once, and for each kind of model the indices of its settings."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    rows = [Setting(*row) for row in content["rows"]]
+    return {kind: [rows[index] for index in indices] for kind, indices in content["kinds"].items()}
 
 
 def save_reference(reference: Reference) -> None:
-    """Write settings.json with one row a line, so that changes are easy to see."""
-    rows = list(dict.fromkeys(json.dumps(row, ensure_ascii=False) for some in reference.values() for row in some))
-    number = {row: i for i, row in enumerate(rows)}
-    kinds = [
-        f"  {json.dumps(kind)}: {json.dumps([number[json.dumps(row, ensure_ascii=False)] for row in some])}"
-        for kind, some in reference.items()
-    ]
+    """Write settings.json with one setting per line, so that diffs are easy to read."""
+    rows_of = {kind: [json.dumps(row, ensure_ascii=False) for row in rows] for kind, rows in reference.items()}
+    rows = list(dict.fromkeys(row for some in rows_of.values() for row in some))
+    index_of = {row: index for index, row in enumerate(rows)}
+    kinds = [f"  {json.dumps(kind)}: {json.dumps([index_of[row] for row in some])}" for kind, some in rows_of.items()]
     lines = ['{"rows": [', ",\n".join(f"  {row}" for row in rows), '], "kinds": {', ",\n".join(kinds), "}}"]
     FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def find_kind(reference: Reference, model: dict[str, str]) -> str:
-    """Return the name in the reference of a kind of model, given as `kind` and `backbone`."""
+    """Return the kind of model in the reference, such as lm/rnn, for the settings `kind` and `backbone` of a model."""
     kind = model.get("kind", "transformer")
     pick({name.partition("/")[0]: None for name in reference}, kind, "model.kind")
     if kind in reference:
@@ -78,17 +77,17 @@ def find_kind(reference: Reference, model: dict[str, str]) -> str:
 
 
 def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Reference:
-    """Return the settings that words ask for, all of them without words, by the kinds of model that have them.
+    """Return the settings of this kind of model that match one of the words; all its settings if there are no words.
 
-    A word is a section, a setting with or without its section, what another toolkit calls one, or a word in a name or
-    a description. Other kinds of model than the one wanted count only where that one has nothing of the sort.
+    A word matches a section, a setting with or without its section, the name of a setting in another toolkit, or a part
+    of a name or description. If a word matches no setting of this kind of model, the other kinds are searched.
     """
     if not words:
         return {kind: reference[kind]}
     found: dict[str, set[str]] = {}
     for word in words:
-        for each, fits in [(each, fits) for fits in make_matchers(word) for each in (kind, *reference)]:
-            if paths := {row.path for row in reference[each] if fits(row)}:
+        for each, matches in [(each, matches) for matches in make_matchers(word) for each in (kind, *reference)]:
+            if paths := {row.path for row in reference[each] if matches(row)}:
                 found.setdefault(each, set()).update(paths)
                 break
         else:
@@ -101,17 +100,17 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
 
 
 def make_matchers(word: str) -> Iterable[Callable[[Setting], bool]]:
-    """Yield what a word may mean, the most exact meaning first."""
-    synonym, low = SETTING_SYNONYMS.get(word.replace("-", "_"), ""), word.lower()
+    """Yield functions that return whether a word matches a setting, the strictest first."""
+    synonym, lower = SETTING_SYNONYMS.get(word.replace("-", "_"), ""), word.lower()
     yield lambda row: word == row.section or (word == "data" and row.section == CORPUS)
     yield lambda row: word in (row.name, row.path)
     yield lambda row: bool(synonym) and synonym in (row.name, row.path)
-    yield lambda row: low in row.path.lower()
-    yield lambda row: low in row.choices or low in row.meaning.lower()
+    yield lambda row: lower in row.path.lower()
+    yield lambda row: lower in row.choices or lower in row.meaning.lower()
 
 
 def render_settings(found: Reference, kind: str) -> str:
-    """Return settings as a recipe. Those that another kind of model has come after a line that names it."""
+    """Return settings as a recipe. Settings of other kinds of model follow a line that names the kind."""
     lines: list[str] = []
     for each, settings in found.items():
         if each != kind:

@@ -1,12 +1,13 @@
-"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line, and error messages.
+"""Settings: frozen records (`Settings`), read from YAML files and `a.b=c` overrides, with helpful error messages.
 
-Every setting has one default and one description, next to its field. The records of models, their modules and decoding
-methods stand beside the code that reads them. Values that name a registry entry (`norm`, `optimizer`, ...) are plain
-strings; `pick` checks them where the registry is imported, so that adding a variant changes one file.
+A field of a record is a setting with its default and description. The records of models, modules and decoding methods
+are defined in the modules that use them; `TrainSettings` is here, because reading it must not import PyTorch. Values
+that name a registry entry (`norm`, `optimizer`, ...) are strings; `pick` checks them where the registry is defined, so
+that adding a variant changes one file.
 
 YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A repeated key
-is an error, and errors name the line. For an unknown name, the message suggests the name in Dragoman of the same
-thing in other toolkits (synonyms.tsv), or the name with the most similar spelling.
+is an error, and errors name the line. For an unknown name, the message suggests the corresponding name in Dragoman if
+other toolkits use the unknown one (synonyms.tsv), or else the name with the most similar spelling.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class _Loader(yaml.SafeLoader):
     and 1.2 read 010 as different numbers, and labels such as 007 are text.
     """
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML copies it before adding to it
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML copies the dict before adding to it
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quote text that YAML 1.1 or `_Loader` would not read as text, and escape rare line separators."""
+    """Quote strings that YAML 1.1 or `_Loader` would not read as strings, and escape rare line separators."""
 
 
 _Dumper.add_representer(
@@ -54,7 +55,7 @@ _Dumper.add_representer(
     ),
 )
 _EXPONENT = r"[eE][-+]?[0-9]+"
-_PLAIN = {  # type of a scalar without quotes -> its pattern and possible first characters
+_PLAIN = {  # type of an unquoted scalar -> its pattern and its possible first characters
     "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
     "int": (r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)", [*"-+0123456789"]),
     "float": (
@@ -71,6 +72,7 @@ for _name, (_pattern, _first) in _PLAIN.items():
 
 
 def parse_yaml(text: str, name: str) -> Any:
+    """Return the value of a YAML text; `name` is the name of the text in error messages."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
@@ -92,7 +94,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def find_key_lines(text: str) -> dict[str, int]:
-    """Return the line number of each key, for error messages; raise a UserError for a repeated key."""
+    """Return the line number of each key, such as model.kind, for error messages; refuse repeated keys."""
     line_of: dict[str, int] = {}
     visited: set[int] = set()  # an alias refers to an earlier node, which may even contain the alias
 
@@ -116,6 +118,7 @@ def find_key_lines(text: str) -> dict[str, int]:
 
 
 def read_text(path: Path, what: str) -> str:
+    """Return the text of a file; `what` is the kind of file in error messages."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -134,7 +137,7 @@ def format_yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-EXPECTED = {  # type of a pydantic error -> what was expected, where pydantic's message would be unclear
+EXPECTED = {  # type of a pydantic error -> the expected value, for types whose message in pydantic is unclear
     "model_type": "settings written as name: value",
     "dict_type": "settings written as name: value",
     "missing": "set",
@@ -142,12 +145,15 @@ EXPECTED = {  # type of a pydantic error -> what was expected, where pydantic's 
     "too_long": "a list of {max_length}",
     "value_error": "{error}",
 }
-_SHORT = reprlib.Repr()
+_SHORT = reprlib.Repr()  # shortens long values in messages
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
 def read_synonyms(kind: str) -> dict[str, str]:
-    """Return a dict from names of settings or values in other toolkits and papers to ours (synonyms.tsv)."""
+    """Read synonyms.tsv; return a dict from names in other toolkits and papers to names in Dragoman.
+
+    `kind` is "setting" or "value".
+    """
     text = Path(__file__).with_name("synonyms.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines() if line.startswith(kind)]
     return {theirs: ours for _, ours, names in rows for theirs in names.split()}
@@ -157,7 +163,7 @@ SETTING_SYNONYMS, VALUE_SYNONYMS = read_synonyms("setting"), read_synonyms("valu
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return '; did you mean ...?' if one of `names` is a synonym or has a similar spelling, else ""."""
+    """Return '; did you mean ...?' with the one of `names` that is a synonym or has a similar spelling, or ""."""
     entries = [entry for entry in names if entry]
     synonym = VALUE_SYNONYMS.get(str(name).lower(), "")
     if name not in entries and synonym in entries:
@@ -169,7 +175,10 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
 def describe_error(
     cls: type[BaseModel], errors: Any, where: str, line_of: Mapping[str, int], root: type[BaseModel]
 ) -> str:
-    """Return a sentence about the first of pydantic's errors: the key, the value and what was expected."""
+    """Return a message about the first of pydantic's errors: the key, the value and what was expected.
+
+    `cls` is the record that was validated, `where` the name of its section in `root`, the whole recipe.
+    """
     first = errors[0]
     if isinstance(error := first.get("ctx", {}).get("error"), UserError):
         return str(error)
@@ -178,7 +187,7 @@ def describe_error(
     line = f" (line {line_of[key]})" if key in line_of else ""
     if first["type"] == "extra_forbidden":
         return _describe_unknown(cls, first["loc"], key, line, root)
-    expected = []  # a union has an error per member
+    expected = []  # several if the type of the setting is a union: pydantic reports an error for each member
     for item in errors:
         if _path(item) == path:
             message = str(item["msg"]).removeprefix("Input should be ")
@@ -188,40 +197,41 @@ def describe_error(
 
 
 def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, line: str, root: type[BaseModel]) -> str:
-    """Return a sentence about a setting that does not exist.
+    """Return a message about a setting that does not exist.
 
-    It suggests, in this order, a synonym in other toolkits, a setting of this name in another section, a similar name.
+    It suggests the setting that has this name in other toolkits, or a setting of this name in another section, or one
+    with a similar name.
     """
-    from dragoman.config.reference import load_reference  # which imports this module
+    from dragoman.config.reference import load_reference  # here, because reference.py imports this module
 
     *parents, name = map(str, location)
-    for parent in parents:  # keys and indices
+    for parent in parents:  # find the record that should contain the setting; parents are keys and list indices
         if parent in cls.model_fields:
             cls = next(_records(cls.model_fields[parent].annotation), cls)
     section, names = key.rpartition(".")[0], list(cls.model_fields)
     synonym = SETTING_SYNONYMS.get(name.lower().replace("-", "_"), "")
-    home, _, setting = synonym.rpartition(".")
-    if setting and (setting in names if home in ("", section) else home in root.model_fields):
-        homes = [synonym]
+    synonym_section, _, setting = synonym.rpartition(".")
+    if setting and (setting in names if synonym_section in ("", section) else synonym_section in root.model_fields):
+        suggested = [synonym]
     else:
-        others = [row for row in load_reference()["transformer"] if row.section in root.model_fields]
-        homes = [row.path for row in others if row.name == name and row.section != section]
-    meant = f"; did you mean {' or '.join(map(repr, homes))}?" if homes else suggest_name(name, names)
+        rows = [row for row in load_reference()["transformer"] if row.section in root.model_fields]
+        suggested = [row.path for row in rows if row.name == name and row.section != section]
+    hint = f"; did you mean {' or '.join(map(repr, suggested))}?" if suggested else suggest_name(name, names)
     kind = cls.model_fields.get("kind")
     of_kind = f"with {section}.kind={kind.default} " if kind and get_origin(kind.annotation) is Literal else ""
-    return f"{of_kind}there is no setting {key!r}{line}{meant} (there are: {', '.join(names)})"
+    return f"{of_kind}there is no setting {key!r}{line}{hint} (there are: {', '.join(names)})"
 
 
 def _path(error: Any) -> list[str]:
-    """Return the path of keys of an error, without the parts that pydantic adds for unions and validators."""
+    """Return the keys that lead to the error, without the parts that pydantic adds for unions and validators."""
     *parents, last = map(str, error["loc"] or [""])
-    marks = ("literal[", "function-", "bool", "tuple[")
-    kept = [part for part in parents if not part.startswith(marks)]
-    return [*kept, last] if error["type"] == "extra_forbidden" or (last and not last.startswith(marks)) else kept
+    added = ("literal[", "function-", "bool", "tuple[")  # how these parts start
+    kept = [part for part in parents if not part.startswith(added)]
+    return [*kept, last] if error["type"] == "extra_forbidden" or (last and not last.startswith(added)) else kept
 
 
 def _records(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the settings classes in the type of a field."""
+    """Yield the record types inside the type of a field, such as that of the items of a list."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     else:
@@ -251,7 +261,7 @@ def pick(registry: Mapping[str, V], name: str, what: str) -> V:
 
 
 def check_names(registries: Registries, record: object, where: str) -> None:
-    """Raise a UserError for a setting of the record whose value is not in its registry."""
+    """Raise a UserError if a setting of the record is not the name of an entry of its registry."""
     for name, registry in registries.items():
         pick(registry, getattr(record, name), f"{where}.{name}")
 
@@ -263,7 +273,7 @@ def setting(default: V, description: str, **limits: float) -> V:
 
 
 class Settings(BaseModel):
-    """A frozen record that refuses unknown names."""
+    """A record of settings. It is frozen, and unknown settings are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -282,7 +292,7 @@ class Settings(BaseModel):
         }
 
 
-METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases
+METRIC_ALIASES = {"wrong": "line_error_rate"}  # name of a metric in earlier releases -> its current name
 
 
 def resolve_metric_name(name: str) -> str:
@@ -294,7 +304,7 @@ def resolve_metric_name(name: str) -> str:
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 MetricName = Annotated[str, AfterValidator(resolve_metric_name)]
 Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=0, le=10**12)]
+Amount = Annotated[int, Field(ge=0, le=10**12)]  # like Count, but 0 is allowed and usually means "off" or "no limit"
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -303,17 +313,19 @@ Layers = Annotated[int, Field(ge=0, le=1000)]
 
 
 class SampleSettings(Settings):
-    """How the next token is sampled; each setting is an entry of FILTERS in decoding/sampling.py."""
+    """The settings of sampling. Each of them is the name of a filter in FILTERS (decoding/sampling.py)."""
 
     temperature: float = setting(1.0, "sampling temperature; below 1 favours likely tokens, 0 is greedy", ge=0, le=100)
     top_k: Amount = setting(0, "sample from this number of likeliest tokens; 0: from all tokens")
     top_p: float = setting(1.0, "sample from the likeliest tokens that together have this probability", gt=0, le=1)
 
 
-LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
+LIMITS = ("steps", "epochs", "minutes", "flops")  # the settings that limit training; the first limit reached stops it
 
 
 class TrainSettings(Settings):
+    """The `train` section of a recipe."""
+
     seed: Seed = setting(1, "seed of all randomness in training")
     steps: Amount = setting(100_000, "stop after this number of optimizer steps; 0: no limit")
     epochs: Amount = setting(0, "stop after this number of epochs; 0: no limit")
@@ -385,9 +397,10 @@ def build(
     line_of: Mapping[str, int] | None = None,
     root: type[BaseModel] | None = None,
 ) -> S:
-    """Validate nested dicts as a record; raise a UserError about the first error, with key, value and remedy.
+    """Validate nested dicts and return them as a record of type `cls`; raise a UserError about the first error.
 
-    For a section of a larger record, `where` is its name and `root` the record.
+    `line_of` has the line of each key, for the message. If `cls` is a section of a larger record, `where` is the name
+    of the section and `root` the type of the larger record.
     """
     if not isinstance(values, dict) and not where:
         raise UserError(f"the recipe must be settings written as name: value, got {shorten_value(values)}")
@@ -409,7 +422,7 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 @contextmanager
 def prefix_errors(source: object) -> Iterator[None]:
-    """Prefix the messages of UserErrors with the name of the file, or other source, of the settings."""
+    """Prefix the messages of UserErrors with the file, or other source, that the settings come from."""
     try:
         yield
     except UserError as error:
@@ -417,4 +430,5 @@ def prefix_errors(source: object) -> Iterator[None]:
 
 
 def format_settings(settings: Settings) -> str:
+    """Return the settings as YAML."""
     return format_yaml(settings.model_dump(mode="json"))
