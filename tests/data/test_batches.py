@@ -26,7 +26,7 @@ from dragoman.data.batches import (
     plan_padded,
     plan_stepped,
 )
-from dragoman.data.features import FEATURES, fill_features
+from dragoman.data.features import FEATURES
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 from toy_batch import examples, in_rows, log_normal
@@ -337,8 +337,8 @@ def test_rows_are_filled_from_the_left(case: tuple[Batch, list[list[int]], list[
 
 
 def test_a_batch_moves_whole() -> None:
-    batch = in_rows([[0, 1], [2]], examples(3))
-    batch = replace(batch, features=fill_features(FEATURES, (2, batch.source_BS.size(1))))
+    empty = collate_pairs(BatchPlan([[], []], Widths(8, 8)), [], FEATURES)
+    batch = replace(in_rows([[0, 1], [2]], examples(3)), features=empty.features)
     moved = batch.to(torch.device("meta"))
     assert all(tensor.device.type == "meta" for tensor in moved.tensors.values())
     assert batch.tensors.keys() == moved.tensors.keys() > {"source_BS", *batch.features}

@@ -94,7 +94,7 @@ def test_labels_do_not_widen_rows() -> None:
 
 def store(cache: Path, form: str, pairs: list[Pair], tokenizers: Tokenizers, max_length: int = 5) -> TokenStore:
     return open_store(
-        lambda: iter(pairs), tokenizers, key="k", cache=cache, max_length=max_length, text=False, form=form
+        lambda: iter(pairs), tokenizers, key="k", cache=cache, max_length=max_length, text=False, example_format=form
     )
 
 

@@ -32,7 +32,7 @@ def text(cache: Path, lines: list[str]) -> TokenStore:
         cache=cache,
         max_length=3,
         text=False,
-        form="windows",
+        example_format="windows",
     )
 
 

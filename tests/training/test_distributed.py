@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -28,7 +27,6 @@ from torch import distributed as dist
 
 from dragoman.config.settings import TrainSettings
 from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
-from dragoman.data.features import fill_features
 from dragoman.errors import UserError
 from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
 from dragoman.process_group import agree_on_name as meet_at
@@ -313,8 +311,8 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
     section = cases()[name]
     learner = Learner(build_small_model(section, dtype=torch.float32), TrainSettings())
-    empty = EXAMPLE_FORMATS[FORM[settings_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
-    empty = replace(empty, features=fill_features(settings_of(section).features, (1, 12)))
+    settings = settings_of(section)
+    empty = EXAMPLE_FORMATS[FORM[settings.task]].collate(BatchPlan([[]], Widths(12, 12)), [], settings.features)
     batches = [
         collate_rows(section, [[0], [1]], some_examples(section)),
         *([empty] if section.get("norm") != "batch" else []),

@@ -1,13 +1,16 @@
-"""A seeded, endless stream of batches over one or more corpora; its state is a StreamPosition.
+"""A seeded, endless stream of batches from one or more corpora; its state is a StreamPosition.
 
 The order of each epoch is a function of (seed, epoch). The shuffled order is divided into windows of SHUFFLE_WINDOW
-examples that are packed one after the other. So only one window has to be in memory, and a resumed run repacks at most
-one window.
+examples, and batches are planned from one window at a time. So only one window has to be in memory, and a resumed run
+plans at most one window again.
 
-Every process plans the same batches from the lengths of all examples, then reads and collates only its own rows. So
-the batches of a run do not depend on the number of processes.
+Every process plans the same batches from the lengths of all examples, then reads and collates only the rows of its
+rank. So the batches of a run do not depend on the number of processes.
 
-Shapes   N examples, or their slots in a window   P corpora
+BatchStream reads sentence pairs; TextWindowStream divides long texts into windows of `context` tokens. An *index*
+counts the examples of all corpora, a *line* those of one corpus, and a *slot* those of a shuffle window.
+
+Shapes   N examples   P corpora   2 source and target
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 
 from dragoman.data import sampling_workers as samplers
 from dragoman.data.batches import (
-    BOUNDED,
+    BOUNDED_LAYOUTS,
     EXAMPLE_FORMATS,
     LAYOUTS,
     BatchPlan,
@@ -35,15 +38,15 @@ from dragoman.data.batches import (
     Widths,
     choose_widths,
 )
-from dragoman.data.features import FEATURES, IntArray, fill_features
+from dragoman.data.features import FEATURES, IntArray
 from dragoman.data.token_store import TokenStore, make_examples
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.types import Batch, Example
 
-SHUFFLE_WINDOW = 65_536  # examples that are packed together
+SHUFFLE_WINDOW = 65_536  # examples from which batches are planned together
 RELEASE_EVERY = 8192  # examples after which memory-mapped pages are released
-PAIRS_PER_TASK = 1024  # pairs in a task of a worker process, which takes about a tenth of a second
+PAIRS_PER_TASK = 1024  # pairs that a worker process segments in one task; a task takes about 0.1 s
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,13 @@ class StreamPosition:
     """The position of the next batch, from which a stream can be resumed."""
 
     epoch: int = 0
-    window: int = 0
-    batch: int = 0
+    window: int = 0  # shuffle window in the epoch
+    batch: int = 0  # batch in the window
     passed: float = 0.0  # fraction of the epoch before the next batch
 
 
 class ExampleSource(Protocol):
-    """Examples by number: a token store, or the windows of a text."""
+    """Examples by line number: a token store, or the windows of a text, where a line is a window."""
 
     def __len__(self) -> int: ...
 
@@ -68,7 +71,7 @@ class ExampleSource(Protocol):
 
 @dataclass(frozen=True)
 class TextWindows:
-    """A text divided into windows; the first predicts `first` tokens, the others `context` each."""
+    """A text divided into windows: in the first, `first` tokens are predicted, in each of the others `context`."""
 
     tokens: NDArray[np.integer]
     context: int
@@ -82,7 +85,7 @@ class TextWindows:
         return 1 + max(0, -(-(len(self.tokens) - 1 - self.first) // self.context))
 
     def spans(self, lines: IntArray) -> tuple[IntArray, IntArray]:
-        """Return start and end of windows, including the token that follows, which is the first of the next."""
+        """Return start and end of these windows. The last token of a window is also the first of the next window."""
         end_N = self.first + lines * self.context
         return np.maximum(end_N - self.context, 0), np.minimum(end_N, len(self.tokens) - 1) + 1
 
@@ -96,24 +99,26 @@ class TextWindows:
 
 
 class WeightedStore(NamedTuple):
-    """A corpus, and how often each of its examples occurs in an epoch."""
+    """A corpus, and how often each of its examples occurs in an epoch on average."""
 
     store: TokenStore
     weight: float
 
 
 class ShuffleWindow(NamedTuple):
-    """The indices of examples that are packed together, the position of the window, and that of the next window."""
+    """A part of the shuffled order of an epoch, from which batches are planned together."""
 
     begin: StreamPosition
-    indices: NDArray[np.uint32]
-    after: StreamPosition
+    indices: NDArray[np.uint32]  # of its examples
+    after: StreamPosition  # where the next window begins
 
 
 class BatchStream:
     """An endless stream of batches. If `sampling` is above 0, every text gets a new random segmentation in each epoch.
 
-    `max_positions`, if given, is the maximum length of a text that the model supports, including <s> or </s>.
+    `layout` is a name in LAYOUTS, `tokens` the maximum number of slots per side of a batch, `example_format` a name in
+    EXAMPLE_FORMATS. `widths` of rows are by default chosen from the lengths in the corpora. `max_positions`, if given,
+    is the maximum length of a text that the model supports, including <s> or </s>.
     """
 
     def __init__(
@@ -125,117 +130,121 @@ class BatchStream:
         tokens: int,
         seed: int,
         sampling: float = 0.0,
-        form: str = "pairs",
+        example_format: str = "pairs",
         widths: Widths | None = None,
         max_positions: int | None = None,
         shard: RankShard = RankShard(),  # noqa: B008 - a tuple is immutable
     ) -> None:
-        self.parts, self.tokenizers, self.form = parts, tokenizers, EXAMPLE_FORMATS[form]
+        self.parts, self.tokenizers, self.format = parts, tokenizers, EXAMPLE_FORMATS[example_format]
         self.layout = LAYOUTS[layout]
-        if max_positions and layout in BOUNDED:
+        if max_positions and layout in BOUNDED_LAYOUTS:
             self.layout = partial(self.layout, max_positions=max_positions)
         self.max_tokens = max_positions - 1 if max_positions else sys.maxsize
         self.tokens, self.seed, self.sampling, self.shard = tokens, seed, sampling, shard
-        sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
-        if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
+        weighted = zip(self.sizes(0), (part.weight for part in parts), strict=True)
+        if not any(int(weight) * size + round(weight % 1 * size) for size, weight in weighted):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
             raise UserError(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
-        lengths = [] if widths else [self.form.count_slots(*part.store.sample_lengths(4096)) for part in self.parts]
+        lengths = [] if widths else [self.format.count_slots(*part.store.sample_lengths(4096)) for part in self.parts]
         self.widths = widths or choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
-    def sources(self, epoch: int) -> Sequence[ExampleSource]:  # noqa: ARG002 - text is divided anew in each epoch
-        """Return the examples of each corpus."""
+    def sources(self, epoch: int) -> Sequence[ExampleSource]:  # noqa: ARG002 - windows of a text depend on it
+        """Return the examples of each corpus in an epoch."""
         return [part.store for part in self.parts]
 
     def sizes(self, epoch: int) -> list[int]:
-        """Return the number of examples of each corpus."""
+        """Return the number of examples of each corpus in an epoch."""
         return [len(source) for source in self.sources(epoch)]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
-        """Return the shuffled indices of an epoch. Weight 2.5: all examples occur twice, a random half three times."""
+        """Return the shuffled indices of an epoch.
+
+        With a weight of 2.5, all examples of a corpus occur twice, and a random half of them three times.
+        """
         rng = np.random.default_rng([self.seed, epoch])
         chosen, first = [], 0
-        for which, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
-            lines = np.arange(first, first + size, dtype=np.uint32)
-            extra = weight % 1 * size  # if this is below 0.5, one example is added in some epochs
-            count = round(extra) or int(np.random.default_rng([self.seed, epoch, which]).random() < extra)
+        for corpus, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
+            index_N = np.arange(first, first + size, dtype=np.uint32)
+            expected = weight % 1 * size  # number of additional examples; below 0.5, one is added in some epochs
+            count = round(expected) or int(np.random.default_rng([self.seed, epoch, corpus]).random() < expected)
             extra_lines = rng.permutation(size)[:count] if weight % 1 else np.arange(0)
-            chosen += [lines] * int(weight) + [lines[np.sort(extra_lines)]]
+            chosen += [index_N] * int(weight) + [index_N[np.sort(extra_lines)]]
             first += size
         order = np.concatenate(chosen)
         rng.shuffle(order)
         return order
 
     def split_by_corpus(self, index_N: NDArray[np.uint32], epoch: int) -> list[IntArray]:
-        """Split sorted indices by corpus; return the numbers of the examples in each."""
+        """Split sorted indices by corpus; return the lines in each corpus."""
         end_P = np.cumsum(self.sizes(epoch))
         parts = np.split(index_N.astype(np.int64), np.searchsorted(index_N, end_P[:-1]))
         return [part_N - first for part_N, first in zip(parts, [0, *end_P[:-1].tolist()], strict=True)]
 
     def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
-        """Return the wanted examples of a window by slot, read in file order, so that few pages are mapped."""
+        """Return the examples at the wanted slots of a window, read in file order, so that few pages are mapped."""
         found: dict[int, Example] = {}
         slot_N = np.fromiter(wanted, dtype=np.int64)
         slot_N = slot_N[np.argsort(indices[slot_N], kind="stable")]
         for start in range(0, len(slot_N), RELEASE_EVERY):
-            some_N = slot_N[start : start + RELEASE_EVERY]
-            lines = self.split_by_corpus(indices[some_N], epoch)
+            chunk_N = slot_N[start : start + RELEASE_EVERY]
+            lines = self.split_by_corpus(indices[chunk_N], epoch)
             examples = (source.examples(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True))
-            found.update(zip(some_N.tolist(), chain.from_iterable(examples), strict=True))
+            found.update(zip(chunk_N.tolist(), chain.from_iterable(examples), strict=True))
             for part in self.parts:
                 part.store.forget_pages()
         return found
 
     def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
-        """Return how many positions these examples need on each side, without reading the examples."""
+        """Return how many slots of a batch these examples need on each side, without reading the examples."""
         slot_N = np.argsort(indices, kind="stable")
         lines = self.split_by_corpus(indices[slot_N], epoch)
         length_2N = np.zeros((2, len(indices)), dtype=np.int64)
         length_2N[:, slot_N] = np.concatenate(
             [source.lengths(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True)], axis=1
         )
-        return self.form.count_slots(*length_2N)
+        return self.format.count_slots(*length_2N)
 
     def plan(
         self, window: ShuffleWindow, read: dict[int, Example]
     ) -> tuple[list[BatchPlan], tuple[IntArray, IntArray]]:
-        """Plan the batches of a window; return them and the lengths of its examples.
+        """Plan the batches of a window; return them and the lengths of its examples on both sides.
 
-        Lengths are taken from `read`, if the window was already read, or else from the stores.
+        `read` has the examples of the window by slot if they were already read; otherwise it is empty, and the lengths
+        are taken from the stores.
         """
-        epoch, every = window.begin.epoch, range(len(window.indices))
-        lengths = self.form.lengths([read[slot] for slot in every]) if read else self.lengths(window.indices, epoch)
+        indices, epoch = window.indices, window.begin.epoch
+        slots = range(len(indices))
+        lengths = self.format.lengths([read[slot] for slot in slots]) if read else self.lengths(indices, epoch)
         rng = np.random.default_rng([self.seed, epoch, window.begin.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
-    def read_windows(self, place: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
-        """Yield each window with its examples if segmentations are sampled, or else with no examples.
+    def read_windows(self, position: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
+        """Yield each window with its examples by slot; without examples if segmentations are not sampled.
 
-        The lengths of sampled segmentations are needed for planning. Segmentations are sampled one window ahead, in
-        worker processes that exit when this generator is closed. If there are too few pairs or cores for workers, a
-        thread samples them.
+        Planning needs the lengths of sampled segmentations, so these are sampled one window ahead, in worker processes
+        that exit when this generator is closed. If there are too few pairs or cores for workers, a thread samples them.
         """
         if not self.sampling:
-            yield from ((window, {}) for window in self.windows(place))
+            yield from ((window, {}) for window in self.windows(position))
             return
-        tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
+        tasks = min(sum(self.sizes(position.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
         with samplers.SamplingPool(self.tokenizers, min(tasks, samplers.count_workers())) as pool:
-            begun = ((window, self.submit(pool, window)) for window in self.windows(place))
-            for (window, collect), _ in pairwise(begun):
+            submitted = ((window, self.submit(pool, window)) for window in self.windows(position))
+            for (window, collect), _ in pairwise(submitted):  # `pairwise` submits the next window first
                 yield window, collect()
 
     def submit(self, pool: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
-        """Submit all examples of a window to the pool; return a function that waits for them."""
+        """Submit all examples of a window to the pool; return a function that returns them by slot."""
         epoch, slot_N, first = window.begin.epoch, np.argsort(window.indices, kind="stable"), 0
         submitted = []
         for (store, _), lines in zip(self.parts, self.split_by_corpus(window.indices[slot_N], epoch), strict=True):
             for start in range(0, len(lines), PAIRS_PER_TASK):
                 line_N = lines[start : start + PAIRS_PER_TASK]
-                common = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
-                task = samplers.SamplingTask(*common, (line_N + first).tolist(), *store.texts(line_N))
+                options = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
+                task = samplers.SamplingTask(*options, (line_N + first).tolist(), *store.texts(line_N))
                 submitted.append((store, line_N, task.sources, pool.submit(task)))
                 store.forget_pages()
-            first += len(store)
+            first += len(store)  # index of the first example of the next corpus
 
         def collect() -> dict[int, Example]:
             examples: list[Example] = []
@@ -254,9 +263,9 @@ class BatchStream:
 
         return collect
 
-    def windows(self, place: StreamPosition) -> Iterator[ShuffleWindow]:
-        """Yield shuffle windows, starting with the window that contains a position."""
-        epoch, window = place.epoch, place.window
+    def windows(self, position: StreamPosition) -> Iterator[ShuffleWindow]:
+        """Yield shuffle windows for ever, starting with the window that contains this position."""
+        epoch, window = position.epoch, position.window
         while True:
             order = self.order(epoch)
             count = -(-len(order) // SHUFFLE_WINDOW)
@@ -267,33 +276,36 @@ class BatchStream:
                 yield ShuffleWindow(begin, order[begin.window * SHUFFLE_WINDOW :][:SHUFFLE_WINDOW], after)
             epoch, window = epoch + 1, 0
 
-    def batches(self, place: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
+    def batches(self, position: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
         """Yield the rows of this rank in each batch, and the position after the batch."""
-        at = place.batch
-        for window, read in self.read_windows(place):
+        first = position.batch  # batches of the first window that precede `position` are skipped
+        for window, read in self.read_windows(position):
             begin, indices, after = window
             plans, lengths = self.plan(window, read)
-            shards = (plan.rows[slice(*self.shard.row_range(len(plan.rows)))] for plan in plans[at:])
+            shards = (plan.rows[slice(*self.shard.row_range(len(plan.rows)))] for plan in plans[first:])
             local = {item for rows in shards for row in rows for item in row}
             read = {item: read[item] for item in local} if read else self.examples(indices, begin.epoch, local)
-            covered = (after.passed or 1.0) - begin.passed
-            for number, plan in enumerate(plans[at:], at + 1):
-                passed = begin.passed + covered * number / len(plans)
-                last = number == len(plans)
-                yield self.collate(plan, lengths, read), after if last else replace(begin, batch=number, passed=passed)
-            at = 0
+            fraction = (after.passed or 1.0) - begin.passed  # of the epoch, in this window
+            for number, plan in enumerate(plans[first:], first + 1):
+                passed = begin.passed + fraction * number / len(plans)
+                following = after if number == len(plans) else replace(begin, batch=number, passed=passed)
+                yield self.collate(plan, lengths, read), following
+            first = 0
 
     def empty_batch(self) -> Batch:
-        """Return a batch of one empty row."""
+        """Return a batch of one row that has only padding."""
         none_N = np.zeros(0, dtype=np.int64)
         return self.collate(BatchPlan([[]], self.widths), (none_N, none_N), {})
 
     def collate(self, plan: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
-        """Collate the rows of this rank, or an empty row if it has none: every rank takes part in collectives."""
+        """Collate the rows of this rank, or an empty row if it has none: every rank takes part in collectives.
+
+        `lengths` are those of all examples in the window. Pairs and tokens are counted over the rows of all ranks.
+        """
         start, end = self.shard.row_range(len(plan.rows))
-        rows = plan.rows[start:end]
-        batch = self.form.collate(BatchPlan(rows or [[]], plan.widths), examples)
-        if self.shard.world_size > 1:  # pairs and tokens are counted over the rows of all ranks
+        local_plan = BatchPlan(plan.rows[start:end] or [[]], plan.widths)
+        batch = self.format.collate(local_plan, examples, self.parts[0].store.features)
+        if self.shard.world_size > 1:
             items, height = [item for row in plan.rows for item in row], len(plan.rows)
             source_tokens, target_tokens = (int(length_N[items].sum()) for length_N in lengths)
             batch = replace(
@@ -305,47 +317,47 @@ class BatchStream:
                 first_row=min(start, height - 1),
                 total_rows=height,
             )
-        if not any(rows):
-            features = fill_features(self.parts[0].store.features, (len(batch.source_BS), plan.widths.source))
-            batch = replace(batch, features=features)
         return batch
 
 
 class TextWindowStream(BatchStream):
-    """Batches from long texts, divided into windows of `context` tokens at different offsets in each epoch.
+    """Batches from long texts, which are divided into windows of `context` tokens.
 
-    Every token except the first of a text is predicted once per epoch. The first window has a random length, and the
-    last window contains the remaining tokens.
+    The first window of a text has a random length, so windows begin at other tokens in each epoch. The last window has
+    the remaining tokens. Every token of a text except the first is predicted once per epoch.
     """
 
     def __init__(
         self, parts: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
     ) -> None:
         self.context = context
-        super().__init__(parts, tokenizers, form="windows", widths=Widths(8, context), **settings)
+        super().__init__(parts, tokenizers, example_format="windows", widths=Widths(8, context), **settings)
 
     def sources(self, epoch: int) -> list[TextWindows]:
         """Return the windows of each text in this epoch."""
         rng = np.random.default_rng([self.seed, epoch, self.context])
-        firsts = rng.integers(self.context, size=len(self.parts)).tolist()
+        first_lengths = (rng.integers(self.context, size=len(self.parts)) + 1).tolist()
         texts = [part.store.target_ids for part in self.parts]
-        return [TextWindows(text, self.context, first + 1) for text, first in zip(texts, firsts, strict=True)]
+        return [TextWindows(text, self.context, first) for text, first in zip(texts, first_lengths, strict=True)]
 
 
-def read_in_order(store: TokenStore, form: str, context: int) -> list[Example]:
-    """Return all examples in the order of the corpus, the same in every validation."""
-    source = TextWindows(store.target_ids, context, context) if form == "windows" else store
+def read_in_order(store: TokenStore, example_format: str, context: int) -> list[Example]:
+    """Return all examples in the order of the corpus, for validation. Texts are divided into windows of `context`."""
+    source = TextWindows(store.target_ids, context, context) if example_format == "windows" else store
     return source.examples(np.arange(len(source)))
 
 
 def prefetch(
     make: Callable[[], Iterator[tuple[Batch, StreamPosition]]], depth: int = 4
 ) -> Generator[tuple[Batch, StreamPosition], None, None]:
-    """Yield the items of `make()`, produced in a thread while the caller computes. Its exceptions are raised here."""
+    """Yield the items of `make()`, which a thread produces while the caller computes.
+
+    At most `depth` items are in the queue. Exceptions in the thread are raised here.
+    """
     items: queue.Queue[tuple[Batch, StreamPosition] | BaseException | None] = queue.Queue(depth)
     stop = threading.Event()
 
-    def hand_over(item: tuple[Batch, StreamPosition] | BaseException | None) -> None:
+    def put(item: tuple[Batch, StreamPosition] | BaseException | None) -> None:
         while not stop.is_set():
             with suppress(queue.Full):
                 items.put(item, timeout=0.1)
@@ -354,12 +366,12 @@ def prefetch(
     def work() -> None:
         try:
             for item in make():
-                hand_over(item)
+                put(item)
                 if stop.is_set():
                     return
-            hand_over(None)
+            put(None)
         except BaseException as error:
-            hand_over(error)
+            put(error)
 
     thread = threading.Thread(target=work, daemon=True, name="batches")
     thread.start()

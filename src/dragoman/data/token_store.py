@@ -165,7 +165,7 @@ def open_store(
     max_length: int,
     text: bool,
     features: Sequence[str] = (),
-    form: str = "pairs",
+    example_format: str = "pairs",
     name: str = "the corpus",
 ) -> TokenStore:
     """Open the store of this corpus and tokenizer, and write it first if it is not cached.
@@ -173,13 +173,14 @@ def open_store(
     `key` identifies the corpus and `name` names it in messages. With `text`, the texts are stored too.
     """
     # Stores that earlier versions wrote are found by this key, so its format must not change.
-    parts = [key, tokenizers.fingerprint(), str(max_length), str(text), *([form] if form != "pairs" else [])]
-    key = "|".join([*parts, *(FEATURES[feature].store_key for feature in features)])
-    folder = cache / digest_bytes(key.encode(), size=12)
+    parts = [key, tokenizers.fingerprint(), str(max_length), str(text)]
+    parts += [example_format] if example_format != "pairs" else []
+    parts += [FEATURES[feature].store_key for feature in features]
+    folder = cache / digest_bytes("|".join(parts).encode(), size=12)
 
     def write(beside: Path) -> None:
         with StoreWriter(beside, tokenizers, text=text, features=features) as writer:
-            about = writer.write(pairs(), EXAMPLE_FORMATS[form], max_length, name)
+            about = writer.write(pairs(), EXAMPLE_FORMATS[example_format], max_length, name)
         (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
 
     if not (folder / "store.json").exists():
@@ -222,7 +223,7 @@ class StoreWriter(ExitStack):
             kept: list[tuple[Pair, list[int], list[int]]] = []
             for pair, ids, target in zip(chunk, sources, targets, strict=True):
                 source = [*tag_ids, *ids] if ids else ids
-                if reason := form.refuse(source, target, max_length):
+                if reason := form.find_reason_to_skip(source, target, max_length):
                     dropped[reason] += 1
                 else:
                     kept.append((pair, source, [*target, EOS] if form.keeps_eos else target))

@@ -226,7 +226,7 @@ def encode_corpus(
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,
         features=features,
-        form=form,
+        example_format=form,
         name=f"data.{split} ({corpus.shown})",
     )
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
@@ -271,4 +271,4 @@ def open_stream(
     if isinstance(recipe.model, LmSettings) and recipe.example_format == "windows":
         return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model.context, **common)
     sampling, form = recipe.tokenizer.sampling, recipe.example_format
-    return BatchStream(prepared.train, prepared.tokenizers, sampling=sampling, form=form, **common)
+    return BatchStream(prepared.train, prepared.tokenizers, sampling=sampling, example_format=form, **common)
