@@ -1,4 +1,4 @@
-"""Scores of recurrent attention: as the equations have them, fast as plain, blind to padding."""
+"""Attention scores of recurrent decoders agree with their formulas; fast implementations agree with the reference."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from dragoman.modules.attention_scores import (
 )
 from tolerance import DEVICES, differ, same
 
-EVERY = pytest.mark.parametrize("name", SCORES)
+ALL_SCORES = pytest.mark.parametrize("name", SCORES)
 B, T, S, C, A = 3, 4, 6, 5, 7
-KEEP_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last row is empty
+REAL_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last row is empty
 
 
-def score_of(name: str, memory_width: int = C) -> AttentionScore:
+def make_score(name: str, memory_width: int = C) -> AttentionScore:
     torch.manual_seed(0)
     return SCORES[name](ScoreSettings(), C, memory_width, A).double()
 
 
-def drawn(*shape: int, seed: int = 1) -> Tensor:
+def sample_normal(*shape: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-# e_i of the lecture, for one decoder state s and one encoder state h
+# The score of one decoder state s and one encoder state h.
 FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "none": lambda *_: torch.zeros((), dtype=torch.float64),
     "mean": lambda *_: torch.zeros((), dtype=torch.float64),
@@ -47,8 +47,8 @@ FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_scores_are_those_of_the_lecture(name: str) -> None:
-    score, query_BTC, memory_BSC = score_of(name), drawn(B, T, C), drawn(B, S, C, seed=2)
+def test_scores_equal_their_formulas(name: str) -> None:
+    score, query_BTC, memory_BSC = make_score(name), sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
     score_BTS = score(query_BTC, score.keys(memory_BSC))
     for b in range(B):
         for t in range(T):
@@ -56,9 +56,9 @@ def test_scores_are_those_of_the_lecture(name: str) -> None:
                 same(score_BTS[b, t, s], FORMULAS[name](score, query_BTC[b, t], memory_BSC[b, s]))
 
 
-@EVERY
-def test_a_score_depends_on_its_query_and_its_key_alone(name: str) -> None:
-    score, query_BTC, memory_BSC = score_of(name), drawn(B, T, C), drawn(B, S, C, seed=2)
+@ALL_SCORES
+def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
+    score, query_BTC, memory_BSC = make_score(name), sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
     score_BTS = score(query_BTC, score.keys(memory_BSC))
     for t in range(T):
         for s in range(S):
@@ -67,29 +67,29 @@ def test_a_score_depends_on_its_query_and_its_key_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["multiplicative", "additive"])
-def test_learned_scores_take_a_source_of_another_width(name: str) -> None:
-    score = score_of(name, memory_width=9)
-    assert score(drawn(B, T, C), score.keys(drawn(B, S, 9))).shape == (B, T, S)
+def test_learned_scores_support_another_source_width(name: str) -> None:
+    score = make_score(name, memory_width=9)
+    assert score(sample_normal(B, T, C), score.keys(sample_normal(B, S, 9))).shape == (B, T, S)
 
 
-@EVERY
-def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
-    attention = SourceAttention(score_of(name), C)
-    source = attention.prepare(drawn(B, S, C, seed=2), KEEP_BS)
-    share_BTS = attention.weights(drawn(B, T, C), source)
-    same(share_BTS.sum(-1), torch.ones(B, T))
-    assert (share_BTS[1, :, 4:] == 0).all()
-    assert (share_BTS[1, :, :4] > 0).all()
+@ALL_SCORES
+def test_weights_sum_to_one_over_real_tokens(name: str) -> None:
+    attention = SourceAttention(make_score(name), C)
+    source = attention.prepare(sample_normal(B, S, C, seed=2), REAL_BS)
+    weight_BTS = attention.weights(sample_normal(B, T, C), source)
+    same(weight_BTS.sum(-1), torch.ones(B, T))
+    assert (weight_BTS[1, :, 4:] == 0).all()
+    assert (weight_BTS[1, :, :4] > 0).all()
     if not SCORES[name].aligns:
-        mean_BS = KEEP_BS.double() / KEEP_BS.sum(-1, keepdim=True)
-        same(share_BTS[:2], mean_BS[:2, None].expand(2, T, S))
+        mean_BS = REAL_BS.double() / REAL_BS.sum(-1, keepdim=True)
+        same(weight_BTS[:2], mean_BS[:2, None].expand(2, T, S))
 
 
-@EVERY
-def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
-    attention = SourceAttention(score_of(name), C)
-    query_BTC, memory_BSC = drawn(B, T, C), drawn(B, S, C, seed=2)
-    source = attention.prepare(memory_BSC, KEEP_BS)
+@ALL_SCORES
+def test_context_vector_precedes_the_decoder_state(name: str) -> None:
+    attention = SourceAttention(make_score(name), C)
+    query_BTC, memory_BSC = sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
+    source = attention.prepare(memory_BSC, REAL_BS)
     joined = attention(query_BTC, source)
     assert joined.size(-1) == attention.width + C
     same(joined[..., attention.width :], query_BTC)
@@ -98,13 +98,13 @@ def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
         same(joined[0, :, :C], torch.stack(expected))
 
 
-@EVERY
+@ALL_SCORES
 def test_padding_of_the_source_has_no_influence(name: str) -> None:
-    attention = SourceAttention(score_of(name), C)
-    memory_BSC = drawn(B, S, C, seed=2).requires_grad_()
-    joined = attention(drawn(B, T, C), attention.prepare(memory_BSC, KEEP_BS))
-    other = memory_BSC.detach().masked_fill(~KEEP_BS[..., None], 9.0)
-    same(attention(drawn(B, T, C), attention.prepare(other, KEEP_BS))[:2], joined[:2])
+    attention = SourceAttention(make_score(name), C)
+    memory_BSC = sample_normal(B, S, C, seed=2).requires_grad_()
+    joined = attention(sample_normal(B, T, C), attention.prepare(memory_BSC, REAL_BS))
+    other = memory_BSC.detach().masked_fill(~REAL_BS[..., None], 9.0)
+    same(attention(sample_normal(B, T, C), attention.prepare(other, REAL_BS))[:2], joined[:2])
     assert joined.isfinite().all()
     if attention.score.reads:
         joined[:2].square().sum().backward()
@@ -116,103 +116,118 @@ def test_padding_of_the_source_has_no_influence(name: str) -> None:
 @pytest.mark.parametrize("block", [1, 2 * S * A, 12 * S * A, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_chunked_is_plain(block: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same scores and gradients, however few are taken at a time."""
+def test_chunked_score_matches_the_reference(
+    block: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores and gradients do not depend on the size of the blocks."""
     monkeypatch.setattr(scores, "BLOCK_ELEMENTS", dict.fromkeys(DEVICES, block))
-    given = [t.to(device, dtype).requires_grad_() for t in (drawn(B, 5, A), drawn(B, S, A, seed=2), drawn(A, seed=3))]
-    fast, slow = score_additive_chunked(*given), score_additive_reference(*given)
+    inputs = [
+        t.to(device, dtype).requires_grad_()
+        for t in (sample_normal(B, 5, A), sample_normal(B, S, A, seed=2), sample_normal(A, seed=3))
+    ]
+    fast, slow = score_additive_chunked(*inputs), score_additive_reference(*inputs)
     same(fast, slow)
-    weight = drawn(B, 5, S, seed=4).to(slow)
-    for one, two in zip(
-        torch.autograd.grad(fast, given, weight), torch.autograd.grad(slow, given, weight), strict=True
+    weight = sample_normal(B, 5, S, seed=4).to(slow)
+    for actual, expected_grad in zip(
+        torch.autograd.grad(fast, inputs, weight), torch.autograd.grad(slow, inputs, weight), strict=True
     ):
-        same(one, two)
+        same(actual, expected_grad)
 
 
-def on_gpu(T: int, S: int, A: int, dtype: torch.dtype = torch.float32, rows: int = B) -> list[Tensor]:
-    """Queries, keys and weights; these stay wide, as under autocast."""
-    query_BTA, key_BSA, weight_A = drawn(rows, T, A), drawn(rows, S, A, seed=2), drawn(A, seed=3)
-    given = query_BTA.to("cuda", dtype), key_BSA.to("cuda", dtype), weight_A.float().cuda()
-    return [x.requires_grad_() for x in given]
+def make_gpu_inputs(T: int, S: int, A: int, dtype: torch.dtype = torch.float32, rows: int = B) -> list[Tensor]:
+    """Return queries, keys and a weight on the GPU; the weight stays float32, as under autocast."""
+    query_BTA, key_BSA, weight_A = (
+        sample_normal(rows, T, A),
+        sample_normal(rows, S, A, seed=2),
+        sample_normal(A, seed=3),
+    )
+    inputs = query_BTA.to("cuda", dtype), key_BSA.to("cuda", dtype), weight_A.float().cuda()
+    return [x.requires_grad_() for x in inputs]
 
 
-def score_additive_fused(*given: Tensor) -> Tensor:
-    from dragoman.kernels.attention_triton import additive_score  # Triton is there with a GPU only
+def score_additive_fused(*inputs: Tensor) -> Tensor:
+    from dragoman.kernels.attention_triton import additive_score  # Triton is installed only with a GPU
 
-    score_BTS: Tensor = additive_score(*given)
+    score_BTS: Tensor = additive_score(*inputs)
     return score_BTS
 
 
-def slopes(score_BTS: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(score_BTS, given, drawn(*score_BTS.shape, seed=4).to(score_BTS))
+def compute_gradients(score_BTS: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(score_BTS, inputs, sample_normal(*score_BTS.shape, seed=4).to(score_BTS))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("A", [1, 7, 16, 300, 512, 1000, scores.WIDEST_FUSED_SCORE])
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 33), (3, 5), (20, 33), (128, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_fused_is_plain(T: int, S: int, A: int, dtype: torch.dtype) -> None:
-    """The same scores and gradients, up to what is lost where they are written down."""
-    given = on_gpu(T, S, A, dtype)
-    exact = [x.detach().double().requires_grad_() for x in given]
-    assert supports_fused_score(*given)
-    fast, slow = score_additive_fused(*given), score_additive_reference(*exact)
+def test_triton_score_matches_the_reference(T: int, S: int, A: int, dtype: torch.dtype) -> None:
+    """Scores and gradients are equal up to the rounding of the output."""
+    inputs = make_gpu_inputs(T, S, A, dtype)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    assert supports_fused_score(*inputs)
+    fast, slow = score_additive_fused(*inputs), score_additive_reference(*exact)
     same(fast, slow)
-    for x, one, two in zip(given, slopes(fast, given), slopes(slow.to(fast), exact), strict=True):
-        assert one.dtype == x.dtype
-        same(one, two)
+    for x, actual, expected_grad in zip(
+        inputs, compute_gradients(fast, inputs), compute_gradients(slow.to(fast), exact), strict=True
+    ):
+        assert actual.dtype == x.dtype
+        same(actual, expected_grad)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("T", [1, 20])
-def test_fused_reads_what_lies_apart_and_repeats_itself(T: int) -> None:
-    """Views give the bits of their copies; so does a second run, gradients included."""
-    given = on_gpu(T, 33, 300)
-    apart = [x.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_() for x in given]
-    found, again = score_additive_fused(*given), score_additive_fused(*apart)
-    assert torch.equal(found, again)
-    for one, two in zip(slopes(found, given), slopes(again, apart), strict=True):
-        assert torch.equal(one, two)
+def test_triton_score_is_reproducible_and_supports_strides(T: int) -> None:
+    """Strided views and repeated runs give bit-identical scores and gradients."""
+    inputs = make_gpu_inputs(T, 33, 300)
+    strided = [x.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_() for x in inputs]
+    score_BTS, again = score_additive_fused(*inputs), score_additive_fused(*strided)
+    assert torch.equal(score_BTS, again)
+    for actual, expected_grad in zip(
+        compute_gradients(score_BTS, inputs), compute_gradients(again, strided), strict=True
+    ):
+        assert torch.equal(actual, expected_grad)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "T", "S"), [(0, 1, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0)])
-def test_fused_of_nothing_has_no_slope(rows: int, T: int, S: int) -> None:
-    given = on_gpu(T, S, A, rows=rows)
-    found = score_additive_fused(*given)
-    assert found.shape == (rows, T, S)
-    assert not any(slope.any() for slope in slopes(found, given))
+def test_triton_score_of_empty_inputs_has_zero_gradients(rows: int, T: int, S: int) -> None:
+    inputs = make_gpu_inputs(T, S, A, rows=rows)
+    score_BTS = score_additive_fused(*inputs)
+    assert score_BTS.shape == (rows, T, S)
+    assert not any(gradient.any() for gradient in compute_gradients(score_BTS, inputs))
 
 
 @pytest.mark.gpu
-def test_a_graph_holds_the_fused_score() -> None:
-    """Captured once, it scores what lies in its place later."""
-    given = on_gpu(1, 30, 512, torch.bfloat16)
+def test_triton_score_works_in_a_cuda_graph() -> None:
+    """A replayed CUDA graph computes the scores of new inputs."""
+    inputs = make_gpu_inputs(1, 30, 512, torch.bfloat16)
     with torch.no_grad():
-        score_additive_fused(*given)  # compiled before
+        score_additive_fused(*inputs)  # compiles the kernel before the capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = score_additive_fused(*given)
-        given[0].copy_(drawn(B, 1, 512, seed=9))
+            score_BTS = score_additive_fused(*inputs)
+        inputs[0].copy_(sample_normal(B, 1, 512, seed=9))
         graph.replay()
-        assert torch.equal(found, score_additive_fused(*given))
+        assert torch.equal(score_BTS, score_additive_fused(*inputs))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("A", "dtype"), [(scores.WIDEST_FUSED_SCORE + 1, torch.float32), (8, torch.float64)], ids=str)
-def test_the_kernel_leaves_what_it_cannot_hold(A: int, dtype: torch.dtype) -> None:
-    assert not supports_fused_score(*on_gpu(2, 3, A, dtype))
-    assert supports_fused_score(*on_gpu(2, 3, 8))
+def test_triton_score_is_not_used_for_wide_or_double_inputs(A: int, dtype: torch.dtype) -> None:
+    assert not supports_fused_score(*make_gpu_inputs(2, 3, A, dtype))
+    assert supports_fused_score(*make_gpu_inputs(2, 3, 8))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_autocast_does_not_narrow_the_sums(device: str) -> None:
-    given = [drawn(*shape).float().to(device) for shape in ((2, 3, 8), (2, 5, 8), (8,))]
+def test_autocast_does_not_change_the_chunked_score(device: str) -> None:
+    inputs = [sample_normal(*shape).float().to(device) for shape in ((2, 3, 8), (2, 5, 8), (8,))]
     with torch.autocast(device, torch.bfloat16):
-        found = score_additive_chunked(*given)
-    assert torch.equal(found, score_additive_chunked(*given))
+        score_BTS = score_additive_chunked(*inputs)
+    assert torch.equal(score_BTS, score_additive_chunked(*inputs))
 
 
-def test_the_gradient_of_chunked_is_its_slope() -> None:
-    given = [t.requires_grad_() for t in (drawn(2, 3, 4), drawn(2, 2, 4, seed=2), drawn(4, seed=3))]
-    assert torch.autograd.gradcheck(score_additive_chunked, given)
+def test_gradient_of_the_chunked_score_matches_finite_differences() -> None:
+    inputs = [
+        t.requires_grad_() for t in (sample_normal(2, 3, 4), sample_normal(2, 2, 4, seed=2), sample_normal(4, seed=3))
+    ]
+    assert torch.autograd.gradcheck(score_additive_chunked, inputs)

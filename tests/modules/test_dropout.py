@@ -1,4 +1,4 @@
-"""Dropout: the right share, the right scale, the same from the same seed; and its twin in PyTorch."""
+"""Dropout: rate and scale are correct, agree with PyTorch, and depend only on the seed."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from dragoman.modules.dropout import Dropout, sample_dropout_mask, use_row_slice
 from tolerance import DEVICES, TOLERANCE, same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
-EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
-MANY = 400_000
+ALL_DEVICES = pytest.mark.parametrize("device", DEVICES)
+ELEMENTS = 400_000
 
 
 @RATES
-@EVERYWHERE
-def test_the_share_and_the_scale_are_right(rate: float, device: str) -> None:
-    out = Dropout(rate)(torch.ones(MANY, device=device))
+@ALL_DEVICES
+def test_rate_and_scale(rate: float, device: str) -> None:
+    out = Dropout(rate)(torch.ones(ELEMENTS, device=device))
     dropped = (out == 0).double().mean().item()
-    spread = math.sqrt(rate * (1 - rate) / MANY)
-    assert abs(dropped - rate) < 5 * spread + 1 / 65_536
+    deviation = math.sqrt(rate * (1 - rate) / ELEMENTS)
+    assert abs(dropped - rate) < 5 * deviation + 1 / 65_536
     assert out[out > 0].unique().tolist() == pytest.approx([1 / (1 - rate)], rel=2e-4)
-    assert out.double().mean().item() == pytest.approx(1.0, abs=6 * spread / (1 - rate))
+    assert out.double().mean().item() == pytest.approx(1.0, abs=6 * deviation / (1 - rate))
 
 
 @RATES
-def test_it_is_like_pytorchs(rate: float) -> None:
-    """The same mean and the same spread of sums: dropping is independent from number to number."""
+def test_sums_are_distributed_as_in_pytorch(rate: float) -> None:
+    """Mean and standard deviation of sums are the same, since elements are dropped independently."""
     x = torch.ones(2000, 257)
     ours, theirs = (out.sum(1).double() for out in (Dropout(rate)(x), F.dropout(x, rate)))
-    spread = math.sqrt(257 * rate / (1 - rate))
+    deviation = math.sqrt(257 * rate / (1 - rate))
     for sums in (ours, theirs):
-        assert sums.mean().item() == pytest.approx(257, abs=5 * spread / math.sqrt(2000))
-        assert sums.std().item() == pytest.approx(spread, rel=0.1)
+        assert sums.mean().item() == pytest.approx(257, abs=5 * deviation / math.sqrt(2000))
+        assert sums.std().item() == pytest.approx(deviation, rel=0.1)
 
 
-def test_neighbours_are_independent() -> None:
-    """Four numbers share a random integer, and yet no two of them share a fate."""
-    fate = (sample_dropout_mask((MANY,), 0.5, torch.ones(())) > 0).double() * 2 - 1
+def test_elements_are_independent() -> None:
+    """Elements that are sampled from the same random integer are uncorrelated."""
+    signs = (sample_dropout_mask((ELEMENTS,), 0.5, torch.ones(())) > 0).double() * 2 - 1
     for distance in (1, 2, 3, 4, 8):
-        assert abs((fate[distance:] * fate[:-distance]).mean().item()) < 5 / math.sqrt(MANY)
+        assert abs((signs[distance:] * signs[:-distance]).mean().item()) < 5 / math.sqrt(ELEMENTS)
 
 
-@EVERYWHERE
-def test_it_is_a_function_of_the_seed(device: str) -> None:
-    def draw(seed: int) -> torch.Tensor:
+@ALL_DEVICES
+def test_mask_depends_on_the_seed(device: str) -> None:
+    def apply_dropout(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         return Dropout(0.3)(torch.ones(1000, device=device))
 
-    assert torch.equal(draw(1), draw(1))
-    assert not torch.equal(draw(1), draw(2))
+    assert torch.equal(apply_dropout(1), apply_dropout(1))
+    assert not torch.equal(apply_dropout(1), apply_dropout(2))
 
 
-def test_every_call_draws_anew() -> None:
+def test_every_call_samples_a_new_mask() -> None:
     dropout, x = Dropout(0.3), torch.ones(1000)
     assert not torch.equal(dropout(x), dropout(x))
 
 
-@EVERYWHERE
-def test_the_gradient_is_the_mask(device: str) -> None:
+@ALL_DEVICES
+def test_gradient_equals_the_mask(device: str) -> None:
     x = torch.randn(50, 7, device=device, requires_grad=True)
     out = Dropout(0.4)(x)
     out.sum().backward()
@@ -70,26 +70,28 @@ def test_the_gradient_is_the_mask(device: str) -> None:
     assert x.grad.unique().tolist() == pytest.approx([0.0, 1 / 0.6], rel=1e-4)
 
 
-@EVERYWHERE
+@ALL_DEVICES
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_adding_in_one_go_is_dropping_and_adding(device: str, training: bool, rate: float, dtype: torch.dtype) -> None:
-    """Gradients too; and where autocast has rounded one of the two, the sum has the other's precision."""
+def test_add_equals_dropout_and_addition(device: str, training: bool, rate: float, dtype: torch.dtype) -> None:
+    """Gradients are equal too. If autocast has rounded y, the sum has the precision of x."""
     dropout = Dropout(rate).train(training)
-    x, y = (torch.randn(50, 7, device=device, dtype=kind).requires_grad_() for kind in (torch.float32, dtype))
-    found = []
-    for way in (lambda: dropout.add(x, y), lambda: x + dropout(y)):
+    x, y = (
+        torch.randn(50, 7, device=device, dtype=input_dtype).requires_grad_() for input_dtype in (torch.float32, dtype)
+    )
+    results = []
+    for compute in (lambda: dropout.add(x, y), lambda: x + dropout(y)):
         torch.manual_seed(1)
-        out = way()
+        out = compute()
         (out * torch.linspace(-1, 1, 7, device=device)).sum().backward()
-        found.append([out, x.grad, y.grad])
+        results.append([out, x.grad, y.grad])
         x.grad = y.grad = None
-    for one, other in zip(*found, strict=True):
-        assert one is not None
-        assert other is not None
-        assert one.dtype == other.dtype
-        same(one, other, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    for actual, expected in zip(*results, strict=True):
+        assert actual is not None
+        assert expected is not None
+        assert actual.dtype == expected.dtype
+        same(actual, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -100,14 +102,14 @@ def test_any_shape_and_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None
     assert out.dtype == dtype
 
 
-def test_memory_may_lie_in_any_order() -> None:
+def test_inputs_may_be_strided() -> None:
     x = torch.randn(30, 40).T
     out = Dropout(0.5)(x)
     assert ((out == 0) | torch.isclose(out, 2 * x)).all()
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_it_is_off_when_not_training_and_at_rate_zero(rate: float) -> None:
+def test_dropout_is_off_in_evaluation_and_at_rate_zero(rate: float) -> None:
     dropout, x = Dropout(rate), torch.randn(100)
     if rate:
         dropout.eval()
@@ -117,33 +119,35 @@ def test_it_is_off_when_not_training_and_at_rate_zero(rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-9, 0.9999, 1 - 1e-9])
-def test_rates_at_the_edge_are_no_trouble(rate: float) -> None:
+def test_extreme_rates_give_finite_outputs(rate: float) -> None:
     assert Dropout(rate)(torch.ones(1000)).isfinite().all()
 
 
-@EVERYWHERE
+@ALL_DEVICES
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("sizes", [(7,), (3, 4), (1, 0, 6), (2, 2, 2, 1)], ids=str)
-def test_a_row_draws_the_same_however_its_grid_is_cut(device: str, passes: int, sizes: tuple[int, ...]) -> None:
+def test_masks_of_rows_do_not_depend_on_how_the_batch_is_split(
+    device: str, passes: int, sizes: tuple[int, ...]
+) -> None:
     x, dropout, height = torch.randn(passes, 7, 5, 3, device=device), Dropout(0.4), 7
 
     def dropped(first: int, rows: int) -> torch.Tensor:
         torch.manual_seed(5)
         with use_row_slice(first, height, passes):
-            dropout(x[:, :1].flatten(0, 1) if rows else x[:, :0].flatten(0, 1))  # what came before is drawn alike too
+            dropout(x[:, :1].flatten(0, 1) if rows else x[:, :0].flatten(0, 1))  # earlier calls use the generator too
             return dropout(x[:, first : first + rows].flatten(0, 1)).view(passes, rows, 5, 3)
 
-    whole = dropped(0, height)
-    firsts = [sum(sizes[:n]) for n in range(len(sizes))]
-    parts = [dropped(first, rows) for first, rows in zip(firsts, sizes, strict=True)]
-    assert torch.equal(torch.cat(parts, 1), whole)
-    assert passes == 1 or not torch.equal(whole[0] == 0, whole[1] == 0)
+    full = dropped(0, height)
+    first_rows = [sum(sizes[:n]) for n in range(len(sizes))]
+    parts = [dropped(first, rows) for first, rows in zip(first_rows, sizes, strict=True)]
+    assert torch.equal(torch.cat(parts, 1), full)
+    assert passes == 1 or not torch.equal(full[0] == 0, full[1] == 0)
 
 
-def test_a_whole_grid_draws_as_if_nothing_were_said_of_it() -> None:
-    x, found = torch.randn(6, 5, 3), []
+def test_a_slice_of_all_rows_equals_no_slice() -> None:
+    x, results = torch.randn(6, 5, 3), []
     for height in (0, 6):
         torch.manual_seed(1)
         with use_row_slice(0, height):
-            found.append(Dropout(0.5)(x))
-    assert torch.equal(*found)
+            results.append(Dropout(0.5)(x))
+    assert torch.equal(*results)

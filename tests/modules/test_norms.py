@@ -1,4 +1,4 @@
-"""Norms: by their formulas, and what holds for every entry of the registry."""
+"""Norms agree with their formulas, and all entries of the registry have common properties."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from dragoman.modules.norms import NORMS, BatchNorm, NormSettings
 from tolerance import DEVICES, differ, same
 
-EVERY = pytest.mark.parametrize("name", NORMS)
+ALL_NORMS = pytest.mark.parametrize("name", NORMS)
 
 
-@EVERY
+@ALL_NORMS
 @pytest.mark.parametrize("width", [2, 8, 33])
-def test_a_norm_is_its_formula(name: str, width: int) -> None:
+def test_norm_equals_its_formula(name: str, width: int) -> None:
     x_BTC = torch.randn(3, 4, width, dtype=torch.float64) * 3 + 1
     same(NORMS[name](NormSettings(width=width)).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_scalar"])
-def test_the_example_of_the_lectures(name: str) -> None:
+def test_worked_example(name: str) -> None:
     """[100, 200, 100, 0] has mean 100 and variance 5000; with gain a and bias b the output is [b, 1.4 a + b, ...]."""
     norm, x = NORMS[name](NormSettings(width=4)), torch.tensor([[[100.0, 200.0, 100.0, 0.0]]])
     assert [round(value, 1) for value in norm(x)[0, 0].tolist()] == [0.0, 1.4, 0.0, -1.4]
@@ -31,29 +31,29 @@ def test_the_example_of_the_lectures(name: str) -> None:
     assert norm(x)[0, 0].tolist() == pytest.approx([7, 7 + 3 * 2**0.5, 7, 7 - 3 * 2**0.5], abs=1e-4)
 
 
-@EVERY
-def test_a_token_is_normed_alone(name: str) -> None:
-    """At use, whatever its neighbours are. At training batch norm looks at all of them, and it alone."""
+@ALL_NORMS
+def test_tokens_are_normalized_independently(name: str) -> None:
+    """In evaluation no norm depends on other tokens. In training only batch norm does."""
     norm, x_BTC = NORMS[name](NormSettings(width=8)), torch.randn(3, 4, 8)
     norm(x_BTC)
     norm.eval()
     same(norm(x_BTC)[1:2, 2:3], norm(x_BTC[1:2, 2:3]))
 
 
-def test_batch_norm_looks_at_real_tokens_only() -> None:
+def test_batch_norm_ignores_padding() -> None:
     x_BTC = torch.randn(2, 5, 8)
     real_BT = torch.tensor([[True] * 5, [True, True, False, False, False]])
-    stirred = torch.where(real_BT[..., None], x_BTC, 1e3)
-    one, other = NORMS["batch"](NormSettings(width=8)), NORMS["batch"](NormSettings(width=8))
-    same(one(x_BTC, real_BT)[real_BT], other(stirred, real_BT)[real_BT])
+    other_padding_BTC = torch.where(real_BT[..., None], x_BTC, 1e3)
+    norm, other_norm = NORMS["batch"](NormSettings(width=8)), NORMS["batch"](NormSettings(width=8))
+    same(norm(x_BTC, real_BT)[real_BT], other_norm(other_padding_BTC, real_BT)[real_BT])
     flat = BatchNorm.formula(x_BTC[real_BT][None])[0]
     same(NORMS["batch"](NormSettings(width=8))(x_BTC, real_BT)[real_BT], flat)
-    for name, buffer in one.named_buffers():
-        same(buffer, other.get_buffer(name))
+    for name, buffer in norm.named_buffers():
+        same(buffer, other_norm.get_buffer(name))
 
 
-def test_batch_norm_remembers_what_it_saw() -> None:
-    """After many batches it treats one token as it treated them; a batch of NaN leaves its memory as it was."""
+def test_batch_norm_uses_running_statistics_in_evaluation() -> None:
+    """After many batches, evaluation normalizes like training. A batch of NaN does not change the statistics."""
     norm = BatchNorm(NormSettings(width=8))
     for _ in range(200):
         norm(torch.randn(4, 16, 8) * 3 + 5)
@@ -66,46 +66,46 @@ def test_batch_norm_remembers_what_it_saw() -> None:
     assert found.std().item() == pytest.approx(1, abs=0.1)
 
 
-@EVERY
-def test_zeros_are_no_trouble(name: str) -> None:
+@ALL_NORMS
+def test_gradients_of_zeros_are_finite(name: str) -> None:
     x_BTC = torch.zeros(1, 2, 8, requires_grad=True)
     NORMS[name](NormSettings(width=8))(x_BTC).sum().backward()
     assert x_BTC.grad is not None
     assert x_BTC.grad.isfinite().all()
 
 
-@EVERY
-def test_a_norm_begins_as_its_formula_and_learns_a_scale(name: str) -> None:
-    """Every parameter is one number for each feature or for all of them, and a gain of 2 doubles what comes out."""
+@ALL_NORMS
+def test_gain_scales_the_output(name: str) -> None:
+    """Parameters are scalars or vectors of the model width, and a gain of 2 doubles the output."""
     norm, x_BTC = NORMS[name](NormSettings(width=8)), torch.randn(3, 4, 8)
     assert all(parameter.shape in ((), (8,)) for parameter in norm.parameters())
     before = norm(x_BTC)
     with torch.no_grad():
         for parameter in norm.parameters():
-            parameter.mul_(2)  # a bias begins at 0
+            parameter.mul_(2)  # the initial bias is 0
     same(norm(x_BTC), 2 * before if list(norm.parameters()) else before)
 
 
-@EVERY
+@ALL_NORMS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("tokens", "width"), [(3, 8), (7, 33), (1100, 64), (3, 512), (5, 1000)])
-def test_a_fork_is_x_and_its_norm(name: str, tokens: int, width: int, device: str) -> None:
-    """With the slopes of both, and of gain and bias; in half precision on a GPU one kernel makes them."""
+def test_fork_returns_input_and_norm(name: str, tokens: int, width: int, device: str) -> None:
+    """Gradients of both outputs, gain and bias agree with float64; on a GPU the Triton kernel computes them."""
     torch.manual_seed(1)
     norm = NORMS[name](NormSettings(width=width)).to(device)
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter, 1.0, 0.3)
-    x_BTC = (torch.randn(width, 2, tokens, device=device) * 2 + 1).bfloat16().permute(1, 2, 0)  # not in a row
-    slope, other = torch.randn_like(x_BTC), torch.randn_like(x_BTC)
-    narrow, found = torch.bfloat16 if device == "cuda" else torch.float32, []
-    for dtype, twin in ((narrow, norm), (torch.float64, deepcopy(norm).double())):
+    x_BTC = (torch.randn(width, 2, tokens, device=device) * 2 + 1).bfloat16().permute(1, 2, 0)  # not contiguous
+    stream_grad, out_grad = torch.randn_like(x_BTC), torch.randn_like(x_BTC)
+    tested_dtype, found = torch.bfloat16 if device == "cuda" else torch.float32, []
+    for dtype, copy in ((tested_dtype, norm), (torch.float64, deepcopy(norm).double())):
         leaf = x_BTC.to(dtype).requires_grad_()
-        stream, out = twin.fork(leaf)
+        stream, out = copy.fork(leaf)
         assert stream.equal(leaf)
         assert out.dtype == dtype
-        wanted = [leaf, *twin.parameters()]
-        found.append([out, *torch.autograd.grad((stream * slope + out * other).sum(), wanted)])
-        alone = twin(leaf)
-        found[-1] += [alone, *torch.autograd.grad((alone * other).sum(), wanted)]
-    for one, two in zip(*found, strict=True):
-        same(one, two, narrow)
+        leaves = [leaf, *copy.parameters()]
+        found.append([out, *torch.autograd.grad((stream * stream_grad + out * out_grad).sum(), leaves)])
+        normed = copy(leaf)
+        found[-1] += [normed, *torch.autograd.grad((normed * out_grad).sum(), leaves)]
+    for actual, expected in zip(*found, strict=True):
+        same(actual, expected, tested_dtype)

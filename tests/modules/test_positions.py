@@ -1,4 +1,4 @@
-"""Position schemes: the papers' formulas, number by number, and what holds for every entry of the registry."""
+"""Position encodings agree with the formulas of the papers, and all entries of the registry have common properties."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
 from tolerance import DEVICES, differ, same
 
-EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if not each.features])
+ALL_SCHEMES = pytest.mark.parametrize("name", [name for name, scheme in POSITIONS.items() if not scheme.features])
 
 
-def of(**given: Any) -> AttentionSettings:
-    return AttentionSettings(**{"width": 8, "heads": 2, "reach": 3, "max_length": 600, **given})
+def make_settings(**settings: Any) -> AttentionSettings:
+    return AttentionSettings(**{"width": 8, "heads": 2, "reach": 3, "max_length": 600, **settings})
 
 
-def rows(*positions: list[int]) -> RowLayout:
+def make_rows(*positions: list[int]) -> RowLayout:
     position_BT = torch.tensor(positions)
     return RowLayout(torch.ones_like(position_BT), position_BT)
 
 
 @pytest.mark.parametrize("width", [2, 3, 8, 64])
-def test_sinusoids_are_those_of_the_paper(width: int) -> None:
+def test_sinusoids_match_the_paper(width: int) -> None:
     """Vaswani 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(the same)."""
     position_BT = torch.tensor([[0, 1, 2, 7], [100, 511, 3, 0]])
     found = make_sinusoids(position_BT, width)
@@ -41,40 +41,40 @@ def test_sinusoids_are_those_of_the_paper(width: int) -> None:
                 assert found[b, t, c].item() == pytest.approx(expected, abs=1e-4 if angle > 50 else 1e-6)
 
 
-def test_sinusoids_are_added() -> None:
-    x_BTC, some = torch.randn(2, 3, 8), rows([0, 1, 2], [0, 0, 1])
-    same(POSITIONS["sinusoidal"].embed(of())(x_BTC, some), x_BTC + make_sinusoids(some.position_BT, 8))
+def test_sinusoids_are_added_to_embeddings() -> None:
+    x_BTC, rows = torch.randn(2, 3, 8), make_rows([0, 1, 2], [0, 0, 1])
+    same(POSITIONS["sinusoidal"].embed(make_settings())(x_BTC, rows), x_BTC + make_sinusoids(rows.position_BT, 8))
 
 
-def test_no_position_changes_nothing() -> None:
+def test_scheme_none_returns_its_input() -> None:
     x_BTC = torch.randn(2, 3, 8)
-    assert torch.equal(POSITIONS["none"].embed(of())(x_BTC, rows([0, 1, 2], [0, 0, 1])), x_BTC)
+    assert torch.equal(POSITIONS["none"].embed(make_settings())(x_BTC, make_rows([0, 1, 2], [0, 0, 1])), x_BTC)
 
 
-def test_a_learned_position_has_a_vector_of_its_own_and_an_end() -> None:
-    embed: Any = POSITIONS["learned"].embed(of(max_length=4))
-    found = embed(torch.zeros(1, 4, 8), rows([0, 1, 2, 3]))
+def test_learned_positions_are_limited_to_max_length() -> None:
+    embed: Any = POSITIONS["learned"].embed(make_settings(max_length=4))
+    found = embed(torch.zeros(1, 4, 8), make_rows([0, 1, 2, 3]))
     same(found[0], embed.table.weight * 8**0.5)
     with pytest.raises(UserError, match=r"a sentence of 5 tokens .* model\.max_length is 4"):
-        embed(torch.zeros(1, 5, 8), rows([0, 1, 2, 3, 4]))
+        embed(torch.zeros(1, 5, 8), make_rows([0, 1, 2, 3, 4]))
 
 
-@EVERY
+@ALL_SCHEMES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_scheme_keeps_shape_and_dtype_and_is_finite(name: str, dtype: torch.dtype, device: str) -> None:
+def test_schemes_keep_shape_and_dtype_and_stay_finite(name: str, dtype: torch.dtype, device: str) -> None:
     scheme, position_BT = POSITIONS[name], torch.arange(600, device=device).expand(2, -1)
-    some = RowLayout(torch.ones_like(position_BT), position_BT)
+    rows = RowLayout(torch.ones_like(position_BT), position_BT)
     x_BTC = torch.randn(2, 600, 8, dtype=dtype, device=device)
-    found = scheme.embed(of()).to(device, dtype)(x_BTC, some)
-    relate = scheme.relate(of()).to(device, dtype)
+    found = scheme.embed(make_settings()).to(device, dtype)(x_BTC, rows)
+    relate = scheme.relate(make_settings()).to(device, dtype)
     q = torch.randn(2, 2, 600, 4, dtype=dtype, device=device)
     out = relate.attend(
         KERNELS["auto"],
         relate.rotate(q, position_BT),
         q,
         q,
-        AttentionMask(relative_position=relate.compute_relative_in_rows(some)),
+        AttentionMask(relative_position=relate.compute_relative_in_rows(rows)),
     )
     for tensor, like in ((found, x_BTC), (out, q)):
         assert tensor.shape == like.shape
@@ -82,84 +82,91 @@ def test_a_scheme_keeps_shape_and_dtype_and_is_finite(name: str, dtype: torch.dt
         assert tensor.isfinite().all()
 
 
-def attended(name: str, some: RowLayout, x_BTC: Tensor, seed: int = 1) -> Tensor:
-    """Both halves of a scheme around an attention without weights."""
+def attend_with_scheme(name: str, rows: RowLayout, x_BTC: Tensor, seed: int = 1) -> Tensor:
+    """Apply both parts of a scheme, with attention without projections: out_BHTD."""
     torch.manual_seed(seed)
     scheme = POSITIONS[name]
-    x_BTC, relate = scheme.embed(of()).double()(x_BTC, some), scheme.relate(of()).double()
-    q = relate.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), some.position_BT)
+    x_BTC, relate = scheme.embed(make_settings()).double()(x_BTC, rows), scheme.relate(make_settings()).double()
+    q = relate.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), rows.position_BT)
     mask = AttentionMask(
-        (some.segment_BT[:, :, None] == some.segment_BT[:, None])[:, None],
-        relative_position=relate.compute_relative_in_rows(some),
+        (rows.segment_BT[:, :, None] == rows.segment_BT[:, None])[:, None],
+        relative_position=relate.compute_relative_in_rows(rows),
     )
     return relate.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), mask)
 
 
-@EVERY
-def test_a_place_is_a_function_of_the_number_not_of_where_in_the_row(name: str) -> None:
-    """Packed sentences begin at 0 again, wherever in the row they lie."""
+@ALL_SCHEMES
+def test_output_depends_on_positions_not_on_columns(name: str) -> None:
+    """The positions of packed sentences restart at 0, so equal sentences in a row have equal outputs."""
     x_BTC = torch.randn(1, 3, 8, dtype=torch.float64).repeat(1, 2, 1)
-    twice = RowLayout(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
-    found = attended(name, twice, x_BTC)
+    packed = RowLayout(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    found = attend_with_scheme(name, packed, x_BTC)
     same(found[:, :, :3], found[:, :, 3:])
-    alone = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), unpacked=True)
-    same(attended(name, alone, x_BTC[:, :3]), found[:, :, :3])
+    unpacked_rows = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), unpacked=True)
+    same(attend_with_scheme(name, unpacked_rows, x_BTC[:, :3]), found[:, :, :3])
 
 
-@EVERY
-def test_without_a_scheme_order_does_not_matter_and_with_one_it_does(name: str) -> None:
+@ALL_SCHEMES
+def test_order_matters_except_without_positions(name: str) -> None:
     x_BTC = torch.randn(1, 5, 8, dtype=torch.float64)
     order = torch.tensor([3, 0, 4, 1, 2])
-    some = rows([0, 1, 2, 3, 4])
-    turned, straight = attended(name, some, x_BTC[:, order]), attended(name, some, x_BTC)[:, :, order]
+    rows = make_rows([0, 1, 2, 3, 4])
+    permuted, expected = (
+        attend_with_scheme(name, rows, x_BTC[:, order]),
+        attend_with_scheme(name, rows, x_BTC)[:, :, order],
+    )
     if POSITIONS[name] == PositionScheme():
-        same(turned, straight)
+        same(permuted, expected)
     else:
-        differ(turned, straight)
+        differ(permuted, expected)
 
 
 @pytest.mark.parametrize("name", ["relative", "rotary", "alibi"])
-def test_relative_schemes_know_distances_alone(name: str) -> None:
-    """The same sentence further to the right is the same sentence."""
+def test_relative_schemes_depend_only_on_distances(name: str) -> None:
+    """Shifting all positions does not change the output."""
     x_BTC = torch.randn(1, 4, 8, dtype=torch.float64)
-    same(attended(name, rows([7, 8, 9, 10]), x_BTC), attended(name, rows([0, 1, 2, 3]), x_BTC), torch.float32)
+    same(
+        attend_with_scheme(name, make_rows([7, 8, 9, 10]), x_BTC),
+        attend_with_scheme(name, make_rows([0, 1, 2, 3]), x_BTC),
+        torch.float32,
+    )
 
 
-def test_rotary_turns_pairs_of_features_by_the_papers_angles() -> None:
-    """Su 2021, equation 15: features 2i and 2i+1 are turned by m / 10000^(2i/d)."""
+def test_rotary_matches_the_paper() -> None:
+    """Su 2021, equation 15: features 2i and 2i+1 are rotated by m / 10000^(2i/d)."""
     x = torch.randn(1, 1, 3, 6, dtype=torch.float64)
-    found = POSITIONS["rotary"].relate(of()).rotate(x, torch.tensor([[0, 1, 5]]))
+    found = POSITIONS["rotary"].relate(make_settings()).rotate(x, torch.tensor([[0, 1, 5]]))
     for t, m in enumerate((0, 1, 5)):
         for i in range(3):
             angle = m / 10_000 ** (2 * i / 6)
             a, b = x[0, 0, t, 2 * i].item(), x[0, 0, t, 2 * i + 1].item()
-            turned = [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
-            assert found[0, 0, t, 2 * i : 2 * i + 2].tolist() == pytest.approx(turned, abs=1e-6)
+            rotated = [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
+            assert found[0, 0, t, 2 * i : 2 * i + 2].tolist() == pytest.approx(rotated, abs=1e-6)
 
 
-def test_alibi_lowers_scores_with_the_distance() -> None:
+def test_alibi_matches_the_paper() -> None:
     """Press 2022, section 3: slopes 2^(-8h/n); here for keys on both sides."""
     q, k, v = torch.randn(3, 1, 2, 4, 6, dtype=torch.float64)
-    relate = POSITIONS["alibi"].relate(of())
-    gap = relate.compute_relative(torch.arange(4)[None], torch.arange(4)[None])
+    relate = POSITIONS["alibi"].relate(make_settings())
+    relative_position = relate.compute_relative(torch.arange(4)[None], torch.arange(4)[None])
     slope = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
     distance = (torch.arange(4)[:, None] - torch.arange(4)).abs()
     bias = -slope[:, None, None] * distance
     expected = compute_attention_weights(q, k, AttentionMask(bias=bias)) @ v
     for kernel in KERNELS.values():
-        same(relate.attend(kernel, q, k, v, AttentionMask(relative_position=gap)), expected)
+        same(relate.attend(kernel, q, k, v, AttentionMask(relative_position=relative_position)), expected)
 
 
-def test_relative_is_its_formula_pair_by_pair() -> None:
-    """Shaw 2018, equations 3 and 4, with the vectors of every pair written out."""
+def test_relative_matches_the_paper() -> None:
+    """Shaw 2018, equations 3 and 4, with a vector materialized for every pair."""
     torch.manual_seed(0)
-    relate = Relative(of()).double()
+    relate = Relative(make_settings()).double()
     q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64)
-    gap = relate.compute_relative(torch.arange(9)[None], torch.arange(9)[None])
-    assert gap is not None
+    relative_position = relate.compute_relative(torch.arange(9)[None], torch.arange(9)[None])
+    assert relative_position is not None
     vectors = (torch.arange(9)[None] - torch.arange(9)[:, None]).clamp(-3, 3) + 3
     key_QKD, value_QKD = relate.key_RD[vectors], relate.value_RD[vectors]
     score = (q[..., :, None, :] * (k[..., None, :, :] + key_QKD)).sum(-1) / 4**0.5
     weight = score.softmax(-1)
     expected = (weight[..., None] * (v[..., None, :, :] + value_QKD)).sum(-2)
-    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=gap)), expected)
+    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=relative_position)), expected)

@@ -1,4 +1,4 @@
-"""The residual wiring and the feed-forward net."""
+"""Residual connections and feed-forward networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForward,
 from dragoman.modules.norms import NORMS, NormSettings
 from tolerance import same
 
-EVERY = pytest.mark.parametrize("place", NORM_PLACES)
+ALL_NORM_PLACES = pytest.mark.parametrize("place", NORM_PLACES)
 FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
@@ -22,6 +22,8 @@ FORMULAS = {
 
 
 class Double(nn.Module):
+    """A sublayer without parameters: 2 x plus an argument; its `step` returns -x."""
+
     def forward(self, x_BTC: Tensor, more: float = 0.0) -> Tensor:
         return 2 * x_BTC + more
 
@@ -29,7 +31,7 @@ class Double(nn.Module):
         return -x_BTC
 
 
-def wired(
+def make_residual(
     place: str, norm: str = "layer", dropout: float = 0.0, *, skip: bool = True
 ) -> tuple[Residual[Double], Tensor]:
     torch.manual_seed(1)
@@ -38,59 +40,59 @@ def wired(
     ).eval(), torch.randn(2, 3, 8)
 
 
-def test_pre_and_post() -> None:
+def test_norm_before_or_after_the_sublayer() -> None:
     layer = NORMS["layer"](NormSettings(width=8))
-    pre, x = wired("pre")
+    pre, x = make_residual("pre")
     same(pre(x, None, 3.0), x + 2 * layer(x) + 3.0)
-    post, _ = wired("post")
+    post, _ = make_residual("post")
     same(post(x, None, 3.0), layer(x + 2 * x + 3.0))
 
 
-def test_without_a_residual_there_is_only_what_the_sublayer_gives() -> None:
+def test_without_skip_the_input_is_not_added() -> None:
     layer = NORMS["layer"](NormSettings(width=8))
-    pre, x = wired("pre", skip=False)
+    pre, x = make_residual("pre", skip=False)
     same(pre(x, None, 3.0), 2 * layer(x) + 3.0)
-    post, _ = wired("post", skip=False)
+    post, _ = make_residual("post", skip=False)
     same(post(x, None, 3.0), layer(2 * x + 3.0))
 
 
-def test_the_places_are_those_two() -> None:
+def test_norm_places() -> None:
     assert set(NORM_PLACES) == {"pre", "post"}
 
 
-@EVERY
+@ALL_NORM_PLACES
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_sublayer_sees_the_inlet(place: str, norm: str) -> None:
-    residual, x = wired(place, norm)
+def test_normalize_input_is_the_input_of_the_sublayer(place: str, norm: str) -> None:
+    residual, x = make_residual(place, norm)
     seen: list[Tensor] = []
     residual.sublayer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     residual(x, None)
     same(residual.normalize_input(x, None), seen[0])
 
 
-@EVERY
-def test_another_verb_is_wired_the_same(place: str) -> None:
-    residual, x = wired(place)
+@ALL_NORM_PLACES
+def test_function_replaces_the_sublayer(place: str) -> None:
+    residual, x = make_residual(place)
     same(residual(x, None, function=residual.sublayer), residual(x, None))
     norm, step = NORMS["layer"](NormSettings(width=8)), residual.sublayer.step
     same(residual(x, None, function=step), x - norm(x) if place == "pre" else norm(x - x))
 
 
-@EVERY
-def test_dropout_is_on_what_the_sublayer_gives(place: str) -> None:
-    """At rate 0.5 every number is x, or x and twice what the sublayer gives."""
-    residual, x = wired(place, "none", 0.5)
+@ALL_NORM_PLACES
+def test_dropout_applies_to_the_output_of_the_sublayer(place: str) -> None:
+    """At rate 0.5 every element of the output is x, or x plus twice the output of the sublayer."""
+    residual, x = make_residual(place, "none", 0.5)
     out = residual.train()(x, None)
-    dropped, held = torch.isclose(out, x), torch.isclose(out, x + 2 * 2 * x)
-    assert (dropped | held).all()
+    dropped, kept = torch.isclose(out, x), torch.isclose(out, x + 2 * 2 * x)
+    assert (dropped | kept).all()
     assert dropped.any()
-    assert held.any()
+    assert kept.any()
     same(residual.eval()(x, None), 3 * x)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_feed_forward_is_its_formula(name: str) -> None:
-    """Vaswani 2017, section 3.3 (SwiGLU: Shazeer 2020, a third narrower)."""
+def test_feed_forward_equals_its_formula(name: str) -> None:
+    """Vaswani 2017, section 3.3 (SwiGLU: Shazeer 2020, with activations a third narrower)."""
     kind = FEEDFORWARDS[name]
     assert kind is not None
     net = kind(FeedForwardSettings(width=6, feedforward_width=9)).double()
@@ -100,6 +102,6 @@ def test_feed_forward_is_its_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FEEDFORWARDS.values() if kind])
-def test_feed_forward_nets_take_every_token_alone(kind: type[FeedForward]) -> None:
+def test_feed_forward_computes_tokens_independently(kind: type[FeedForward]) -> None:
     net, x = kind(FeedForwardSettings(width=6, feedforward_width=9)).double(), torch.randn(2, 3, 6, dtype=torch.float64)
     same(net(x)[1:, 2:], net(x[1:, 2:]))
