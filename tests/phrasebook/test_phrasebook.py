@@ -1,4 +1,4 @@
-"""The built-in corpus: its sentences are right, its analyses hold together, its splits keep apart."""
+"""The built-in corpus: sentences are grammatical, analyses are consistent, and splits do not overlap."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dragoman.phrasebook.realization import Clause, NounPhrase, SentencePlan
 from dragoman.types import Pair
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "phrasebook.txt"
-MARKS = {",", ".", "?"}
+PUNCTUATION = {",", ".", "?"}
 
 
 @pytest.fixture(scope="module")
@@ -46,144 +46,150 @@ def plans() -> dict[str, list[SentencePlan]]:
     return {split: [plan for plan, _, _ in generate.realize_plans(split, count, 3)] for split, count in counts.items()}
 
 
-# ---- the same everywhere, and what was read by eye stays as it was
+# ---- reproducibility
 
 
 def test_golden_sentences() -> None:
-    """The file was written by the code and read by eye; a change of the grammar has to be read again."""
+    """The sentences in the file were generated and proofread; after a change of the grammar, proofread them again."""
     written = [f"{p.source}\t{p.target}" for split in SPLITS for p in generate_phrases(split, 12, seed=1)]
     assert written == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
-def test_same_seed_same_phrases_and_another_seed_others() -> None:
+def test_phrases_depend_on_the_seed() -> None:
     first, again, other = (list(generate_phrases("train", 50, seed=seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_fewer_are_the_beginning_of_more() -> None:
+def test_a_smaller_count_gives_a_prefix() -> None:
     assert list(islice(generate_phrases("dev", 400), 30)) == list(generate_phrases("dev", 30))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_pairs_are_the_phrases_texts(direction: str) -> None:
+def test_pairs_have_the_texts_of_phrases(direction: str) -> None:
     assert [p.pair for p in generate_phrases("test", 40, direction=direction)] == list(
         generate_pairs("test", 40, direction=direction)
     )
 
 
 def test_directions_mirror_each_other() -> None:
-    for there, back in zip(generate_phrases("train", 40), generate_phrases("train", 40, direction="de-en")):
+    for forward, backward in zip(generate_phrases("train", 40), generate_phrases("train", 40, direction="de-en")):
         for part in ("", "_words", "_heads", "_coref"):
-            assert getattr(back, f"source{part}") == getattr(there, f"target{part}")
-            assert getattr(back, f"target{part}") == getattr(there, f"source{part}")
-        assert set(back.alignment) == {(t, s) for s, t in there.alignment}
-        assert (back.phenomena, back.source_phenomena) == (there.source_phenomena, there.phenomena)
-        assert back.pair == Pair(there.target, there.source)
+            assert getattr(backward, f"source{part}") == getattr(forward, f"target{part}")
+            assert getattr(backward, f"target{part}") == getattr(forward, f"source{part}")
+        assert set(backward.alignment) == {(t, s) for s, t in forward.alignment}
+        assert (backward.phenomena, backward.source_phenomena) == (forward.source_phenomena, forward.phenomena)
+        assert backward.pair == Pair(forward.target, forward.source)
 
 
 # ---- splits
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_no_two_alike_on_either_side(sample: dict[str, list[Phrase]], split: str) -> None:
+def test_no_sentence_is_repeated_on_either_side(sample: dict[str, list[Phrase]], split: str) -> None:
     for side in ("source", "target"):
         texts = [getattr(phrase, side) for phrase in sample[split]]
         assert len(set(texts)) == len(texts)
 
 
 def test_splits_share_no_sentence_on_either_side() -> None:
-    """Short sentences meet often, so thousands from several seeds would show a leak."""
+    """Short sentences are often sampled again, so thousands from two seeds would show an overlap."""
     texts = {
         s: [p for seed in (1, 2) for p in generate_pairs(s, 4000 if s == "train" else 1200, seed=seed)] for s in SPLITS
     }
     for side in ("source", "target"):
-        sets = {split: {getattr(pair, side) for pair in some} for split, some in texts.items()}
+        sets = {split: {getattr(pair, side) for pair in pairs} for split, pairs in texts.items()}
         assert all(not sets[a] & sets[b] for a in SPLITS for b in SPLITS if a < b)
 
 
-def test_one_text_has_one_counterpart() -> None:
-    """English decides German and German decides English; the few words that could mean two things are few."""
+def test_every_text_has_one_translation() -> None:
+    """No sentence occurs with two different translations, in either direction."""
     for key, value in (("source", "target"), ("target", "source")):
-        met: dict[str, set[str]] = defaultdict(set)
+        counterparts: dict[str, set[str]] = defaultdict(set)
         for seed in range(4):
             for pair in generate_pairs("train", 4000, seed=seed):
-                met[getattr(pair, key)].add(getattr(pair, value))
-        assert [texts for texts in met.values() if len(texts) > 1] == []
+                counterparts[getattr(pair, key)].add(getattr(pair, value))
+        assert [texts for texts in counterparts.values() if len(texts) > 1] == []
 
 
-def test_held_combinations_stay_unseen(plans: dict[str, list[SentencePlan]]) -> None:
+def test_held_out_combinations_occur_only_in_unseen(plans: dict[str, list[SentencePlan]]) -> None:
     for split in ("train", "dev", "test"):
-        assert not any(word.held_out == name for plan in plans[split] for word, _, name in uses(plan))
+        assert not any(word.held_out == name for plan in plans[split] for word, _, name in list_uses(plan))
     for plan in plans["unseen"]:
-        assert any(word.held_out == name for word, _, name in uses(plan))
+        assert any(word.held_out == name for word, _, name in list_uses(plan))
 
 
-def test_words_and_constructions_of_unseen_are_trained(plans: dict[str, list[SentencePlan]]) -> None:
-    """Only their combination is new."""
-    train = [use for plan in plans["train"] for use in uses(plan)]
-    unseen = [use for plan in plans["unseen"] for use in uses(plan)]
+def test_words_and_constructions_of_unseen_occur_in_train(plans: dict[str, list[SentencePlan]]) -> None:
+    """Training data contains all words and all constructions of `unseen`; only their combinations are new."""
+    train = [use for plan in plans["train"] for use in list_uses(plan)]
+    unseen = [use for plan in plans["unseen"] for use in list_uses(plan)]
     assert {word for word, _, _ in unseen} <= {word for word, _, _ in train}
     assert {(part, name) for _, part, name in unseen} <= {(part, name) for _, part, name in train}
 
 
-def test_few_combinations_are_held() -> None:
-    book = load_lexicon()
-    menus: dict[str, Sequence[Any]] = {"noun": book.nouns, "verb": book.verbs, "adjective": book.adjectives}
-    cells = sum(len(CONSTRUCTIONS[part]) * len(menu) for part, menu in menus.items())
-    held = sum(bool(word.held_out) for menu in menus.values() for word in menu)
-    assert 0.05 < held / cells < 0.1
+def test_few_combinations_are_held_out() -> None:
+    lexicon = load_lexicon()
+    words_by_part: dict[str, Sequence[Any]] = {
+        "noun": lexicon.nouns,
+        "verb": lexicon.verbs,
+        "adjective": lexicon.adjectives,
+    }
+    combinations = sum(len(CONSTRUCTIONS[part]) * len(words) for part, words in words_by_part.items())
+    held_out = sum(bool(word.held_out) for words in words_by_part.values() for word in words)
+    assert 0.05 < held_out / combinations < 0.1
 
 
-def test_there_are_far_more_sentences_than_anyone_asks_for() -> None:
-    """Counts only "DET ADJECTIVE NOUN verb DET ADJECTIVE NOUN" in the present; two such clauses make one sentence."""
-    book = load_lexicon()
+def test_sentence_count_is_a_lower_bound() -> None:
+    """Count only pairs of clauses "DET ADJECTIVE NOUN verb DET ADJECTIVE NOUN" in the present tense."""
+    lexicon = load_lexicon()
     determiners = len(set(DETERMINER_CHOICES["any"][0]))
 
-    def phrases_of(menu: tuple[Noun, ...]) -> int:
-        return sum(determiners * len(book.qualities[noun]) for noun in menu)
+    def count_noun_phrases(nouns: tuple[Noun, ...]) -> int:
+        return sum(determiners * len(lexicon.qualities[noun]) for noun in nouns)
 
-    fillers = [frame.fillers for frame in book.all_frames]
-    clauses = sum(phrases_of(f["subject"]) * phrases_of(f["accusative"]) for f in fillers if not f["dative"])
+    fillers = [frame.fillers for frame in lexicon.all_frames]
+    clauses = sum(
+        count_noun_phrases(f["subject"]) * count_noun_phrases(f["accusative"]) for f in fillers if not f["dative"]
+    )
     assert clauses**2 > generate.SENTENCE_COUNT
 
 
 # ---- analyses
 
 
-def test_words_join_to_the_text(sample: dict[str, list[Phrase]]) -> None:
+def test_words_joined_give_the_text(sample: dict[str, list[Phrase]]) -> None:
     for phrase in sample["train"]:
-        for text, row in ((phrase.source, phrase.source_words), (phrase.target, phrase.target_words)):
-            assert tuple(split_words(text)) == row
-            assert " ".join(row).replace(" ,", ",").replace(" .", ".").replace(" ?", "?") == text
+        for text, words in ((phrase.source, phrase.source_words), (phrase.target, phrase.target_words)):
+            assert tuple(split_words(text)) == words
+            assert " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?") == text
             assert text[0].isupper()
             assert text[-1] in ".?"
 
 
-def test_alignment_leaves_out_only_what_the_other_side_lacks(sample: dict[str, list[Phrase]]) -> None:
-    """German commas that English does not write, English "of", and a "kein" that English spreads over two words."""
+def test_only_commas_and_of_are_unaligned(sample: dict[str, list[Phrase]]) -> None:
+    """Unaligned are commas, which differ between the languages, and the English "of" of a genitive."""
     for phrase in sample["train"] + sample["unseen"]:
         assert list(phrase.alignment) == sorted(set(phrase.alignment))
         assert all(s < len(phrase.source_words) and t < len(phrase.target_words) for s, t in phrase.alignment)
-        lone_source = {
+        unaligned_source = {
             phrase.source_words[s] for s in set(range(len(phrase.source_words))) - {s for s, _ in phrase.alignment}
         }
-        lone_target = {
+        unaligned_target = {
             phrase.target_words[t] for t in set(range(len(phrase.target_words))) - {t for _, t in phrase.alignment}
         }
-        assert lone_source <= {",", "of"}
-        assert lone_target <= {","}
+        assert unaligned_source <= {",", "of"}
+        assert unaligned_target <= {","}
         for s, t in phrase.alignment:
-            assert (phrase.source_words[s] in MARKS) == (phrase.target_words[t] in MARKS)
+            assert (phrase.source_words[s] in PUNCTUATION) == (phrase.target_words[t] in PUNCTUATION)
 
 
 def test_heads_form_a_tree(sample: dict[str, list[Phrase]]) -> None:
     for phrase in sample["train"] + sample["unseen"]:
-        for row, heads in (
+        for words, heads in (
             (phrase.source_words, phrase.source_heads),
             (phrase.target_words, phrase.target_heads),
         ):
-            assert len(row) == len(heads)
+            assert len(words) == len(heads)
             assert heads.count(0) == 1
             for word in range(1, len(heads) + 1):
                 path = [word]
@@ -204,8 +210,8 @@ def test_coreference_agrees_with_the_alignment() -> None:
 
 
 def test_pronouns_refer_to_nouns_before_them(sample: dict[str, list[Phrase]]) -> None:
-    book = load_lexicon()
-    forms = {form: noun for noun in book.nouns for row in noun.forms[1] for form in row if form}
+    lexicon = load_lexicon()
+    forms = {form: noun for noun in lexicon.nouns for by_case in noun.forms[1] for form in by_case if form}
     pronouns = {("er", 0), ("ihn", 0), ("sie", 1), ("es", 2)}
     found = 0
     for phrase in sample["train"]:
@@ -224,30 +230,30 @@ def test_every_phenomenon_is_common(sample: dict[str, list[Phrase]]) -> None:
     assert min(counts.values()) >= 0.05 * len(sample["train"])
 
 
-def test_lengths(sample: dict[str, list[Phrase]]) -> None:
+def test_lengths_of_sentences(sample: dict[str, list[Phrase]]) -> None:
     lengths = [len(phrase.source_words) for phrase in sample["train"]]
     assert min(lengths) >= 3
     assert max(lengths) <= 40
     assert 9 <= sum(lengths) / len(lengths) <= 12
 
 
-# ---- the judge
+# ---- correctness of phenomena in a translation
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_the_reference_is_right_and_a_spoilt_one_is_not(direction: str) -> None:
+def test_reference_is_correct_and_changed_words_are_errors(direction: str) -> None:
     for phrase in generate_phrases("test", 200, direction=direction):
-        for right, total in count_correct_phenomena(phrase, phrase.target).values():
-            assert right == total
+        for correct, total in count_correct_phenomena(phrase, phrase.target).values():
+            assert correct == total
         for phenomenon in phrase.phenomena:
-            for place in phenomenon.words:
-                row = list(phrase.target_words)
-                row[place] = "falsch"
-                right, total = count_correct_phenomena(phrase, " ".join(row))[phenomenon.name]
-                assert right < total
+            for position in phenomenon.words:
+                words = list(phrase.target_words)
+                words[position] = "falsch"
+                correct, total = count_correct_phenomena(phrase, " ".join(words))[phenomenon.name]
+                assert correct < total
 
 
-def test_the_judge_looks_at_the_judged_words_only() -> None:
+def test_other_words_do_not_matter_for_a_phenomenon() -> None:
     phrase = Phrase(
         source="The lamp is old, but it is beautiful.",
         target="Die Lampe ist alt, aber sie ist schön.",
@@ -269,11 +275,12 @@ def test_the_judge_looks_at_the_judged_words_only() -> None:
 # ---- German
 
 
-def noun_phrase(lemma: str, determiner: str, adjective: str, case: int, plural: bool = False) -> str:
-    book = load_lexicon()
-    phrase = NounPhrase(0, next(noun for noun in book.nouns if noun.lemma == lemma), plural)
+def write_german_noun_phrase(lemma: str, determiner: str, adjective: str, case: int, plural: bool = False) -> str:
+    """Return a German noun phrase."""
+    lexicon = load_lexicon()
+    phrase = NounPhrase(0, next(noun for noun in lexicon.nouns if noun.lemma == lemma), plural)
     phrase.determiner = determiner
-    phrase.adjective = next((a for a in book.adjectives if a.lemma == adjective), None)
+    phrase.adjective = next((a for a in lexicon.adjectives if a.lemma == adjective), None)
     realizer = German()
     realizer.write_noun_phrase(phrase, next(role for role in CASES if CASES[role] == case), 0)
     return " ".join(token[0] for token in realizer.tokens)
@@ -311,12 +318,12 @@ NOUN_PHRASES = [
 ]
 
 
-@pytest.mark.parametrize(("lemma", "determiner", "adjective", "case", "plural", "right"), NOUN_PHRASES)
-def test_noun_phrases(lemma: str, determiner: str, adjective: str, case: int, plural: bool, right: str) -> None:
-    assert noun_phrase(lemma, determiner, adjective, case, plural) == right
+@pytest.mark.parametrize(("lemma", "determiner", "adjective", "case", "plural", "correct"), NOUN_PHRASES)
+def test_noun_phrases(lemma: str, determiner: str, adjective: str, case: int, plural: bool, correct: str) -> None:
+    assert write_german_noun_phrase(lemma, determiner, adjective, case, plural) == correct
 
 
-VERB_FORMS = [  # ich, er, wir; er and wir in the past; participle and helper
+VERB_FORMS = [  # present (ich, er, wir); past (er, wir); participle and auxiliary
     ("read", "lese liest lesen", "las lasen", "gelesen haben"),
     ("work", "arbeite arbeitet arbeiten", "arbeitete arbeiteten", "gearbeitet haben"),
     ("smile", "lächle lächelt lächeln", "lächelte lächelten", "gelächelt haben"),
@@ -335,26 +342,27 @@ def test_verb_forms(lemma: str, present: str, past: str, perfect: str) -> None:
     assert f"{verb.participle} {verb.auxiliary}" == perfect
 
 
-def test_every_determiner_has_forms() -> None:
-    assert {name for menus in DETERMINER_CHOICES.values() for menu in menus for name in menu} <= set(DETERMINERS)
+def test_every_determiner_has_german_forms() -> None:
+    used = {name for by_number in DETERMINER_CHOICES.values() for choices in by_number for name in choices}
+    assert used <= set(DETERMINERS)
 
 
-def test_lexicon_is_one_to_one_and_no_form_means_two_words() -> None:
-    """What the splits rest on: either side of a pair tells its content words."""
-    book = load_lexicon()
+def test_no_form_belongs_to_two_words() -> None:
+    """Therefore the content words of a pair can be read off either sentence, which the splits require."""
+    lexicon = load_lexicon()
     english: dict[str, set[str]] = defaultdict(set)
     german: dict[str, set[str]] = defaultdict(set)
-    for noun in book.nouns:
-        for form in (form for row in noun.forms[0] for form in row):
+    for noun in lexicon.nouns:
+        for form in (form for by_case in noun.forms[0] for form in by_case):
             english[form].add(f"noun {noun.lemma}")
-        for form in (form for row in noun.forms[1] for form in row):
+        for form in (form for by_case in noun.forms[1] for form in by_case):
             german[form].add(f"noun {noun.lemma}")
-    for verb in book.verbs:
+    for verb in lexicon.verbs:
         for form in verb.english:
             english[form].add(f"verb {verb.lemma}")
         for form in (*verb.present, *verb.past, verb.infinitive, verb.participle):
             german[form].add(f"verb {verb.lemma}")
-    for adjective in book.adjectives:
+    for adjective in lexicon.adjectives:
         for form in (adjective.positive[0], adjective.comparative[0], *adjective.adverb.english):
             english[form].add(f"adjective {adjective.lemma}")
         for form in (
@@ -363,23 +371,23 @@ def test_lexicon_is_one_to_one_and_no_form_means_two_words() -> None:
             *(adjective.stem + e for e in ("e", "en", "er", "es", "em")),
         ):
             german[form].add(f"adjective {adjective.lemma}")
-    for table in (english, german):
-        assert [(form, owners) for form, owners in table.items() if form and len(owners) > 1] == []
+    for owners_by_form in (english, german):
+        assert [(form, owners) for form, owners in owners_by_form.items() if form and len(owners) > 1] == []
 
 
-def test_every_tag_of_the_lexicon_means_something() -> None:
-    book = load_lexicon()
-    tags = {tag for noun in book.nouns for tag in noun.tags}
-    assert all(adjective.tags <= tags for adjective in book.adjectives)
-    assert all(set(noun.possessors) <= tags for noun in book.nouns)
-    assert all(frame.fillers["subject"] for frame in book.all_frames)
-    assert len(book.nouns) + len(book.verbs) + len(book.adjectives) > 400
+def test_all_tags_belong_to_nouns() -> None:
+    lexicon = load_lexicon()
+    tags = {tag for noun in lexicon.nouns for tag in noun.tags}
+    assert all(adjective.tags <= tags for adjective in lexicon.adjectives)
+    assert all(set(noun.possessors) <= tags for noun in lexicon.nouns)
+    assert all(frame.fillers["subject"] for frame in lexicon.all_frames)
+    assert len(lexicon.nouns) + len(lexicon.verbs) + len(lexicon.adjectives) > 400
 
 
 # ---- the package
 
 
-def test_importing_reads_no_table() -> None:
+def test_tables_are_read_at_first_use() -> None:
     code = (
         "from dragoman.phrasebook import generate, lexicon; print(lexicon.load_lexicon.cache_info().currsize);"
         "next(generate.generate_pairs('train', 1)); print(lexicon.load_lexicon.cache_info().currsize)"
@@ -388,57 +396,58 @@ def test_importing_reads_no_table() -> None:
     assert result.stdout.split() == ["0", "1"]
 
 
-def test_cache_key_depends_on_the_files_of_the_package_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_depends_only_on_the_files_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = Path(generate.__file__).parent
     original = generate.hash_package()
     copy = Path(shutil.copytree(package, tmp_path / "phrasebook"))
     monkeypatch.setattr(generate, "__file__", str(copy / "generate.py"))
     (tmp_path / "tokenizer.py").write_text("x = 1")
     assert generate.hash_package() == original
-    keys = {original}
+    digests = {original}
     for path in sorted(p for p in copy.iterdir() if p.suffix in (".py", ".tsv")):
         path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-        keys.add(generate.hash_package())
-    assert len(keys) == 1 + len([p for p in copy.iterdir() if p.is_file()])
+        digests.add(generate.hash_package())
+    assert len(digests) == 1 + len([p for p in copy.iterdir() if p.is_file()])
 
 
-# ---- what a user may get wrong
+# ---- errors of users
 
 
-@pytest.mark.parametrize("give", [generate_phrases, generate_pairs])
-def test_wrong_names_and_numbers_are_answered_at_once(give: object) -> None:
-    assert callable(give)
+@pytest.mark.parametrize("generate_any", [generate_phrases, generate_pairs])
+def test_wrong_arguments_raise_at_once(generate_any: object) -> None:
+    assert callable(generate_any)
     with pytest.raises(UserError, match=r"no split of the phrasebook called 'trian'; did you mean 'train'\?.*unseen"):
-        give("trian", 3)
+        generate_any("trian", 3)
     with pytest.raises(UserError, match=r"no direction of the phrasebook called 'de-fr'.*en-de, de-en"):
-        give("train", 3, direction="de-fr")
+        generate_any("train", 3, direction="de-fr")
     with pytest.raises(UserError, match=r"one phrase or more, not 0"):
-        give("train", 0)
+        generate_any("train", 0)
     with pytest.raises(UserError, match=r"not 9,000,000,000,000 \(it has about 1e\+18"):
-        give("train", 9_000_000_000_000)
+        generate_any("train", 9_000_000_000_000)
 
 
-def test_an_exhausted_grammar_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_split_reports_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = next(plan for plan, _, _ in generate.realize_plans("train", 1, 1))
     monkeypatch.setattr(generate, "MAX_REPEATS", 20)
     monkeypatch.setattr(Grammar, "sample_plan", lambda _: plan)
-    monkeypatch.setattr(Grammar, "content_hash", 0, raising=False)  # which is in train
+    monkeypatch.setattr(Grammar, "content_hash", 0, raising=False)  # belongs to train
     with pytest.raises(UserError, match=r"'train' of the phrasebook has about 1 phrases, not 5"):
         list(generate_pairs("train", 5))
 
 
-# ---- the words of a plan with the constructions they stand in, read off the plan itself
+# ---- the words of a plan with the constructions in which they appear
 
 
 Use = tuple[Noun | Verb | Adjective, str, str]  # word, part of speech, construction
 
 
-def uses(plan: SentencePlan) -> Iterator[Use]:
+def list_uses(plan: SentencePlan) -> Iterator[Use]:
+    """Yield all words of a plan with their constructions, independently of the checks in the grammar."""
     for clause in plan.clauses:
-        yield from clause_uses(clause)
+        yield from list_clause_uses(clause)
 
 
-def clause_uses(clause: Clause) -> Iterator[Use]:
+def list_clause_uses(clause: Clause) -> Iterator[Use]:
     if clause.verb:
         found = {
             clause.kind: True,
@@ -449,14 +458,14 @@ def clause_uses(clause: Clause) -> Iterator[Use]:
         yield from ((clause.verb, "verb", name) for name in CONSTRUCTIONS["verb"] if found.get(name))
     for role, phrase in clause.phrases.items():
         if role != "subject" or clause.kind != "infinitive":
-            yield from noun_phrase_uses(phrase, "prepositional" if role == "place" else role)
+            yield from list_noun_phrase_uses(phrase, "prepositional" if role == "place" else role)
     if clause.comparison:
-        yield from noun_phrase_uses(clause.comparison, "subject")
+        yield from list_noun_phrase_uses(clause.comparison, "subject")
     if clause.complement:
-        yield from clause_uses(clause.complement)
+        yield from list_clause_uses(clause.complement)
 
 
-def noun_phrase_uses(phrase: NounPhrase, role: str) -> Iterator[Use]:
+def list_noun_phrase_uses(phrase: NounPhrase, role: str) -> Iterator[Use]:
     if phrase.pronoun:
         if phrase.antecedent and phrase.antecedent.noun:
             yield phrase.antecedent.noun, "noun", "relative" if phrase.pronoun == "relative" else "antecedent"
@@ -469,8 +478,8 @@ def noun_phrase_uses(phrase: NounPhrase, role: str) -> Iterator[Use]:
             if phrase.plural:
                 yield adjective, "adjective", "plural"
     if phrase.possessor:
-        yield from noun_phrase_uses(phrase.possessor, "possessor")
+        yield from list_noun_phrase_uses(phrase.possessor, "possessor")
     if phrase.postmodifier:
-        yield from noun_phrase_uses(phrase.postmodifier, "prepositional")
+        yield from list_noun_phrase_uses(phrase.postmodifier, "prepositional")
     if phrase.relative:
-        yield from clause_uses(phrase.relative)
+        yield from list_clause_uses(phrase.relative)
