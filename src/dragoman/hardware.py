@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,17 +53,16 @@ class CpuFeatures:
         return (self.vnni and self.avx512) or self.dotprod or self.i8mm
 
     def limited_to(self, names: set[str]) -> CpuFeatures:
-        """Return the features that are among `names`."""
-        return CpuFeatures(**{name: there and name in names for name, there in asdict(self).items()})
+        """Return the features that are present and among `names`."""
+        return CpuFeatures(**{name: present and name in names for name, present in asdict(self).items()})
 
     def __str__(self) -> str:
-        return ", ".join(name for name, there in asdict(self).items() if there) or "none"
+        return ", ".join(name for name, present in asdict(self).items() if present) or "none"
 
 
-CPU_FEATURE_NAMES = [field.name for field in fields(CpuFeatures)]
-FEATURE_FLAGS = {  # the names of each feature in /proc/cpuinfo and in torch.cpu.get_capabilities
+FEATURE_FLAGS = {  # feature -> its names in /proc/cpuinfo and in torch.cpu.get_capabilities
     "avx2": {"avx2"},
-    "avx512": {"avx512bw", "avx512_bw"},  # oneDNN's first level of AVX-512 has F, BW, VL and DQ, which come together
+    "avx512": {"avx512bw", "avx512_bw"},  # oneDNN requires F, BW, VL and DQ, which all CPUs with BW have
     "vnni": {"avx512_vnni", "avx_vnni"},
     "bf16": {"avx512_bf16", "amx_bf16", "bf16"},
     "amx": {"amx_tile"},
@@ -92,8 +91,8 @@ def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
         found = found.limited_to(ISA_FEATURES[level])
     if wanted := environment.get(FEATURES_VARIABLE, "").strip():
         names = {name.strip() for name in wanted.split(",")} - {"none", ""}
-        if unknown := sorted(names.difference(CPU_FEATURE_NAMES)):
-            known = ", ".join(CPU_FEATURE_NAMES)
+        if unknown := sorted(names.difference(FEATURE_FLAGS)):
+            known = ", ".join(FEATURE_FLAGS)
             raise UserError(f"{FEATURES_VARIABLE} names {unknown[0]!r}, which is no CPU feature; use none or {known}")
         found = found.limited_to(names)
     return found
@@ -122,7 +121,7 @@ def read_cpu_flags() -> frozenset[str]:
     if flags := read_cpuinfo("flags", "Features"):
         return frozenset(flags.split())
     known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch has none
-    return frozenset(name for name, there in known.items() if there is True)
+    return frozenset(name for name, present in known.items() if present is True)
 
 
 def cpu_name() -> str:

@@ -1,4 +1,4 @@
-"""Who was taken for whom: against counts by hand."""
+"""Tests of the confusion matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dragoman.metrics.metrics import count_confusion
 LABELS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abcd")), min_size=1, max_size=40)
 
 
-def test_by_hand() -> None:
+def test_confusion_matrix_of_a_small_example() -> None:
     table = count_confusion(["a", "a", "b", "a"], ["a", "b", "b", "c"])
     assert table["labels"] == ["a", "b", "c"]
     assert table["counts"] == [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
@@ -24,11 +24,11 @@ def test_by_hand() -> None:
 
 @given(pairs=LABELS)
 def test_every_text_is_counted_once(pairs: list[tuple[str, str]]) -> None:
-    wanted, found = zip(*pairs, strict=True)
-    table = count_confusion(found, wanted)
+    expected, predicted = zip(*pairs, strict=True)
+    table = count_confusion(predicted, expected)
     assert sum(map(sum, table["counts"])) == len(pairs)
-    assert [sum(row) for row in table["counts"]] == [wanted.count(label) for label in table["labels"]]
+    assert [sum(row) for row in table["counts"]] == [expected.count(label) for label in table["labels"]]
     right = sum(table["counts"][i][i] for i in range(len(table["labels"])))
-    recalled = sum(one["recall"] * one["texts"] / 100 for one in table["each"].values())
+    recalled = sum(scores["recall"] * scores["texts"] / 100 for scores in table["each"].values())
     assert recalled == pytest.approx(right)
     assert len({len(line.rstrip()) for line in format_confusion(table).split("\n")}) == 1

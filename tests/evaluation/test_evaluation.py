@@ -1,4 +1,4 @@
-"""Scores of systems, of one against another, and of each phenomenon, length and word apart."""
+"""Tests of `evaluate`: scores, comparisons of systems, and breakdowns by phenomenon, length and word frequency."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ SOURCES = sentences(60, seed=41, longest=9)
 RIGHT = [translated(line) for line in SOURCES]
 
 
-def spoilt(share: float, seed: int = 1) -> list[str]:
+def corrupt(fraction: float, seed: int = 1) -> list[str]:
+    """Return the references with this fraction of the words replaced."""
     random = Random(seed)
-    return [" ".join("ak" if random.random() < share else word for word in line.split()) for line in RIGHT]
+    return [" ".join("ak" if random.random() < fraction else word for word in line.split()) for line in RIGHT]
 
 
-def output_of(texts: list[str], *names: str) -> SystemOutput:
+def make_output(texts: list[str], *names: str) -> SystemOutput:
     return SystemOutput(EvaluationSet(SOURCES, [RIGHT]), texts, names, {"warnings": {}})
 
 
-def test_scores_are_those_of_the_answers(toy: Toy) -> None:
+def test_result_has_the_scores_of_the_translations(toy: Toy) -> None:
     sources = sentences(30, seed=41)
     references = [[translated(line) for line in sources]]
     result = predict_lines(toy.translator, EvaluationSet(sources, references)).result()
@@ -70,8 +71,8 @@ def test_scores_are_those_of_the_answers(toy: Toy) -> None:
     assert greedy == [one.text for one in toy.translator.translate(sources, beam=1)]
 
 
-def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
-    """Each corpus of data.test by itself, with the metrics that the recipe names."""
+def test_run_is_evaluated_on_its_test_corpora(toy: Toy, tmp_path: Path) -> None:
+    """Each corpus of data.test has its own result, with the metrics of data.metrics."""
     sources = sentences(12, seed=43)
     right = [translated(line) for line in sources]
     rows = [{"in": s, "out": t, "other": "x", "all": ["x", t]} for s, t in zip(sources, right, strict=True)]
@@ -103,7 +104,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     assert other.startswith("test set t.jsonl: 12 lines\n")
 
 
-def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
+def test_run_without_test_corpora_is_refused(toy: Toy) -> None:
     with pytest.raises(UserError, match=r"no data\.test; .* --source F and --reference F"):
         list(predict_tests(toy.translator))
 
@@ -118,7 +119,7 @@ def test_warnings_are_counted_by_kind() -> None:
 
 
 @pytest.mark.parametrize("direction", ["en-de", "de-en"])
-def test_the_right_answers_have_everything_right(direction: str) -> None:
+def test_references_have_all_phenomena_right(direction: str) -> None:
     phrases = list(generate_phrases("test", 60, direction=direction))
     right = score_phenomena(phrases, [phrase.target for phrase in phrases])
     assert set(right) == {phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena}
@@ -130,8 +131,8 @@ def test_the_right_answers_have_everything_right(direction: str) -> None:
     assert {name: counts["total"] for name, counts in wrong.items()} == totals
 
 
-def test_each_phenomenon_is_counted_apart() -> None:
-    """What is wrong in one sentence counts against that sentence's phenomena alone."""
+def test_phenomena_are_counted_by_sentence() -> None:
+    """A wrong translation only counts against the phenomena of its sentence."""
     phrases = list(generate_phrases("test", 60))
     spoiled = next(phrase for phrase in phrases if phrase.phenomena)
     texts = ["" if phrase is spoiled else phrase.target for phrase in phrases]
@@ -140,14 +141,14 @@ def test_each_phenomenon_is_counted_apart() -> None:
         assert counts["total"] - counts["right"] == lost[name]
 
 
-def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
+def test_phrasebook_has_the_direction_of_the_run(toy: Toy) -> None:
     options = EvaluationOptions(phrasebook="dev", count=10, beam=1)
     [result] = (found.result() for found in predict_tests(toy.translator, options))
     assert result["lines"] == 10
     assert set(result["phenomena"]) == set(score_phenomena(list(generate_phrases("dev", 10)), [""] * 10))
 
 
-def test_files_must_belong_together(tmp_path: Path) -> None:
+def test_parallel_files_have_equally_many_lines(tmp_path: Path) -> None:
     three = write_lines(tmp_path / "three", "abc")
     two = write_lines(tmp_path / "two", "ab")
     none = write_lines(tmp_path / "none", [])
@@ -158,23 +159,23 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
         read_parallel_files([none, none])
 
 
-def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
+def test_table_has_a_row_for_each_score(toy: Toy) -> None:
     sources = sentences(5, seed=41)
     one = {"run": "one", **predict_lines(toy.translator, EvaluationSet(sources, [sources])).result()}
     title, header, *rows = format_scores([one]).plain.split("\n")
     assert title == "test set: 5 lines"
     assert header.split("  ")[0] == "score"
     assert [row.split()[0] for row in rows] == ["BLEU", "chrF", "TER"]
-    assert rows[0].endswith(one["bleu"]["signature"])  # whole, on one line
+    assert rows[0].endswith(one["bleu"]["signature"])  # not wrapped
 
 
-# several systems
+# Several systems
 
 
-def test_every_system_is_tested_against_the_first() -> None:
+def test_every_system_is_compared_with_the_first() -> None:
     scorer = Scorer()
-    first, same, worse = (scorer.score(name, output_of(texts)) for name, texts in (
-        ("good", spoilt(0.1)), ("again", spoilt(0.1)), ("bad", spoilt(0.5, 2)),
+    first, same, worse = (scorer.score(name, make_output(texts)) for name, texts in (
+        ("good", corrupt(0.1)), ("again", corrupt(0.1)), ("bad", corrupt(0.5, 2)),
     ))  # fmt: skip
     for score in ("bleu", "chrf", "ter"):
         low, high = first[score]["interval"]
@@ -189,33 +190,33 @@ def test_every_system_is_tested_against_the_first() -> None:
         assert against["significant"] is True
     assert worse["bleu"]["against"]["difference"] < 0 < worse["ter"]["against"]["difference"]
     json.dumps(worse, allow_nan=False)
-    told = format_scores([first, same, worse]).plain
-    title, *rows = told.split("\n\n")[0].splitlines()
+    printed = format_scores([first, same, worse]).plain
+    title, *rows = printed.split("\n\n")[0].splitlines()
     assert title == "test set: 60 lines"
     assert [row.split()[0] for row in rows[1:]] == ["good"] * 3 + ["again"] * 3 + ["bad"] * 3
     assert [" * " in row for row in rows[1:]] == [False] * 6 + [True] * 3
-    assert "1,000 bootstrap resamples" in told
-    assert "10,000 trials" in told
-    assert "from good" in told
+    assert "1,000 bootstrap resamples" in printed
+    assert "10,000 trials" in printed
+    assert "from good" in printed
 
 
-def test_systems_are_compared_on_the_same_lines_alone() -> None:
-    """A test is what was asked and what is right; who answered another one is a first of its own."""
+def test_systems_are_compared_only_on_the_same_test_set() -> None:
+    """Test sets are equal if their sources and references are. Each test set has its own first system."""
     scorer = Scorer()
-    scorer.score("one", output_of(spoilt(0.1)))
-    turned = SystemOutput(EvaluationSet(SOURCES[::-1], [RIGHT[::-1]]), spoilt(0.1), (), {"warnings": {}})
+    scorer.score("one", make_output(corrupt(0.1)))
+    turned = SystemOutput(EvaluationSet(SOURCES[::-1], [RIGHT[::-1]]), corrupt(0.1), (), {"warnings": {}})
     assert "against" not in scorer.score("two", turned)["bleu"]
     assert scorer.score("three", turned)["bleu"]["against"]["run"] == "two"
-    assert scorer.score("four", output_of(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
-    assert "against" not in scorer.score("five", output_of(RIGHT, "exact"))["exact"]
+    assert scorer.score("four", make_output(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
+    assert "against" not in scorer.score("five", make_output(RIGHT, "exact"))["exact"]
     assert [len(sheets) for sheets in scorer.tests] == [3, 2]
 
 
-# breakdowns
+# Breakdowns
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 8))
-def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
+def test_every_number_is_in_one_bucket(lengths: list[int], most: int) -> None:
     found = make_equal_buckets(lengths, most)
     assert 1 <= len(found) <= most
     held = [[n for n in lengths if low <= n <= high] for low, high in found]
@@ -224,11 +225,11 @@ def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
     assert (found[0][0], found[-1][1]) == (min(lengths), max(lengths))
 
 
-def test_lengths_are_those_of_the_lines_apart() -> None:
-    """Each bucket has the score of its lines, as if there were no others."""
-    texts = spoilt(0.3)
+def test_length_buckets_have_the_scores_of_their_lines() -> None:
+    """The score of a bucket is that of a test set with only its lines."""
+    texts = corrupt(0.3)
     counts = {name: METRICS[name].check_and_count(texts, [RIGHT]) for name in ("bleu", "exact")}
-    found = score_by_length(output_of(texts), counts)
+    found = score_by_length(make_output(texts), counts)
     assert found["unit"] == "words"
     assert sum(row["lines"] for row in found["buckets"]) == len(SOURCES)
     for row in found["buckets"]:
@@ -237,14 +238,14 @@ def test_lengths_are_those_of_the_lines_apart() -> None:
             assert row[score.name] == pytest.approx(score.value)
 
 
-def test_what_has_no_spaces_is_counted_in_characters() -> None:
+def test_length_of_chinese_is_in_characters() -> None:
     chinese = SystemOutput(EvaluationSet(["他在跑步。", "她在这里看书。"], [["a", "b"]]), ["a", "b"])
     found = score_by_length(chinese, {"exact": METRICS["exact"].check_and_count(["a", "b"], [["a", "b"]])})
     assert (found["unit"], [row["high"] for row in found["buckets"]]) == ("characters", [5, 7])
 
 
-def test_rare_words_by_hand() -> None:
-    """Of "new" (never seen) one in two is found; of "old" (7 times) one is said that nobody wanted."""
+def test_word_f1_by_frequency_of_a_small_example() -> None:
+    """One of two "new" (frequency 0) is found; "old" (frequency 7) is output once too often."""
     seen = WordCounts({"old": 7, "common": 5000}, "somewhere")
     asked = SystemOutput(EvaluationSet(["-"] * 2, [["new old common.", "new!"]]), ["new, old old common", ""])
     found = score_by_frequency(asked, seen)
@@ -257,14 +258,14 @@ def test_rare_words_by_hand() -> None:
     assert rows[1000, None]["f1"] == 100
 
 
-def test_rarities_leave_no_gap() -> None:
+def test_frequency_buckets_leave_no_gap() -> None:
     highs = [high for _, high in FREQUENCY_BUCKETS]
     assert [low for low, _ in FREQUENCY_BUCKETS] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
     assert highs[-1] is None
 
 
-def test_where_words_were_seen(toy: Toy) -> None:
-    """In the training data of the first run that still has it; else in the references."""
+def test_words_are_counted_in_existing_training_data(toy: Toy) -> None:
+    """Words are counted in the training data of the first run whose files exist."""
     recipe = toy.translator.recipe
     lost = recipe.data.model_copy(update={"train": (CorpusSettings(tsv="gone.tsv"),)})
     gone = recipe.model_copy(update={"data": lost})
@@ -277,29 +278,29 @@ def test_where_words_were_seen(toy: Toy) -> None:
     assert count_words(["a b a.", "c", "a"]) == {"a": 3, "b": 1, "c": 1}
 
 
-def test_breakdowns_are_there_for_who_wants_them() -> None:
-    assert "lengths" not in Scorer().score("one", output_of(spoilt(0.1)))
+def test_breakdowns_are_optional() -> None:
+    assert "lengths" not in Scorer().score("one", make_output(corrupt(0.1)))
     scorer = Scorer(recipes={})
-    results = [scorer.score(name, output_of(spoilt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
-    told = format_breakdowns(results).plain
-    assert "BLEU by source length in words" in told
-    assert "word F1 by frequency in the references" in told
+    results = [scorer.score(name, make_output(corrupt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
+    printed = format_breakdowns(results).plain
+    assert "BLEU by source length in words" in printed
+    assert "word F1 by frequency in the references" in printed
     row = results[1]["rarity"]["buckets"][-1]
-    assert any(line.endswith(f"{row['f1']:.2f}") for line in told.splitlines())
-    labels = replace(output_of(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
+    assert any(line.endswith(f"{row['f1']:.2f}") for line in printed.splitlines())
+    labels = replace(make_output(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
     assert "rarity" not in Scorer(recipes={}).score("labels", labels)
 
 
-# the command
+# The command
 
 
-def test_runs_beside_what_others_answered(toy: Toy, tmp_path: Path, call: Call) -> None:
+def test_runs_and_hypothesis_files_are_compared(toy: Toy, tmp_path: Path, call: Call) -> None:
     source, reference = write_lines(tmp_path / "s", SOURCES), write_lines(tmp_path / "r", RIGHT)
-    right, bad = write_lines(tmp_path / "right", RIGHT), write_lines(tmp_path / "bad", spoilt(0.6))
+    right, bad = write_lines(tmp_path / "right", RIGHT), write_lines(tmp_path / "bad", corrupt(0.6))
     files = ["--source", source, "--reference", reference]
-    told = call("evaluate", toy.run, *files, "--hypotheses", right, bad, "--breakdown", "--json", "--device", "cpu")
-    assert told.code == 0, told.err
-    run, perfect, poor = (json.loads(line) for line in told.out.splitlines())
+    printed = call("evaluate", toy.run, *files, "--hypotheses", right, bad, "--breakdown", "--json", "--device", "cpu")
+    assert printed.code == 0, printed.err
+    run, perfect, poor = (json.loads(line) for line in printed.out.splitlines())
     assert [one["run"] for one in (run, perfect, poor)] == [str(toy.run), str(right), str(bad)]
     assert perfect["bleu"]["value"] == pytest.approx(100)
     assert poor["bleu"]["against"]["run"] == str(toy.run)
@@ -314,9 +315,9 @@ def test_runs_beside_what_others_answered(toy: Toy, tmp_path: Path, call: Call) 
 
 
 def test_hypotheses_need_no_source(tmp_path: Path, call: Call) -> None:
-    """No metric reads it: scores, tests and breakdowns are those with a source, by the length of the reference."""
+    """Results are the same as with a source, but lengths are those of the reference."""
     reference = write_lines(tmp_path / "r", RIGHT)
-    some = [write_lines(tmp_path / name, spoilt(share)) for name, share in (("some", 0.2), ("many", 0.6))]
+    some = [write_lines(tmp_path / name, corrupt(share)) for name, share in (("some", 0.2), ("many", 0.6))]
     alone = call("evaluate", "--reference", reference, "--hypotheses", *some, "--json", "--breakdown")
     assert alone.code == 0, alone.err
     source = write_lines(tmp_path / "s", SOURCES)
@@ -327,14 +328,14 @@ def test_hypotheses_need_no_source(tmp_path: Path, call: Call) -> None:
         assert found.pop("rarity")["counted_in"] == "the references"
         assert found == json.loads(other)
     page = tmp_path / "page.html"
-    told = call("evaluate", "--reference", reference, "--hypotheses", *some, "--breakdown", "--page", page)
-    assert "BLEU by reference length in words" in told.out
+    printed = call("evaluate", "--reference", reference, "--hypotheses", *some, "--breakdown", "--page", page)
+    assert "BLEU by reference length in words" in printed.out
     assert "BLEU by reference length" in page.read_text()
     assert "<dt>source" not in page.read_text()
 
 
 def test_files_are_scored_without_pytorch(tmp_path: Path) -> None:
-    """Its import takes seconds, which scores of files and a missing option need not wait for."""
+    """Importing PyTorch takes seconds, which scoring files and reporting a missing option do not need."""
     file = str(write_lines(tmp_path / "r", RIGHT))
     code = "import sys; from dragoman.cli.main import main; sys.argv[0] = 'dragoman'\ntry: main()\n"
     code += "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
@@ -344,10 +345,10 @@ def test_files_are_scored_without_pytorch(tmp_path: Path) -> None:
         assert answer.stdout.splitlines()[-1] == last, answer.stderr
 
 
-def test_the_parts_of_bleu(tmp_path: Path, call: Call) -> None:
-    """In JSON always, in text where it is asked for: as sacreBLEU has them."""
+def test_components_of_bleu(tmp_path: Path, call: Call) -> None:
+    """JSON always has them, text output only with --verbose. They equal those of sacreBLEU."""
     reference = write_lines(tmp_path / "r", RIGHT)
-    texts = [" ".join(line.split()[:-1]) for line in spoilt(0.3)]
+    texts = [" ".join(line.split()[:-1]) for line in corrupt(0.3)]
     short = write_lines(tmp_path / "short", texts)
     files = ("evaluate", "--reference", reference, "--hypotheses", short)
     found = json.loads(call(*files, "--json").out)
@@ -363,8 +364,8 @@ def test_the_parts_of_bleu(tmp_path: Path, call: Call) -> None:
     assert "precisions" not in call(*files).out
 
 
-def test_each_test_set_has_its_own_table(toy: Toy, tmp_path: Path, call: Call) -> None:
-    """Runs with other test sets do not share a table; names are as short as tells them apart."""
+def test_each_test_set_has_a_table(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """Runs with different test sets are in different tables, and names are shortened."""
     for number, name in enumerate(("one", "two")):
         run = shutil.copytree(toy.run, tmp_path / "long" / "way" / name)
         pairs = [f"{s}\t{t}" for s, t in zip(SOURCES[number:9], RIGHT[number:9], strict=True)]
@@ -388,7 +389,7 @@ def test_each_test_set_has_its_own_table(toy: Toy, tmp_path: Path, call: Call) -
     assert re.findall(r"<h2[^>]*>([^<]*)", page) == ["Test set one/test.tsv: 9 lines", "Test set two/test.tsv: 8 lines"]
 
 
-def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
+def test_invalid_options_and_files_are_refused(tmp_path: Path, call: Call) -> None:
     source, reference = write_lines(tmp_path / "s", SOURCES), write_lines(tmp_path / "r", RIGHT)
     files = ["--source", source, "--reference", reference]
     short = write_lines(tmp_path / "short", RIGHT[1:])
@@ -405,9 +406,9 @@ def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
     one_sentence(call("evaluate", *files, "--hypotheses", reference, "--page", page), page)
 
 
-def test_numbers_of_resamples_are_plain(toy: Toy) -> None:
-    """JSON that other programs read: no numpy, no nan."""
-    result = Scorer(recipes={"toy": toy.translator.recipe}).score("one", output_of([""] * 60))
+def test_result_is_valid_json(toy: Toy) -> None:
+    """A result has no numpy types and no NaN."""
+    result = Scorer(recipes={"toy": toy.translator.recipe}).score("one", make_output([""] * 60))
     again = json.loads(json.dumps(result, allow_nan=False))
     assert again == result
     assert np.isfinite(again["bleu"]["interval"]).all()

@@ -1,4 +1,4 @@
-"""Charts that can be read, whatever the numbers."""
+"""Tests of line charts: readable for any numbers and names."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ HEIGHT = 330
 VALUES = st.lists(st.tuples(*[st.floats(0, 1e6)] * 2), min_size=1, max_size=9)
 
 
-def figure(*lines: list[tuple[float, ...]], logarithmic: bool = False) -> LineChart:
+def make_chart(*lines: list[tuple[float, ...]], logarithmic: bool = False) -> LineChart:
     made = [
         Series(f"model <{n}>", [Point(x, f"{x} words", v) for x, v in enumerate(line)]) for n, line in enumerate(lines)
     ]
     return LineChart(made, "words & more", "BLEU", "BLEU", logarithmic=logarithmic)
 
 
-def texts_of(svg: str, kind: str) -> list[ElementTree.Element]:
-    """The text elements in groups of a class, such as the names of the lines."""
+def find_texts(svg: str, kind: str) -> list[ElementTree.Element]:
+    """Return the text elements in groups of a class, such as the names of the lines."""
     groups = ElementTree.fromstring(svg).iter("g")
     return [text for group in groups if group.get("class") == kind for text in group.iter("text")]
 
 
-def places(svg: str) -> list[float]:
-    """Where the names of the lines stand, from above."""
-    return [float(text.attrib["y"]) for text in texts_of(svg, "name")]
+def find_label_heights(svg: str) -> list[float]:
+    """Return the y coordinates of the names of the lines, which grow downwards."""
+    return [float(text.attrib["y"]) for text in find_texts(svg, "name")]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(VALUES, min_size=1, max_size=12), st.booleans())
-def test_any_numbers_make_a_chart(lines: list[list[tuple[float, ...]]], logarithmic: bool) -> None:
-    """It is whole, every line is there by name, and nothing is drawn outside."""
-    svg = render_chart(figure(*lines, logarithmic=logarithmic), height=HEIGHT)
-    names = [str(text.text) for text in texts_of(svg, "name")]
+def test_any_numbers_can_be_plotted(lines: list[list[tuple[float, ...]]], logarithmic: bool) -> None:
+    """Every line is drawn with its name, and no point is outside the plot."""
+    svg = render_chart(make_chart(*lines, logarithmic=logarithmic), height=HEIGHT)
+    names = [str(text.text) for text in find_texts(svg, "name")]
     assert sorted(names) == sorted(f"model <{n}>" for n in range(len(lines)))
     for circle in ElementTree.fromstring(svg).iter("circle"):
         assert 0 <= float(circle.attrib["cx"]) <= 720
@@ -59,30 +59,30 @@ def test_any_numbers_make_a_chart(lines: list[list[tuple[float, ...]]], logarith
 
 
 @pytest.mark.parametrize("count", [1, 5, 15])
-def test_names_do_not_lie_on_one_another(count: int) -> None:
-    """Not even where all lines end at one place, at the top, in the middle or at the bottom."""
+def test_names_do_not_overlap_if_lines_end_together(count: int) -> None:
+    """All lines end at the same point: at the bottom, in the middle or at the top."""
     for end in (0.0, 50.0, 100.0):
         flat: list[tuple[float, ...]] = [(end,), (end,)]
         lines: list[list[tuple[float, ...]]] = [[(0.0,), (100.0,)], *[flat] * (count - 1)]
-        svg = render_chart(figure(*lines), height=HEIGHT)
-        found = sorted(places(svg))
+        svg = render_chart(make_chart(*lines), height=HEIGHT)
+        found = sorted(find_label_heights(svg))
         assert all(low + LABEL_HEIGHT <= high + 1e-6 for low, high in pairwise(found))
         assert found[-1] <= HEIGHT - MARGIN_BOTTOM + 5
 
 
-def label_boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
-    """Left, top, right and bottom of every label, by name."""
+def find_label_boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
+    """Return left, top, right and bottom of every label, by name."""
     found = {}
-    for text in texts_of(svg, "name"):
+    for text in find_texts(svg, "name"):
         left, baseline = float(text.attrib["x"]), float(text.attrib["y"])
         found[str(text.text)] = (left, baseline - 10, left + CHARACTER_WIDTH * len(str(text.text)), baseline + 3)
     return found
 
 
-def test_a_line_that_ends_early_has_its_label_beside_its_end() -> None:
-    """A single point far left of the others' ends, as a model that was validated once."""
-    svg = render_chart(figure([(3.9,)], [(3.8 - n / 10,) for n in range(9)], logarithmic=True))
-    left, top, *_ = label_boxes(svg)["model <0>"]
+def test_label_is_beside_the_end_of_its_line() -> None:
+    """The line has a single point far left of the end of the other, like a model that was validated once."""
+    svg = render_chart(make_chart([(3.9,)], [(3.8 - n / 10,) for n in range(9)], logarithmic=True))
+    left, top, *_ = find_label_boxes(svg)["model <0>"]
     dot = next(ElementTree.fromstring(svg).iter("circle"))
     assert 0 < left - float(dot.attrib["cx"]) < 20
     assert abs(top + 6 - float(dot.attrib["cy"])) < 5 * LABEL_HEIGHT
@@ -91,22 +91,22 @@ def test_a_line_that_ends_early_has_its_label_beside_its_end() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(VALUES, min_size=2, max_size=6))
 def test_labels_overlap_neither_each_other_nor_the_edge(lines: list[list[tuple[float, ...]]]) -> None:
-    boxes = list(label_boxes(render_chart(figure(*lines), width=860, height=HEIGHT)).values())
+    boxes = list(find_label_boxes(render_chart(make_chart(*lines), width=860, height=HEIGHT)).values())
     assert all(right <= 860 for _, _, right, _ in boxes)
     for one, other in combinations(boxes, 2):
         apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 0.2 or other[3] <= one[1] + 0.2
         assert apart
 
 
-def test_a_long_name_is_shortened_and_told_in_full() -> None:
+def test_long_name_is_shortened_with_a_tooltip() -> None:
     svg = render_chart(LineChart([Series("x" * 300, [Point(0, "", (1.0,))])], "x", "y", "y"))
-    [box] = label_boxes(svg).values()
+    [box] = find_label_boxes(svg).values()
     assert box[2] <= 720
     assert f"<title>{'x' * 300}</title>" in svg
 
 
 @given(st.lists(st.floats(-100, 400), max_size=14).map(sorted))
-def test_positions_are_apart_and_within(wanted: list[float]) -> None:
+def test_spread_positions_are_apart_and_in_range(wanted: list[float]) -> None:
     found = spread_apart(wanted, 0.0, 300.0)
     assert all(low + LABEL_HEIGHT <= high + 1e-6 for low, high in pairwise(found))
     assert all(-1e-6 <= one <= 300 + 1e-6 for one in found)
@@ -114,72 +114,72 @@ def test_positions_are_apart_and_within(wanted: list[float]) -> None:
 
 
 def test_a_higher_value_is_drawn_higher() -> None:
-    tree = ElementTree.fromstring(render_chart(figure([(1.0,), (2.0,), (4.0,)])))
+    tree = ElementTree.fromstring(render_chart(make_chart([(1.0,), (2.0,), (4.0,)])))
     heights = [float(circle.attrib["cy"]) for circle in tree.iter("circle")]
     assert heights == sorted(heights, reverse=True)
     assert heights[0] - heights[1] == pytest.approx((heights[1] - heights[2]) / 2, abs=0.2)
 
 
 def test_on_a_logarithmic_axis_equal_factors_are_equal_steps() -> None:
-    tree = ElementTree.fromstring(render_chart(figure([(1.0,), (10.0,), (100.0,)], logarithmic=True)))
+    tree = ElementTree.fromstring(render_chart(make_chart([(1.0,), (10.0,), (100.0,)], logarithmic=True)))
     heights = [float(circle.attrib["cy"]) for circle in tree.iter("circle")]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
 
 
 @pytest.mark.parametrize("ends", [(3.0, 3.9), (1.1, 115.0), (0.02, 5.0), (9.0, 14.0), (1e-9, 1e3)])
-def test_a_logarithmic_axis_has_numbers(ends: tuple[float, float]) -> None:
-    """Also where it holds no power of ten; and it says that it is logarithmic."""
-    svg = render_chart(figure([(ends[0],), (ends[1],)], logarithmic=True))
-    ticks = [float(text.text or "") for text in texts_of(svg, "y-tick")]
+def test_logarithmic_axis_has_ticks(ends: tuple[float, float]) -> None:
+    """Also if the range contains no power of ten. The title names the scale."""
+    svg = render_chart(make_chart([(ends[0],), (ends[1],)], logarithmic=True))
+    ticks = [float(text.text or "") for text in find_texts(svg, "y-tick")]
     assert len(ticks) >= 3
-    assert any((text.text or "").endswith("(log scale)") for text in texts_of(svg, "title"))
+    assert any((text.text or "").endswith("(log scale)") for text in find_texts(svg, "title"))
 
 
 def test_axes_have_titles_and_a_grid() -> None:
-    svg = render_chart(figure([(1.0,), (2.0,)]))
-    assert [text.text for text in texts_of(svg, "title")] == ["words & more", "BLEU"]
+    svg = render_chart(make_chart([(1.0,), (2.0,)]))
+    assert [text.text for text in find_texts(svg, "title")] == ["words & more", "BLEU"]
     assert svg.count('class="grid"') >= 6
 
 
-def test_grey_lines_tell_their_names() -> None:
+def test_background_lines_have_tooltips() -> None:
     other = Series("<b>", [Point(0, "", (1.0,)), Point(1, "", (2.0,))])
-    assert "<title>&lt;b&gt;</title></g>" in render_chart(figure([(1.0,), (2.0,)]), behind=[other])
+    assert "<title>&lt;b&gt;</title></g>" in render_chart(make_chart([(1.0,), (2.0,)]), behind=[other])
 
 
-def test_the_band_is_there_when_seeds_differ() -> None:
-    assert 'class="band"' in render_chart(figure([(1.0, 3.0), (2.0, 4.0)]))
-    assert 'class="band"' not in render_chart(figure([(1.0,), (2.0,)]))
+def test_band_is_drawn_if_there_are_several_values() -> None:
+    assert 'class="band"' in render_chart(make_chart([(1.0, 3.0), (2.0, 4.0)]))
+    assert 'class="band"' not in render_chart(make_chart([(1.0,), (2.0,)]))
 
 
-def test_a_chart_is_the_same_every_time_and_needs_nothing_from_outside() -> None:
-    """Several charts can stand on one page: none has ids, links or a style of its own; text stays text."""
-    made = figure([(1.0, 2.0), (3.0, 4.0)], [(2.0,), (1.0,)])
+def test_chart_is_reproducible_and_self_contained() -> None:
+    """Several charts can be on one page: they have no ids, links or style sheets."""
+    made = make_chart([(1.0, 2.0), (3.0, 4.0)], [(2.0,), (1.0,)])
     svg = render_chart(made)
     assert svg == render_chart(made)
     assert not any(part in svg for part in (" id=", "href", "url(", "http", "<style", "<defs", "font-family", "#"))
 
 
 @pytest.mark.parametrize("name", ["$x$ and $y$", "<script>alert(1)</script>", "漢字", "a\x07b\u202e"])
-def test_any_name_is_plain_text(name: str) -> None:
+def test_names_are_escaped(name: str) -> None:
     svg = render_chart(LineChart([Series(name, [Point(0, "", (1.0,))])], name, name, name, (name,)))
-    [label] = texts_of(svg, "name")
+    [label] = find_texts(svg, "name")
     assert label.text == name.replace("\x07", "")
     assert "<script" not in svg
 
 
-def test_nothing_to_draw_is_no_chart() -> None:
-    assert render_chart(figure()) == ""
+def test_chart_without_points_is_empty() -> None:
+    assert render_chart(make_chart()) == ""
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_ticks_are_few_and_inside(low: float, size: float) -> None:
+def test_linear_ticks_are_few_and_in_range(low: float, size: float) -> None:
     ticks = choose_linear_ticks(low, low + size)
     assert 3 <= len(ticks) <= 7
     assert all(low - 1e-6 * size <= tick <= low + size * (1 + 1e-6) for tick in ticks)
 
 
 @given(st.floats(-12, 12), st.floats(1, 20))
-def test_logarithmic_ticks_are_few_and_inside(low: float, size: float) -> None:
+def test_logarithmic_ticks_are_few_and_in_range(low: float, size: float) -> None:
     ticks = choose_log_ticks(low, low + size)
     assert 3 <= len(ticks) <= 12
     assert all(low - 1e-6 <= math.log10(tick) <= low + size + 1e-6 for tick in ticks)
