@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from dragoman.config.settings import TrainSettings, build
 from dragoman.data.corpus import CorpusSettings
 from dragoman.inference.model_card import (
-    corpus_name,
     list_languages,
     make_card_table,
+    name_corpus,
     rank_validation,
     read_card,
     read_events,
@@ -112,10 +112,10 @@ def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_names_of_corpora() -> None:
-    assert corpus_name(CorpusSettings(source="/a/b/train.en", target="c/train.de")) == "train.en + train.de"
-    assert corpus_name(CorpusSettings(tsv="/a/b.tsv", weight=2.5)) == "b.tsv (weight 2.5)"
-    assert corpus_name(CorpusSettings(text="/a/b.txt", part=(0.0, 0.5))) == "b.txt (part [0.0, 0.5])"
-    assert corpus_name(CorpusSettings(phrasebook=500, seed=3)) == "phrasebook, 500 pairs, seed 3"
+    assert name_corpus(CorpusSettings(source="/a/b/train.en", target="c/train.de")) == "train.en + train.de"
+    assert name_corpus(CorpusSettings(tsv="/a/b.tsv", weight=2.5)) == "b.tsv (weight 2.5)"
+    assert name_corpus(CorpusSettings(text="/a/b.txt", part=(0.0, 0.5))) == "b.txt (part [0.0, 0.5])"
+    assert name_corpus(CorpusSettings(phrasebook=500, seed=3)) == "phrasebook, 500 pairs, seed 3"
 
 
 def test_a_path_in_brackets_is_shown_as_it_is(toy: Toy, tmp_path: Path, call: Call) -> None:

@@ -1,7 +1,7 @@
 """The model card of a run: the model, its training data and parent run, its scores, and how to use it.
 
-`read_card("runs/demo")` returns a dict for programs, `make_card_table` a table for a terminal, `render_card` Markdown.
-The text of the card is in templates/.
+`read_card("runs/demo")` returns a dict for programs. From this dict, `make_card_table` makes a table for a terminal and
+`render_card` a Markdown file. The texts of both are in templates/.
 """
 
 from __future__ import annotations
@@ -28,36 +28,33 @@ from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
-REQUIRED_KEYS = {
-    "train": {"tokens", "seconds"},
-    "validate": {"loss", "perplexity"},
-}  # event of a record -> keys that a complete record has
+REQUIRED_KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # event -> keys of its records
 RENAMED_KEYS = {  # key written by an earlier release -> current key
     "likelihood": "nll",
     "norm": "grad_norm",
     **METRIC_ALIASES,
     **{f"{old}_by_corpus": f"{new}_by_corpus" for old, new in METRIC_ALIASES.items()},
 }
-LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # such as train.en.gz
+LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # "en" in names of files such as train.en.gz
 R = TypeVar("R", bound=BaseModel)
-Sections = dict[str, dict[str, str]]  # values by section and name
+Sections = dict[str, dict[str, str]]  # section of the card -> name of a row -> text
 
 
 class CorpusRecord(BaseModel):
     """A corpus in provenance.json."""
 
-    split: str
-    count: int | None
-    left_out: dict[str, int]
+    split: str  # "train" or "dev"
+    count: int | None  # number of examples
+    left_out: dict[str, int]  # number of examples that were left out, by reason
 
 
 class ParentRecord(BaseModel):
     """The run whose weights training started from, in provenance.json."""
 
     run: str
-    digest: str | None = None
+    digest: str | None = None  # of its weights
     steps: int | None = None
-    teacher: str | None = None
+    teacher: str | None = None  # the run that it was distilled from
     parent: ParentRecord | None = None
 
 
@@ -66,7 +63,7 @@ class Provenance(BaseModel):
 
     corpora: list[CorpusRecord] = []
     parent: ParentRecord | None = None
-    unit: str = ""
+    unit: str = ""  # what examples are called, such as "pairs"
     dragoman: str | None = None
     torch: str | None = None
     started: str | None = None
@@ -81,7 +78,7 @@ class TestScore(BaseModel):
 
 
 class TestRecord(BaseModel):
-    """One line of scores.jsonl, a result of `evaluate`. Earlier releases wrote neither engine nor tag."""
+    """One line of scores.jsonl, written by `dragoman evaluate`. Earlier releases wrote neither engine nor tag."""
 
     date: str = ""
     test: str
@@ -93,7 +90,7 @@ class TestRecord(BaseModel):
 
 
 def check_record(cls: type[R], record: dict[str, Any], path: Path) -> R:
-    """Return a validated record of a run folder; raise a UserError if it is damaged."""
+    """Return a record of a file in a run folder as an object; raise a UserError if the record is damaged."""
     try:
         return cls.model_validate(record)
     except (ValidationError, RecursionError):
@@ -111,8 +108,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
     task = recipe.model.task
     best = max(validated, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
-    parent = provenance.parent.model_dump() if provenance.parent else None
-    last = state or (trained[-1] if trained else {})  # the checkpoints, which hold the state, may have been removed
+    last = state or (trained[-1] if trained else {})  # the state is in the checkpoints, which users may remove
     tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
     position = state.get("place")  # position in the training data; state.json keeps the key of earlier releases
     return {
@@ -129,12 +125,12 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "languages": list_languages(recipe) if task == "translate" else [],
         "tags": [tag for tag in recipe.data.tags if tag],
         "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
-        "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
+        "data": {name: [name_corpus(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
         "corpora": list_corpora(recipe, provenance),
         "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
         "labels": target.pieces(range(target.size)) if task == "classify" else [],
         "teacher": folder.teacher(),
-        "parent": parent or ({"run": state["parent"]} if state.get("parent") else None),
+        "parent": provenance.model_dump()["parent"] or ({"run": state["parent"]} if state.get("parent") else None),
         "versions": {"dragoman": provenance.dragoman, "torch": provenance.torch},
         "started": provenance.started,
         "ended": provenance.ended,
@@ -158,7 +154,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file with one JSON object per line. Incomplete lines, after a crash, are skipped."""
+    """Yield the objects in a file with one JSON object per line; skip incomplete lines, as a crash leaves them."""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
@@ -167,7 +163,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Return the results of `evaluate`: the newest value of each metric per test, beam, engine and tag."""
+    """Return the results of `dragoman evaluate`: the newest value of each metric per test, beam, engine and tag."""
     newest: dict[tuple[str, int | None, str, str], TestRecord] = {}
     for record in read_records(path):
         result = check_record(TestRecord, record, path)
@@ -180,10 +176,10 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 
 
 def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
-    """Return the sort key by which training ranked its validations, best last; ties are ranked by the loss.
+    """Return the sort key by which training ranked its validations, best last; the loss decides between equal scores.
 
-    With train.metric=auto, the metric is the one in the record. Scores below the floor of the metric (too low to rank
-    models, as BLEU is early in training) then count as equal, so that the loss decides.
+    With train.metric=auto, the metric is the one in the record, and scores below the floor of the metric count as equal
+    (early in training, BLEU is too low to rank models).
     """
     auto = recipe.train.metric == "auto"
     recorded = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
@@ -196,7 +192,8 @@ def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float
     return max(goodness, metric.floor) if auto else goodness, loss
 
 
-def corpus_name(corpus: CorpusSettings) -> str:
+def name_corpus(corpus: CorpusSettings) -> str:
+    """Return a short description of a corpus: its files without folders, selection and weight."""
     if corpus.phrasebook:
         return f"phrasebook, {corpus.phrasebook} pairs, seed {corpus.seed}"
     weight = f" (weight {corpus.weight:g})" if corpus.weight != 1 else ""
@@ -206,45 +203,44 @@ def corpus_name(corpus: CorpusSettings) -> str:
 def list_corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
     """Return the corpora of training and validation; counts are None where the run did not record them."""
     data = recipe.data
-    named = [("train", corpus) for corpus in data.training_corpora] + [("dev", corpus) for corpus in data.dev]
-    counted = provenance.corpora
-    if [record.split for record in counted] != [split for split, _ in named]:
-        counted = [CorpusRecord(split=split, count=None, left_out={}) for split, _ in named]
+    corpora = [("train", corpus) for corpus in data.training_corpora] + [("dev", corpus) for corpus in data.dev]
+    records = provenance.corpora
+    if [record.split for record in records] != [split for split, _ in corpora]:
+        records = [CorpusRecord(split=split, count=None, left_out={}) for split, _ in corpora]
     return [
-        {"split": split, "name": corpus_name(corpus), "count": record.count, "left_out": record.left_out}
-        for (split, corpus), record in zip(named, counted, strict=True)
+        {"split": split, "name": name_corpus(corpus), "count": record.count, "left_out": record.left_out}
+        for (split, corpus), record in zip(corpora, records, strict=True)
     ]
 
 
 def list_languages(recipe: Recipe) -> list[str]:
-    """Return the translation directions, such as "en-de", as far as the names of the corpus files show them."""
+    """Return the translation directions, such as "en-de", of corpora whose files are named like train.en, train.de."""
     directions = []
     for corpus in recipe.data.training_corpora:
-        ends = [LANGUAGE.search(name) for name in (corpus.source, corpus.target)]
-        pair = [end[1] for end in ends if end] if not corpus.phrasebook else recipe.data.direction.split("-")
+        matches = [LANGUAGE.search(name) for name in (corpus.source, corpus.target)]
+        pair = recipe.data.direction.split("-") if corpus.phrasebook else [match[1] for match in matches if match]
         if len(pair) == 2:
             directions.append("-".join(reversed(pair) if corpus.reverse else pair))
     return list(dict.fromkeys(directions))
 
 
 def format_card(about: dict[str, Any]) -> Sections:
-    """Return the card as text: for each section, its values by name. Repeated names are numbered."""
+    """Return the rows of the card as text, by section and name. Repeated names are numbered."""
     sections: Sections = {}
 
-    def row(section: str, name: str, caller: Callable[[], str]) -> str:
+    def row(section: str, name: str, caller: Callable[[], str]) -> str:  # called by each `row` block of the template
         rows = sections.setdefault(section, {})
         same = sum(other == name or other.startswith(f"{name} (") for other in rows)
         rows[f"{name} ({same + 1})" if same else name] = caller()
         return ""
 
     duration = timedelta(seconds=round(about["train_seconds"]))
-    context = {**about, "row": row, "duration": duration, "metrics": METRICS}
-    render_template("model_card_rows.jinja", context)
+    render_template("model_card_rows.jinja", {**about, "row": row, "duration": duration, "metrics": METRICS})
     return sections
 
 
 def make_card_table(about: dict[str, Any]) -> Table:
-    """Return the card for a terminal."""
+    """Return the card as a table for a terminal."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for rows in format_card(about).values():
         for name, value in rows.items():
@@ -255,9 +251,8 @@ def make_card_table(about: dict[str, Any]) -> Table:
 def render_card(run: str | Path, *, exported: str = "") -> str:
     """Return the model card as Markdown.
 
-    With `exported`, the name of an export folder, the card describes that export instead.
+    `exported` is the name of the folder if the card is written for an exported model, else "".
     """
     about = read_card(run)
     about["run"] = Path(about["run"]).resolve().name  # the path means nothing to other readers of the card
-    context = {**about, "sections": format_card(about), "exported": exported}
-    return render_template("model_card.md.jinja", context)
+    return render_template("model_card.md.jinja", {**about, "sections": format_card(about), "exported": exported})

@@ -1,4 +1,6 @@
-"""Attention as an alignment matrix for the terminal.
+"""Alignments (cross-attention weights) as a coloured matrix for the terminal.
+
+`merge_into_words` turns weights between tokens into weights between words; `render_matrix` renders them.
 
 Shapes   T target words   S source words
 """
@@ -16,45 +18,50 @@ from rich.text import Text
 
 from dragoman.types import Hypothesis
 
-SHADES = " ░▒▓█"
+SHADES = " ░▒▓█"  # of increasing weights, for terminals without colours
 DARK, BRIGHT = (38, 44, 70), (250, 200, 70)  # red, green and blue of the weights 0 and 1
-LONGEST_NAME = 14  # letters of a source word above its column
+CONTRAST = 0.7  # exponent of the weights; below 1, small weights are easier to see
+MAX_LETTERS = 14  # maximum number of letters of a source word above its column
 
 
 def merge_into_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Return source words, target words and weight_TS: summed over a source word's tokens, averaged over a target's."""
-    source_of = number_words(hypothesis.source_tokens)
-    target_of = number_words(hypothesis.tokens)
-    weight = np.zeros((len(target_of), len(source_of)))
+    """Return source words, target words, and the attention weight_TS of target words on source words.
+
+    Weights are summed over the tokens of a source word and averaged over the tokens of a target word.
+    """
+    source_numbers = number_words(hypothesis.source_tokens)
+    target_numbers = number_words(hypothesis.tokens)
+    token_weights = np.zeros((len(target_numbers), len(source_numbers)))
     if hypothesis.alignment:  # a line that was split into many parts has none
-        weight[:] = hypothesis.alignment
-    columns = np.zeros((len(weight), max(source_of, default=-1) + 1))
-    np.add.at(columns.T, source_of, weight.T)
-    weight_TS = np.zeros((max(target_of, default=-1) + 1, columns.shape[1]))
-    np.add.at(weight_TS, target_of, columns)
-    weight_TS /= np.bincount(target_of, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
-    return join_words(hypothesis.source_tokens, source_of), join_words(hypothesis.tokens, target_of), weight_TS
+        token_weights[:] = hypothesis.alignment
+    columns = np.zeros((len(token_weights), max(source_numbers, default=-1) + 1))  # target tokens by source words
+    np.add.at(columns.T, source_numbers, token_weights.T)
+    weight_TS = np.zeros((max(target_numbers, default=-1) + 1, columns.shape[1]))
+    np.add.at(weight_TS, target_numbers, columns)
+    weight_TS /= np.bincount(target_numbers, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
+    source_words = join_words(hypothesis.source_tokens, source_numbers)
+    return source_words, join_words(hypothesis.tokens, target_numbers), weight_TS
 
 
 def number_words(tokens: Sequence[str]) -> list[int]:
     """Return the word index of each token. A word begins at a space (▁) or between letters and punctuation."""
     numbers: list[int] = []
-    before = ""
+    previous = ""
     for token in tokens:
-        begins = token.startswith("▁") or not numbers or is_punctuation(token) or is_punctuation(before)
-        numbers.append((numbers[-1] if numbers else -1) + bool(begins))
-        before = token
+        is_start = token.startswith("▁") or not numbers or is_punctuation(token) or is_punctuation(previous)
+        numbers.append((numbers[-1] if numbers else -1) + bool(is_start))
+        previous = token
     return numbers
 
 
 def is_punctuation(token: str) -> bool:
     """Return whether a token has characters, but neither letters nor digits."""
-    bare = token.lstrip("▁")
-    return bool(bare) and not any(letter.isalnum() for letter in bare)
+    characters = token.lstrip("▁")
+    return bool(characters) and not any(character.isalnum() for character in characters)
 
 
 def join_words(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
-    """Return the words that tokens make up, given the word index of each token."""
+    """Return the words of a text, given its tokens and the word index of each token."""
     words = [""] * (max(numbers, default=-1) + 1)
     for token, number in zip(tokens, numbers, strict=True):
         words[number] += "".join(letter if letter.isprintable() else "·" for letter in token.replace("▁", ""))
@@ -68,8 +75,8 @@ def render_alignment(hypothesis: Hypothesis) -> Text:
 
 def render_matrix(source: Sequence[str], target: Sequence[str], weight_TS: NDArray[np.float64]) -> Text:
     """Render weights between 0 and 1 as a coloured matrix of words."""
-    names = [list(word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…") for word in source]
-    height = max(map(len, names), default=0)
+    names = [list(word if len(word) <= MAX_LETTERS else word[: MAX_LETTERS - 1] + "…") for word in source]
+    height = max(map(len, names), default=0)  # source words are written downwards, one letter per line
     margin = max(map(cell_len, target), default=0)
     grid = Text()
     for line in range(height):
@@ -79,8 +86,8 @@ def render_matrix(source: Sequence[str], target: Sequence[str], weight_TS: NDArr
     for word, weight_S in zip(target, weight_TS, strict=True):
         grid.append(" " * (margin - cell_len(word)) + word + "  ")
         for weight in weight_S.tolist():
-            share = min(weight, 1.0) ** 0.7
-            red, green, blue = (round(a + (b - a) * share) for a, b in zip(DARK, BRIGHT, strict=True))
+            brightness = min(weight, 1.0) ** CONTRAST
+            red, green, blue = (round(a + (b - a) * brightness) for a, b in zip(DARK, BRIGHT, strict=True))
             style = Style(color=Color.from_rgb(red, green, blue), bgcolor=Color.from_rgb(*DARK))
             grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=style)
         grid.append("\n")

@@ -1,12 +1,13 @@
-"""Gradient flow: how much of the loss's gradient is left at inputs some steps back.
+"""Gradient flow: the size of the loss's gradient at earlier inputs, relative to its size at the latest input.
 
     flow = gradient_by_distance(model, batch)
-    flow.target[3]     # the gradient three inputs before a target token, relative to that at its own input
+    flow.target[3]     # relative size of the gradient at the input three positions before that of the target token
 
 A model whose gradient vanishes over a distance cannot learn dependencies of that length. Gradients are taken with
 respect to the token embeddings, through a hook, so that any kind of model can be examined.
 
-Shapes   B rows   T target width   S source width   C embedding width   D distances   N gradients
+Shapes   B rows   T target width   S source width   C embedding width   V vocabulary   D distances
+         N tokens whose losses were differentiated (sentences, for the source)
 """
 
 from __future__ import annotations
@@ -21,66 +22,69 @@ from torch import Tensor, nn
 from dragoman.models.base import Seq2Seq
 from dragoman.types import Batch
 
-MIN_SHARE = 1e-12  # smaller shares count as this one
-MIN_REACH = 0.04  # of all gradients: a distance that fewer tokens reach is left out
+MIN_RATIO = 1e-12  # smaller ratios count as this one, so that logarithms are finite
+MIN_FRACTION = 0.04  # a distance is left out if a smaller fraction of all tokens has an input at this distance
 
 
 class GradientFlow(NamedTuple):
-    """Shares of the gradient by distance, 1 at distance 0: geometric means over all tokens of all sentences.
+    """Sizes of gradients by distance, relative to distance 0: geometric means over all tokens of all sentences."""
 
-    Source distances count from its end, where decoding begins, and refer to the loss of the full target.
-    """
-
-    target: list[float]
-    source: list[float]
+    target: list[float]  # of the loss of a target token; distances count back from the input that predicts the token
+    source: list[float]  # of the loss of the full target; distances count back from the end of the source
 
 
 def gradient_by_distance(model: Seq2Seq, batch: Batch) -> GradientFlow:
-    """Return how gradients decay with distance, given one sentence per row and one gradient per target token."""
+    """Return how gradients decay with distance. The batch must be unpacked: with one sentence per row.
+
+    There is a backward pass for each target position, and one for the source.
+    """
     assert batch.unpacked
     with (
         capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embedded,
-        torch.backends.cudnn.flags(enabled=False),
+        torch.backends.cudnn.flags(enabled=False),  # cuDNN has no backward pass for recurrent models in eval mode
     ):
         logits_BTV = model.project(model(batch))
         loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
         loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
         target_BTC, source_BSC = embedded[0], embedded[1]
-        shares: list[Tensor] = []
+        log_ratios: list[Tensor] = []
         for position in range(loss_BT.size(1)):
             real_B = batch.target_segment_BT[:, position] > 0
             [grad_BTC] = torch.autograd.grad(loss_BT[:, position].sum(), target_BTC, retain_graph=True)
-            shares.append(compute_log_shares(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))
+            log_ratios.append(compute_log_ratios(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))
         [grad_BSC] = torch.autograd.grad(loss_BT.sum(), source_BSC)
     size_BS = grad_BSC.norm(dim=-1)
     ends = (batch.source_segment_BS > 0).sum(1).tolist()
-    source = [compute_log_shares(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends, strict=True)]
-    return GradientFlow(average_columns(shares), average_columns(source))
+    source = [compute_log_ratios(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends, strict=True)]
+    return GradientFlow(average_columns(log_ratios), average_columns(source))
 
 
-def compute_log_shares(size_ND: Tensor) -> Tensor:
-    """Return the logarithm of each row relative to its first entry, without rows whose first entry is 0."""
+def compute_log_ratios(size_ND: Tensor) -> Tensor:
+    """Return the logarithms of the entries divided by the first entry of their row; drop rows that start with 0."""
     size_ND = size_ND[size_ND[:, 0] > 0].double()
-    return (size_ND / size_ND[:, :1]).clamp(min=MIN_SHARE).log()
+    return (size_ND / size_ND[:, :1]).clamp(min=MIN_RATIO).log()
 
 
 def average_columns(tables: list[Tensor]) -> list[float]:
-    """Return the geometric mean of each column over all tables that have it, as far as enough rows reach."""
+    """Return the geometric mean of each column over all tables that have it; leave out columns with too few rows."""
     columns = [
         torch.cat([log_ND[:, distance] for log_ND in tables if log_ND.size(1) > distance])
         for distance in range(max((log_ND.size(1) for log_ND in tables), default=0))
     ]
-    return [float(column_N.mean().exp()) for column_N in columns if len(column_N) > MIN_REACH * len(columns[0])]
+    return [float(column_N.mean().exp()) for column_N in columns if len(column_N) > MIN_FRACTION * len(columns[0])]
 
 
 @contextmanager
 def capture_embeddings(model: nn.Module, *ids: Tensor) -> Iterator[dict[int, Tensor]]:
-    """Collect the embeddings of these ids during the block, as leaf tensors that get gradients."""
+    """Collect the embeddings of these ids, computed within the `with` block, as leaf tensors that get gradients.
+
+    The keys are the positions in `ids`.
+    """
     embedded: dict[int, Tensor] = {}
 
     def make_leaf(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        for number, wanted in enumerate(ids):
-            if inputs[0].shape == wanted.shape and torch.equal(inputs[0], wanted):
+        for number, expected in enumerate(ids):
+            if inputs[0].shape == expected.shape and torch.equal(inputs[0], expected):
                 embedded[number] = output.detach().requires_grad_()
                 return embedded[number]
         return output

@@ -147,7 +147,7 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
         fill_parts([spec.layer_norm], stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         for names, module in list_layer_modules(layer):
-            fill_parts(find_parts(layer_spec, names.ctranslate2), module)
+            fill_parts(list(find_parts(layer_spec, names.ctranslate2)), module)
         if not settings.scaled:
             for attention in find_parts(layer_spec, ["self_attention", "attention"]):
                 attention.queries_scale = 1.0
@@ -156,18 +156,17 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
             layer_spec.self_attention.relative_position_values = copy_float(relate.value_RD)
 
 
-def find_parts(spec: object, paths: Sequence[str]) -> list[Any]:
-    """Return the parts of a specification at these paths, such as "linear.0" for linear[0].
+def find_parts(spec: object, paths: Sequence[str]) -> Iterator[Any]:
+    """Yield the parts of a specification at these paths, such as "linear.0" for linear[0].
 
     Paths that do not exist in this specification are skipped.
     """
-    parts = []
     for path in paths:
         part: Any = spec
         for name in path.split("."):
             part = part[int(name)] if name.isdigit() else getattr(part, name, None)
-        parts.append(part)
-    return [part for part in parts if part is not None]
+        if part is not None:
+            yield part
 
 
 def fill_parts(parts: list[Any], module: nn.Module) -> None:
@@ -235,9 +234,8 @@ class CTranslate2Engine(Engine):
             except OSError:
                 location, remedy = "the model in a temporary folder", "use --engine torch"
                 try:
-                    folder = convert_cached(
-                        run, Path(cleanup.enter_context(tempfile.TemporaryDirectory())), quantization
-                    )
+                    temporary = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
+                    folder = convert_cached(run, temporary, quantization)
                 except OSError as error:
                     raise UserError(
                         f"the model for CTranslate2 can be written neither to {str(cache)!r} nor to a temporary folder "
