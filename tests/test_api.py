@@ -15,7 +15,7 @@ from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import compute_metrics
 from dragoman.types import Line
-from toy_run import Toy, sentences, translated
+from toy_run import Toy, make_sentences, translate_toy
 
 FUNCTIONS = ["evaluate", "export", "load", "score", "train"]
 
@@ -50,8 +50,8 @@ def test_the_example_runs(toy: Toy, small: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_evaluate_and_score_are_those_of_the_model(toy: Toy) -> None:
-    sources = sentences(20, seed=9)
-    right = [translated(line) for line in sources]
+    sources = make_sentences(20, seed=9)
+    right = [translate_toy(line) for line in sources]
     texts = [one.text for one in toy.translator.translate(sources)]
     assert dragoman.evaluate(toy.run, sources=sources, references=right) == compute_metrics(texts, [right])
     several = dragoman.evaluate(toy.run, sources=sources, references=[right, texts], metrics=["chrf"])
@@ -83,7 +83,7 @@ def test_what_is_no_text_is_named(toy: Toy, wrong: Any) -> None:
 
 
 def test_lines_may_come_from_a_generator(toy: Toy) -> None:
-    lines = sentences(3, seed=1)
+    lines = make_sentences(3, seed=1)
     translator = toy.translator
     assert translator.translate(line for line in lines) == translator.translate(lines)  # type: ignore[arg-type]
     assert translator.score(iter(lines), iter(lines)) == translator.score(lines, lines)  # type: ignore[arg-type]

@@ -40,16 +40,16 @@ from toy_run import (
     SMALL,
     Call,
     Toy,
+    assert_same_runs,
+    assert_user_error,
     fast_environment,
-    last_step,
-    one_sentence,
-    process,
-    same_runs,
-    sentences,
-    started,
+    make_sentences,
+    read_last_step,
+    run_process,
+    start_process,
     torchrun,
-    translated,
-    until,
+    translate_toy,
+    wait_until,
     write_lines,
     write_recipe,
 )
@@ -64,11 +64,11 @@ LINES = 60
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """A student of the toy language. Its references are wrong, so that whatever it learns comes from its teacher."""
-    sources = sentences(LINES, seed=5)
+    sources = make_sentences(LINES, seed=5)
     write_lines(tmp_path / "train.src", sources)
     write_lines(tmp_path / "train.trg", ["no such thing"] * LINES)
-    write_lines(tmp_path / "dev.src", dev := sentences(8, seed=6))
-    write_lines(tmp_path / "dev.trg", map(translated, dev))
+    write_lines(tmp_path / "dev.src", dev := make_sentences(8, seed=6))
+    write_lines(tmp_path / "dev.trg", map(translate_toy, dev))
     path = write_recipe(tmp_path / "student.yaml", train=SMALL["train"])
     whole = {**yaml.safe_load(path.read_text()), "model": STUDENT}
     del whole["tokenizer"]
@@ -119,7 +119,7 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     assert answer.code == 0, answer.err
     assert answer.out == ""
     assert f"{toy.run} translates {LINES} sources with a beam of 4" in answer.err
-    sources = sentences(LINES, seed=5)
+    sources = make_sentences(LINES, seed=5)
     found = zip(sources, toy.translator.translate(sources), strict=True)
     wanted = [{"source": source, "target": one.text} for source, one in found if not find_faults(one)]
     assert taught(student) == wanted
@@ -142,7 +142,7 @@ def test_several_teach_as_one(toy: Toy, recipe: Path, tmp_path: Path, call: Call
     assert call("train", toy.recipe, "--out", other, "--init-from", toy.run, *SHORT, "train.lr=0.02").code == 0
     answer = call("distil", toy.run, recipe, "--with", other, "--out", student, *SHORT)
     assert answer.code == 0, answer.err
-    sources = sentences(LINES, seed=5)
+    sources = make_sentences(LINES, seed=5)
     found = zip(sources, load([toy.run, other]).translate(sources), strict=True)
     assert taught(student) == [{"source": source, "target": one.text} for source, one in found if not find_faults(one)]
     assert RunFolder(student).teacher()["teacher"] == f"{toy.run} and {other}"
@@ -152,7 +152,7 @@ def test_several_teach_as_one(toy: Toy, recipe: Path, tmp_path: Path, call: Call
 def test_who_began_to_teach_goes_on(toy: Toy, recipe: Path, tmp_path: Path) -> None:
     """Also if nothing was learned yet: another teacher, or other sources, are refused."""
     student, more = tmp_path / "student", tmp_path / "more.src"
-    write_lines(more, sentences(4, seed=9))
+    write_lines(more, make_sentences(4, seed=9))
     with pytest.raises(KeyboardInterrupt):
         distil(toy.run, recipe, out=student, overrides=SHORT, report=Ear(until=2))
     for settings in (DistilSettings(beam=1), DistilSettings(originals=True), DistilSettings(sources=(str(more),))):
@@ -168,20 +168,20 @@ def test_killed_while_the_teacher_translates_and_while_the_student_learns(
     settings = (f"data.cache={tmp_path / 'other cache'}", "--resume")
     moments: list[Callable[[], bool]] = [
         lambda: (run / "FORMAT").exists(),
-        lambda: last_step(run) >= 7,
+        lambda: read_last_step(run) >= 7,
     ]
     for moment in moments:
-        with started("distil", toy.run, recipe, "--out", run, *settings) as running:
-            until(moment, running)
+        with start_process("distil", toy.run, recipe, "--out", run, *settings) as running:
+            wait_until(moment, running)
             running.kill()
             running.communicate()  # waits until nobody holds its streams
             assert running.returncode == -signal.SIGKILL
-    ended = process("distil", toy.run, recipe, "--out", run, *settings)
+    ended = run_process("distil", toy.run, recipe, "--out", run, *settings)
     assert ended.code == 0, ended.err
     assert "resuming from step" in ended.err
     assert "translates" not in ended.err
     distil(toy.run, recipe, out=whole, report=Ear())
-    same_runs(run, whole)
+    assert_same_runs(run, whole)
     for file in ("1.jsonl", "teacher.json"):
         assert (run / "distilled" / file).read_bytes() == (whole / "distilled" / file).read_bytes()
 
@@ -245,8 +245,8 @@ def test_a_damaged_shard_is_made_again(toy: Toy, recipe: Path, tmp_path: Path, d
 
 def test_the_answer_most_like_the_reference(toy: Toy, recipe: Path, tmp_path: Path) -> None:
     """Law: no other answer of the beam is more like it; and the likeliest is not always that one."""
-    sources = sentences(LINES, seed=5)
-    references = [translated(other) for other in sentences(LINES, seed=9)]
+    sources = make_sentences(LINES, seed=5)
+    references = [translate_toy(other) for other in make_sentences(LINES, seed=9)]
     write_lines(tmp_path / "train.trg", references)
     run = distil(
         toy.run,
@@ -269,8 +269,8 @@ def test_the_answer_most_like_the_reference(toy: Toy, recipe: Path, tmp_path: Pa
 
 
 def test_originals_and_further_sources(toy: Toy, recipe: Path, tmp_path: Path) -> None:
-    more = write_lines(tmp_path / "more.src", [*sentences(5, seed=8), ""])
-    write_lines(tmp_path / "train.trg", map(translated, sentences(LINES, seed=5)))
+    more = write_lines(tmp_path / "more.src", [*make_sentences(5, seed=8), ""])
+    write_lines(tmp_path / "train.trg", map(translate_toy, make_sentences(LINES, seed=5)))
     settings = DistilSettings(originals=True, sources=(str(more),))
     overrides = [*SHORT, "data.train.weight=2.0"]
     ear = Ear()
@@ -278,7 +278,7 @@ def test_originals_and_further_sources(toy: Toy, recipe: Path, tmp_path: Path) -
     answers, further, originals = RunFolder(run).recipe().data.train
     assert (answers.weight, further.weight, originals.weight) == (2.0, 1.0, 2.0)
     assert originals.source == str(tmp_path / "train.src")
-    assert {one["source"] for one in taught(run, 2)} <= {*sentences(5, seed=8), ""}
+    assert {one["source"] for one in taught(run, 2)} <= {*make_sentences(5, seed=8), ""}
     assert any(line.startswith(f"{more}: {len(taught(run, 2))} of 6 answers") for line in ear.heard), ear.heard
     assert any("(1 one side empty: left out)" in line for line in ear.heard), ear.heard
 
@@ -297,7 +297,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     teacher = curt(toy, 6, tmp_path / "teacher")
     ear = Ear()
     run = distil(teacher, recipe, out=tmp_path / "run", overrides=SHORT, report=ear)
-    answers = load_as(Translator, teacher).translate(sentences(LINES, seed=5))
+    answers = load_as(Translator, teacher).translate(make_sentences(LINES, seed=5))
     wanted = Counter(list_warning_kinds(find_faults(one))[0] for one in answers if find_faults(one))
     kept = LINES - wanted.total()
     assert wanted["cut"] > 0
@@ -328,7 +328,9 @@ def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
         refused = call(*way, *again)
         kept = len(taught(student))
         assert 0 < kept < LINES / 10
-        one_sentence(refused, f"only {kept} of {LINES} answers", teacher, "longer", "--with-originals", working=True)
+        assert_user_error(
+            refused, f"only {kept} of {LINES} answers", teacher, "longer", "--with-originals", working=True
+        )
         assert not (student / "model.safetensors").exists()
     with_originals = call(*way, "--with-originals")
     assert with_originals.code == 0, with_originals.err
@@ -418,7 +420,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     toy: Toy, recipe: Path, tmp_path: Path, call: Call, said: tuple[Any, ...]
 ) -> None:
     arguments, *culprits = said
-    one_sentence(call("distil", toy.run, recipe, "--out", tmp_path / "run", *arguments), *culprits)
+    assert_user_error(call("distil", toy.run, recipe, "--out", tmp_path / "run", *arguments), *culprits)
     assert not (tmp_path / "run").exists()
 
 
@@ -432,12 +434,12 @@ def test_another_teacher_is_refused(toy: Toy, recipe: Path, tmp_path: Path, call
     run = distil(toy.run, recipe, out=tmp_path / "run", overrides=["train.steps=4"], report=Ear())
     before = (run / "distilled" / "1.jsonl").read_bytes()
     resumed = ("distil", toy.run, recipe, "--out", run, "--resume")
-    one_sentence(call(*resumed, "--beam", "5"), run, "beam 4", "beam 5", toy.run)
-    one_sentence(call(*resumed, "--closest"), run, "closest")
-    one_sentence(call("distil", run, recipe, "--out", run, "--resume"), run, toy.run)
-    one_sentence(call("distil", toy.run, recipe, "--out", run), "--resume")
+    assert_user_error(call(*resumed, "--beam", "5"), run, "beam 4", "beam 5", toy.run)
+    assert_user_error(call(*resumed, "--closest"), run, "closest")
+    assert_user_error(call("distil", run, recipe, "--out", run, "--resume"), run, toy.run)
+    assert_user_error(call("distil", toy.run, recipe, "--out", run), "--resume")
     assert (run / "distilled" / "1.jsonl").read_bytes() == before
-    one_sentence(call("distil", toy.run, recipe, "--out", toy.run, "--resume"), "no teacher at all")
+    assert_user_error(call("distil", toy.run, recipe, "--out", toy.run, "--resume"), "no teacher at all")
 
 
 def operations(recipe: Path) -> float:

@@ -29,12 +29,12 @@ from toy_run import (
     SMALL,
     Call,
     Toy,
+    assert_user_error,
     fast_environment,
     files,
-    one_sentence,
-    quietly,
-    sentences,
-    until,
+    make_sentences,
+    train_quietly,
+    wait_until,
     write_corpus,
     write_lines,
     write_recipe,
@@ -69,12 +69,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small")
     write_corpus(folder)
     recipe = write_recipe(folder / "recipe.yaml", **SMALL)
-    return quietly(recipe, folder / "run", "train.steps=2", "train.validate_lines=0")
+    return train_quietly(recipe, folder / "run", "train.steps=2", "train.validate_lines=0")
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    return write_lines(tmp_path / "lines", [*sentences(39, longest=3), *HOSTILE])
+    return write_lines(tmp_path / "lines", [*make_sentences(39, longest=3), *HOSTILE])
 
 
 class Killed(BaseException):
@@ -203,7 +203,7 @@ def test_lines_in_are_lines_out(run: Path, lines: Path, tmp_path: Path, call: Ca
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("more", [("--nbest", 2), ("--json",)], ids=["nbest", "json"])
 def test_other_outputs_are_the_same_too(run: Path, tmp_path: Path, call: Call, more: tuple[object, ...]) -> None:
-    lines = write_lines(tmp_path / "lines", [*sentences(9, longest=2), "", "ba\u2028del."])
+    lines = write_lines(tmp_path / "lines", [*make_sentences(9, longest=2), "", "ba\u2028del."])
     for name, way in {"plain": (), "out": ("--resume", "--batch", 3)}.items():
         answer = call("translate", run, *SHORT, *more, "--input", lines, "--output", tmp_path / name, *way)
         assert answer.code == 0, answer.err
@@ -213,7 +213,9 @@ def test_other_outputs_are_the_same_too(run: Path, tmp_path: Path, call: Call, m
 def test_killed_and_started_again_alone_and_in_company(run: Path, tmp_path: Path, call: Call) -> None:
     """Killed when it had made some shards; then one of two processes is killed, and both end; then they are let be. The
     bytes are those of a file that was done at one go, and no shard was made twice."""
-    lines = write_lines(tmp_path / "lines", [*sentences(39, longest=3), *(line for line in HOSTILE if len(line) < 100)])
+    lines = write_lines(
+        tmp_path / "lines", [*make_sentences(39, longest=3), *(line for line in HOSTILE if len(line) < 100)]
+    )
     way = ("translate", run, *SHORT, "--input", lines)
     assert call(*way, "--output", tmp_path / "whole").code == 0
     out, shards = tmp_path / "out", tmp_path / "out.shards"
@@ -223,12 +225,12 @@ def test_killed_and_started_again_alone_and_in_company(run: Path, tmp_path: Path
 
     again = (*way, "--output", out, "--resume", "--batch", "1")
     with subprocess.Popen(command(*again), stderr=subprocess.PIPE, env=fast_environment()) as one:
-        until(made(2), one)
+        wait_until(made(2), one)
         one.kill()
         one.communicate()  # waits until nobody holds its streams
     before = {file: file.stat().st_mtime_ns for file in shards.glob("*/answers.jsonl")}
     with subprocess.Popen(command(*again, processes=2), stderr=subprocess.PIPE, env=fast_environment()) as two:
-        until(made(len(before) + 2), two)
+        wait_until(made(len(before) + 2), two)
         os.kill(workers(two.pid)[-1], signal.SIGKILL)
         two.communicate()
         assert two.returncode != 0
@@ -249,35 +251,35 @@ def workers(parent: int) -> list[int]:
 def test_what_does_not_go_together_is_refused(run: Path, lines: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "out"
     both = ("--input", lines, "--output", out, "--resume", *SHORT)
-    one_sentence(call("translate", run, "--resume", "--input", lines), "--output F")
-    one_sentence(call("translate", run, "--resume", "--output", out), "--input F")
-    one_sentence(call("translate", run, *both, "--stream"), "--stream")
-    one_sentence(call("translate", run, *both, "--conllu", lines), "--conllu")
-    one_sentence(call("translate", run, "--input", lines, "--output", tmp_path, "--resume"), "regular files")
-    one_sentence(call("translate", run, *SHORT, "--input", "nowhere", "--output", out, "--resume"), "'nowhere'")
+    assert_user_error(call("translate", run, "--resume", "--input", lines), "--output F")
+    assert_user_error(call("translate", run, "--resume", "--output", out), "--input F")
+    assert_user_error(call("translate", run, *both, "--stream"), "--stream")
+    assert_user_error(call("translate", run, *both, "--conllu", lines), "--conllu")
+    assert_user_error(call("translate", run, "--input", lines, "--output", tmp_path, "--resume"), "regular files")
+    assert_user_error(call("translate", run, *SHORT, "--input", "nowhere", "--output", out, "--resume"), "'nowhere'")
     assert not (tmp_path / "out.shards").exists()
     (tmp_path / "out.shards").mkdir()
     (tmp_path / "out.shards" / "thesis").write_text("precious")
-    one_sentence(call("translate", run, *both), "out.shards", "'thesis'")
+    assert_user_error(call("translate", run, *both), "out.shards", "'thesis'")
     (tmp_path / "out.shards" / "thesis").unlink()
     assert call("translate", run, *both, "--beam", "2").code == 0
     (tmp_path / "bad").write_bytes(b"ba.\n" * 5 + b"\xff\n")
     stopped = call("translate", run, "--input", tmp_path / "bad", "--output", out, "--resume", *SHORT)
-    one_sentence(stopped, "line 6 is not UTF-8", working=True)
+    assert_user_error(stopped, "line 6 is not UTF-8", working=True)
     assert (tmp_path / "out.shards" / "000000").exists()
-    one_sentence(call("translate", run, *both), "out.shards", "another input")
+    assert_user_error(call("translate", run, *both), "out.shards", "another input")
     other = ("--input", tmp_path / "bad", "--output", out, "--resume", *SHORT)
-    one_sentence(call("translate", run, *other, "--beam", "2"), "another search.beam")
+    assert_user_error(call("translate", run, *other, "--beam", "2"), "another search.beam")
     with room.open_shards_beside(tmp_path / "busy", {}):
         busy = ("--input", lines, "--output", tmp_path / "busy", "--resume")
-        one_sentence(call("translate", run, *busy), "another command works in")
+        assert_user_error(call("translate", run, *busy), "another command works in")
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("method", ["beam", "sample"])
 def test_backtranslation_makes_pairs(toy: Toy, tmp_path: Path, call: Call, method: str) -> None:
     """Every line that has a good answer is a target, in order; what is left out is counted."""
-    mono = ["ba del!", "", "  ", "ba\u2028ne.", *sentences(20, seed=7), "xyz " * 40]
+    mono = ["ba del!", "", "  ", "ba\u2028ne.", *make_sentences(20, seed=7), "xyz " * 40]
     (tmp_path / "mono.xz").write_bytes(lzma.compress("".join(line + "\n" for line in mono).encode()))
     out = tmp_path / "pairs.jsonl"
     way = ("--input", tmp_path / "mono.xz", "--output", out, "--engine", "torch", f"search.method={method}")
@@ -290,11 +292,11 @@ def test_backtranslation_makes_pairs(toy: Toy, tmp_path: Path, call: Call, metho
     assert f"{len(good)} of {len(mono)} answers (2 empty" in answer.err.splitlines()[-1]
     assert not out.with_name("pairs.jsonl.shards").exists()
     assert "fewer than half" not in answer.err
-    one_sentence(call("backtranslate", toy.run, *way, "train.steps=3"), "train.steps=3", "search")
+    assert_user_error(call("backtranslate", toy.run, *way, "train.steps=3"), "train.steps=3", "search")
 
 
 def test_answers_of_whom_half_is_left_out_are_doubted(toy: Toy, tmp_path: Path, call: Call) -> None:
-    mono = write_lines(tmp_path / "mono", sentences(40, seed=7))
+    mono = write_lines(tmp_path / "mono", make_sentences(40, seed=7))
     way = ("--input", mono, "--output", tmp_path / "pairs", "search.max_ratio=0.01", "search.max_extra=3")
     answer = call("backtranslate", toy.run, *way)
     assert answer.code == 0, answer.err
@@ -307,16 +309,16 @@ def test_answers_of_whom_half_is_left_out_are_doubted(toy: Toy, tmp_path: Path, 
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_text_is_not_replaced_by_its_pairs(toy: Toy, tmp_path: Path, call: Call, linked: bool) -> None:
-    mono = write_lines(tmp_path / "mono", before := sentences(4, seed=7))
+    mono = write_lines(tmp_path / "mono", before := make_sentences(4, seed=7))
     out = tmp_path / "pairs" if linked else mono
     if linked:
         out.symlink_to(mono)
-    one_sentence(call("backtranslate", toy.run, "--input", mono, "--output", out), str(out), "--output")
+    assert_user_error(call("backtranslate", toy.run, "--input", mono, "--output", out), str(out), "--output")
     assert mono.read_text().splitlines() == before
 
 
 def test_where_nothing_is_good_an_earlier_file_stays(toy: Toy, tmp_path: Path, call: Call) -> None:
-    mono, out = write_lines(tmp_path / "mono", sentences(4, seed=7)), write_lines(tmp_path / "pairs", ["earlier"])
+    mono, out = write_lines(tmp_path / "mono", make_sentences(4, seed=7)), write_lines(tmp_path / "pairs", ["earlier"])
     way = ("--input", mono, "--output", out, "search.max_ratio=0.01", "search.max_extra=0")
     answer = call("backtranslate", toy.run, *way)
     assert answer.code == 2, answer.err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fork_server import fast_python
-from toy_run import SMALL, Answer, Call, environment, events, write_corpus, write_recipe
+from toy_run import SMALL, Call, CommandResult, environment, read_run_events, write_corpus, write_recipe
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("dev", "train")
@@ -35,14 +35,14 @@ def module(name: str) -> ModuleType:
     return found
 
 
-def bench(recipe: Path, *arguments: object) -> Answer:
+def bench(recipe: Path, *arguments: object) -> CommandResult:
     """Run the benchmark in a fork of the server, and what it starts in others."""
     script = ROOT / "bench" / "quality.py"
     code = f"import runpy, sys; sys.executable = {fast_python()!r}; sys.path.insert(0, {str(script.parent)!r}); "
     code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
     command = [fast_python(), "-c", code, str(recipe), *map(str, arguments)]
     done = subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, env=environment(), check=False)
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(corpus: Path) -> tuple[Answer, Path]:
+def ran(corpus: Path) -> tuple[CommandResult, Path]:
     recipe = write_recipe(corpus / "recipe.yaml", **SECTIONS)
     out = corpus / "found.json"
     goals = ("--goals", 0, 1000)
@@ -65,12 +65,12 @@ def ran(corpus: Path) -> tuple[Answer, Path]:
 
 
 @pytest.fixture
-def found(ran: tuple[Answer, Path]) -> dict[str, Any]:
+def found(ran: tuple[CommandResult, Path]) -> dict[str, Any]:
     whole: dict[str, Any] = json.loads(ran[1].read_text(encoding="utf-8"))
     return whole
 
 
-def test_a_seed_scores_what_evaluate_says(ran: tuple[Answer, Path], found: dict[str, Any], call: Call) -> None:
+def test_a_seed_scores_what_evaluate_says(ran: tuple[CommandResult, Path], found: dict[str, Any], call: Call) -> None:
     run = ran[1].with_suffix("") / "seed-4"
     answer = call("evaluate", run, "--json")
     assert answer.code == 0, answer.err
@@ -82,7 +82,7 @@ def test_a_seed_scores_what_evaluate_says(ran: tuple[Answer, Path], found: dict[
             assert mine[name]["signature"] == other[name]["signature"]
 
 
-def test_mean_and_spread_are_those_of_the_seeds(ran: tuple[Answer, Path], found: dict[str, Any]) -> None:
+def test_mean_and_spread_are_those_of_the_seeds(ran: tuple[CommandResult, Path], found: dict[str, Any]) -> None:
     assert found["settings"] == CHANGED
     assert found["pairs"] == 200
     for place, test in enumerate(found["tests"]):
@@ -94,11 +94,13 @@ def test_mean_and_spread_are_those_of_the_seeds(ran: tuple[Answer, Path], found:
         assert f"| {test['test']} | chrf | {test['chrf']['mean']:.2f} |" in ran[0].out
 
 
-def test_the_curve_ends_with_the_model_that_is_kept(ran: tuple[Answer, Path], found: dict[str, Any]) -> None:
+def test_the_curve_ends_with_the_model_that_is_kept(ran: tuple[CommandResult, Path], found: dict[str, Any]) -> None:
     """The mean of the two best by dev here, as the recipe asks; and the clock is that of the run."""
     for seed in ("3", "4"):
         one = found["seeds"][seed]
-        validated = [event["step"] for event in events(ran[1].with_suffix("") / f"seed-{seed}") if "chrf" in event]
+        validated = [
+            event["step"] for event in read_run_events(ran[1].with_suffix("") / f"seed-{seed}") if "chrf" in event
+        ]
         assert [point["step"] for point in one["curve"]] == validated == [6, 12, 18, 24]
         assert one["curve"][-1]["test"] == pytest.approx(one["tests"][0]["chrf"]["value"])
         minutes = [point["minutes"] for point in one["curve"]]
@@ -109,7 +111,7 @@ def test_the_curve_ends_with_the_model_that_is_kept(ran: tuple[Answer, Path], fo
     assert found["reached"] == {"0": firsts, "1000": [None, None]}
 
 
-def test_what_is_done_is_not_done_again(ran: tuple[Answer, Path], found: dict[str, Any], corpus: Path) -> None:
+def test_what_is_done_is_not_done_again(ran: tuple[CommandResult, Path], found: dict[str, Any], corpus: Path) -> None:
     """Seeds with other settings are no company."""
     out = ran[1]
     again = bench(corpus / "recipe.yaml", "--seeds", 3, *CHANGED, "--out", out)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toy_run import Call, one_sentence, write_lines
+from toy_run import Call, assert_user_error, write_lines
 
 SOURCE = ["das haus", "das buch", "ein buch", "", "ein haus"]
 TARGET = ["the house", "the book", "a book", "nothing", "a house"]
@@ -30,8 +30,8 @@ def test_a_model_is_kept_and_used(texts: tuple[Path, Path], tmp_path: Path, call
     first = call("align", *texts, "--save", kept, "symmetrize=grow-diag")
     again = call("align", *texts, "--model", kept)
     assert (again.code, again.out) == (0, first.out)
-    one_sentence(call("align", *texts, "--model", kept, "--save", kept), "--model", "--save")
-    one_sentence(call("align", *texts, "--model", tmp_path), "no alignment model")
+    assert_user_error(call("align", *texts, "--model", kept, "--save", kept), "--model", "--save")
+    assert_user_error(call("align", *texts, "--model", tmp_path), "no alignment model")
 
 
 def test_error_rates(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> None:
@@ -50,11 +50,11 @@ def test_error_rates(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> No
     ],
 )
 def test_bad_gold_links(texts: tuple[Path, Path], tmp_path: Path, call: Call, gold: list[str], culprit: str) -> None:
-    one_sentence(call("align", *texts, "--gold", write_lines(tmp_path / "gold", gold)), culprit)
+    assert_user_error(call("align", *texts, "--gold", write_lines(tmp_path / "gold", gold)), culprit)
 
 
 def test_bad_input(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> None:
     shorter = write_lines(tmp_path / "shorter", TARGET[:-1])
-    one_sentence(call("align", texts[0], shorter), "5 lines", "4")
-    one_sentence(call("align", *texts, "hm=5"), "hm", "hmm")
-    one_sentence(call("align", *texts, "symmetrize=grow-dag"), "grow-diag")
+    assert_user_error(call("align", texts[0], shorter), "5 lines", "4")
+    assert_user_error(call("align", *texts, "hm=5"), "hm", "hmm")
+    assert_user_error(call("align", *texts, "symmetrize=grow-dag"), "grow-diag")

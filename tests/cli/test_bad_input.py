@@ -22,7 +22,7 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.run_dir import CHANGED, DIGEST_LINE, NOTE, load_tensors, save_tensors
-from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
+from toy_run import Call, Toy, assert_user_error, files, run_process, write_corpus, write_lines, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ FILES = {  # what stands in the place of the source: whom the sentence must name
 def test_a_file_that_is_no_corpus(folder: Path, tmp_path: Path, call: Call, split: str, name: str) -> None:
     swap = f"data.{split}={{source: {folder / name}, target: {folder / 'train.trg'}}}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", f"data.cache={tmp_path}", swap)
-    one_sentence(answer, *FILES[name], working=True)
+    assert_user_error(answer, *FILES[name], working=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -92,7 +92,7 @@ def test_the_first_row_is_read_before_any_work(folder: Path, tmp_path: Path, cal
     (tmp_path / "wide.tsv").write_text("a\tb\n" * 20)
     corpus = f"data.{split}={{tsv: {tmp_path / 'wide.tsv'}, columns: [0, 2]}}"
     answer = call("train", folder / "recipe.yaml", "-o", tmp_path / "run", f"data.cache={tmp_path}", corpus)
-    one_sentence(answer, "wide.tsv line 1 has 2 columns")
+    assert_user_error(answer, "wide.tsv line 1 has 2 columns")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_table_that_is_no_corpus(
     folder: Path, tmp_path: Path, call: Call, corpus: str, culprits: tuple[str, ...]
 ) -> None:
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", f"data.train={corpus}")
-    one_sentence(answer, *culprits, working=True)
+    assert_user_error(answer, *culprits, working=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -117,14 +117,14 @@ def test_a_table_that_is_no_corpus(
 def test_data_commands_say_the_same(folder: Path, tmp_path: Path, call: Call, command: str, name: str) -> None:
     out = ("--out", tmp_path / "clean") if command == "clean" else ()
     answer = call("data", command, "--source", folder / name, "--target", folder / "train.trg", *out)
-    one_sentence(answer, *FILES[name])
+    assert_user_error(answer, *FILES[name])
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("short", "empty")])
 def test_translate_says_the_same(toy: Toy, folder: Path, tmp_path: Path, call: Call, name: str) -> None:
     answer = call("translate", toy.run, "--input", folder / name, "--output", tmp_path / "out")
-    one_sentence(answer, *FILES[name])
+    assert_user_error(answer, *FILES[name])
     assert files(tmp_path) == []
 
 
@@ -152,7 +152,7 @@ def test_translate_of_stdin_that_is_not_text(toy: Toy, call: Call) -> None:
     ],
 )
 def test_a_file_that_is_no_recipe(folder: Path, tmp_path: Path, call: Call, name: str, culprits: tuple[str]) -> None:
-    one_sentence(call("train", folder / name, "--out", tmp_path / "run"), *culprits)
+    assert_user_error(call("train", folder / name, "--out", tmp_path / "run"), *culprits)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_setting_that_is_wrong(
     """All that can be seen without reading the corpora is said before anything is written."""
     cache = f"data.cache={tmp_path / 'cache'}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", cache, *setting.split(" & "))
-    one_sentence(answer, *culprits)
+    assert_user_error(answer, *culprits)
     assert files(tmp_path) == []
 
 
@@ -242,7 +242,7 @@ def test_a_metric_whose_library_is_not_there(
     monkeypatch.setitem(sys.modules, library, None)
     name, _, metric = setting.strip("]").replace("[", "").replace("bleu, ", "").partition("=")
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", setting)
-    one_sentence(answer, f"{name}: {metric} needs {library}", f"pip install 'dragoman[{extra}]'")
+    assert_user_error(answer, f"{name}: {metric} needs {library}", f"pip install 'dragoman[{extra}]'")
     assert files(tmp_path) == []
 
 
@@ -267,7 +267,7 @@ MENUS = {  # a misspelt name: the one that was meant
 def test_a_misspelt_variant(folder: Path, tmp_path: Path, call: Call, setting: str) -> None:
     run = tmp_path / "run"
     answer = call("train", folder / "recipe.yaml", "--out", run, setting, f"data.cache={tmp_path}")
-    one_sentence(answer, repr(setting.partition("=")[2]), MENUS[setting])
+    assert_user_error(answer, repr(setting.partition("=")[2]), MENUS[setting])
     assert not run.exists()
 
 
@@ -282,16 +282,16 @@ def test_a_vocabulary_that_the_corpus_cannot_fill(folder: Path, tmp_path: Path, 
         "tokenizer.kind=bpe",
     ]
     answer = call(*command, "tokenizer.size=50000")
-    one_sentence(answer, "tokenizer.size 50000", "largest that works here is", working=True)
+    assert_user_error(answer, "tokenizer.size 50000", "largest that works here is", working=True)
     largest = int(answer.err.split()[-1])
-    one_sentence(call(*command, f"tokenizer.size={largest + 1}"), largest + 1, working=True)
+    assert_user_error(call(*command, f"tokenizer.size={largest + 1}"), largest + 1, working=True)
     assert call(*command, f"tokenizer.size={largest}").code == 0
 
 
 def test_a_corpus_of_which_nothing_can_be_used_is_named(folder: Path, tmp_path: Path, call: Call) -> None:
     cache = f"data.cache={tmp_path}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", "data.max_length=1", cache)
-    one_sentence(answer, "data.train", folder / "train.src", "none of 60 pairs", "data.max_length", working=True)
+    assert_user_error(answer, "data.train", folder / "train.src", "none of 60 pairs", "data.max_length", working=True)
 
 
 # Run folders.
@@ -353,8 +353,8 @@ def flip(path: Path, place: int) -> None:
 def test_a_folder_that_is_no_whole_run(run: Path, call: Call, what: str) -> None:
     spoil, culprits = FOLDERS[what]
     spoil(run)
-    one_sentence(call("translate", run, stdin=b"ba.\n"), run, *culprits)
-    one_sentence(call("info", run), run, *culprits)
+    assert_user_error(call("translate", run, stdin=b"ba.\n"), run, *culprits)
+    assert_user_error(call("info", run), run, *culprits)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_damaged_checkpoint_is_not_resumed(toy: Toy, run: Path, call: Call) ->
         whole = path.read_bytes()
         halve(path)
         answer = call("train", toy.recipe, "--out", run, "--resume", "train.steps=331")
-        one_sentence(answer, path, working=True)
+        assert_user_error(answer, path, working=True)
         path.write_bytes(whole)
 
 
@@ -432,7 +432,7 @@ def test_a_command_that_makes_no_sense(
 ) -> None:
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
-    one_sentence(call(*(toy.run if word == "RUN" else word for word in arguments), stdin=b"ba.\n"), *culprits)
+    assert_user_error(call(*(toy.run if word == "RUN" else word for word in arguments), stdin=b"ba.\n"), *culprits)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -451,7 +451,7 @@ def test_as_processes_of_their_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], culprit: str
 ) -> None:
     monkeypatch.chdir(folder)
-    one_sentence(process(*arguments), culprit, working=True)
+    assert_user_error(run_process(*arguments), culprit, working=True)
     shutil.rmtree(folder / "run", ignore_errors=True)
 
 
@@ -495,13 +495,13 @@ NOTES: dict[str, dict[str, str]] = {
 def test_damaged_notes_of_a_model(copied: Path, call: Call, notes: dict[str, str]) -> None:
     weights, about = load_tensors(copied / "model.safetensors")
     save_tensors(copied / "model.safetensors", weights, **{"tokenizer": about["tokenizer"]} | notes)
-    one_sentence(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
+    assert_user_error(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
 
 
 def test_notes_nested_too_deeply(copied: Path, call: Call) -> None:
     weights, _ = load_tensors(copied / "model.safetensors")
     save_file(weights, copied / "model.safetensors", {NOTE: "[" * 100_000})
-    one_sentence(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
+    assert_user_error(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -510,7 +510,7 @@ def test_weights_that_are_not_finite(copied: Path, call: Call, value: float) -> 
     name = next(iter(weights))
     weights[name].view(-1)[0] = value
     save_tensors(copied / "model.safetensors", weights, **about)
-    one_sentence(call("translate", copied, stdin=b"ba.\n"), "not finite", name)
+    assert_user_error(call("translate", copied, stdin=b"ba.\n"), "not finite", name)
 
 
 @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ def test_a_cache_that_cannot_be(small: Path, tmp_path: Path, call: Call, cache: 
     values = yaml.safe_load(small.read_text())
     values["data"]["cache"] = yaml.safe_load(cache)
     small.write_text(yaml.safe_dump(values))
-    one_sentence(call("train", small, "--out", tmp_path / "run"), "data.cache", working=True)
+    assert_user_error(call("train", small, "--out", tmp_path / "run"), "data.cache", working=True)
 
 
 def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,8 +538,8 @@ def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: p
     monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(b"ba.\n" + b"x" * (2 << 20)))
-    one_sentence(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "more than the 1 MiB allowed")
-    one_sentence(call("translate", toy.run, "--input", "/dev/zero"), "/dev/zero line 1")
-    one_sentence(call("data", "stats", "--source", bomb, "--target", bomb), "bomb.gz line 2")
+    assert_user_error(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "more than the 1 MiB allowed")
+    assert_user_error(call("translate", toy.run, "--input", "/dev/zero"), "/dev/zero line 1")
+    assert_user_error(call("data", "stats", "--source", bomb, "--target", bomb), "bomb.gz line 2")
     pairs = list(corpus.read_pairs(CorpusSettings(text=str(bomb))))
     assert [len(pair.target) for pair in pairs] == [3, 2 << 20]

@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.errors import UserError
 from dragoman.io import cache_folder, lock_folder, remove_abandoned, temporary_beside, write_atomically
-from toy_run import Call, one_sentence, quietly
+from toy_run import Call, assert_user_error, train_quietly
 
 
 def shown(call: Call, folder: Path, *options: str) -> dict[str, dict[str, int]]:
@@ -26,7 +26,7 @@ def shown(call: Call, folder: Path, *options: str) -> dict[str, dict[str, int]]:
 
 
 def test_what_training_keeps_is_shown_and_removed(small: Path, call: Call) -> None:
-    quietly(small, small.parent / "run", "train.steps=1")
+    train_quietly(small, small.parent / "run", "train.steps=1")
     folder = small.parent / "cache"
     kinds = shown(call, folder)
     assert kinds["token ids"]["entries"] == 2
@@ -37,7 +37,7 @@ def test_what_training_keeps_is_shown_and_removed(small: Path, call: Call) -> No
     assert any(folder.iterdir())
     assert shown(call, folder, "--clear") == kinds
     assert list(folder.iterdir()) == []
-    quietly(small, small.parent / "again", "train.steps=1")
+    train_quietly(small, small.parent / "again", "train.steps=1")
 
 
 def test_nothing_else_is_removed(tmp_path: Path, call: Call) -> None:
@@ -55,7 +55,7 @@ def test_nothing_else_is_removed(tmp_path: Path, call: Call) -> None:
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path, call: Call) -> None:
     assert shown(call, tmp_path / "none", "--clear") == {}
-    one_sentence(call("cache", "extra"), "extra")
+    assert_user_error(call("cache", "extra"), "extra")
 
 
 def test_what_a_command_is_using_stays(tmp_path: Path, call: Call) -> None:

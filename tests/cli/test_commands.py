@@ -36,7 +36,18 @@ from dragoman.cli.main import run_command
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import results_console
 from dragoman.run_dir import RunFolder
-from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
+from toy_run import (
+    Call,
+    Toy,
+    assert_user_error,
+    command,
+    environment,
+    files,
+    make_sentences,
+    start_process,
+    translate_toy,
+    write_lines,
+)
 
 
 def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -68,7 +79,7 @@ def test_the_version_is_told(call: Call) -> None:
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    return write_lines(tmp_path / "my lines.src", sentences(12, seed=21))
+    return write_lines(tmp_path / "my lines.src", make_sentences(12, seed=21))
 
 
 def test_files_and_pipes_are_one(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
@@ -160,7 +171,7 @@ def test_a_beam_of_one(toy: Toy, lines: Path, call: Call) -> None:
 
 def test_who_reads_one_line_hears_no_complaint(toy: Toy, tmp_path: Path) -> None:
     """`| head -1` closes the pipe early; that is nobody's fault."""
-    many = write_lines(tmp_path / "many", sentences(400, seed=2))
+    many = write_lines(tmp_path / "many", make_sentences(400, seed=2))
     translate = shlex.join(command("translate", toy.run, "--input", many, "--batch", 1))
     for shell in (f"{translate} | head -1", f"{shlex.join(command('info', toy.run))} | true"):
         done = subprocess.run(["bash", "-c", shell], capture_output=True, env=environment(), check=False)
@@ -170,10 +181,10 @@ def test_who_reads_one_line_hears_no_complaint(toy: Toy, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, number: signal.Signals) -> None:
-    many = write_lines(tmp_path / "many", sentences(3000, seed=2))
+    many = write_lines(tmp_path / "many", make_sentences(3000, seed=2))
     out = tmp_path / "out"
     out.write_text("what was there before\n")
-    with started("translate", toy.run, "--input", many, "--output", out, "--batch", 1) as running:
+    with start_process("translate", toy.run, "--input", many, "--output", out, "--batch", 1) as running:
         while not any(path.stat().st_size for path in tmp_path.glob(".out.*.tmp/out")):
             assert running.poll() is None
             time.sleep(0.01)
@@ -188,7 +199,7 @@ def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, numb
 def test_on_a_terminal(toy: Toy) -> None:
     """Who types a line gets its answer at once."""
     ours, theirs = pty.openpty()
-    with started("translate", toy.run, stdin=theirs) as running:
+    with start_process("translate", toy.run, stdin=theirs) as running:
         os.close(theirs)
         assert running.stdout is not None
         for line in ("ba del!", "fo."):
@@ -222,10 +233,10 @@ def test_progress_is_for_terminals(toy: Toy, lines: Path) -> None:
 
 def test_scores_are_those_of_the_translations(toy: Toy, tmp_path: Path, call: Call) -> None:
     """Equal to sacreBLEU of what `translate` writes, with one reference and with two."""
-    sources = sentences(40, seed=31)
+    sources = make_sentences(40, seed=31)
     source = write_lines(tmp_path / "the source", sources)
-    one = write_lines(tmp_path / "reference one", map(translated, sources))
-    two = write_lines(tmp_path / "two", [translated(line).replace("ak", "ek") for line in sources[::-1]][::-1])
+    one = write_lines(tmp_path / "reference one", map(translate_toy, sources))
+    two = write_lines(tmp_path / "two", [translate_toy(line).replace("ak", "ek") for line in sources[::-1]][::-1])
     found = call("translate", toy.run, "--input", source).out.splitlines()
     for references in ([one], [one, two], [two, one]):
         texts = [path.read_text().splitlines() for path in references]
@@ -241,14 +252,14 @@ def test_scores_are_those_of_the_translations(toy: Toy, tmp_path: Path, call: Ca
 
 
 def test_the_metrics_that_were_asked_for(toy: Toy, tmp_path: Path, call: Call) -> None:
-    sources = sentences(5, seed=31)
+    sources = make_sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
-    one = write_lines(tmp_path / "one", map(translated, sources))
+    one = write_lines(tmp_path / "one", map(translate_toy, sources))
     asked = ["evaluate", toy.run, "--source", source, "--reference", one, "--metric", "wer", "--metric", "exact"]
     record = json.loads(call(*asked, "--json").out)
     assert [key for key in record if isinstance(record[key], dict) and "value" in record[key]] == ["wer", "exact"]
     assert {row.split("  ")[0] for row in call(*asked).out.splitlines()[2:4]} == {"word errors", "exact match"}
-    one_sentence(call(*asked, "--metric", "exakt"), "'exakt'", "'exact'")
+    assert_user_error(call(*asked, "--metric", "exakt"), "'exakt'", "'exact'")
 
 
 @pytest.mark.parametrize("test", ["files", "phrasebook"])
@@ -264,11 +275,11 @@ def test_a_metric_that_cannot_be_counted_costs_no_work(
     RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     monkeypatch.setattr("dragoman.inference.translator.Translator.translate", None)
-    file = write_lines(tmp_path / "s", sentences(2, seed=31))
+    file = write_lines(tmp_path / "s", make_sentences(2, seed=31))
     on = ["--source", file, "--reference", file] if test == "files" else ["--phrasebook", "dev"]
     named = ["--metric", "bleu_moses_de"] if asked == "command" else []
     answer = call("evaluate", toy.run if named else run, *on, *named)
-    one_sentence(answer, "bleu_moses_de needs sacremoses", "pip install 'dragoman[moses]'")
+    assert_user_error(answer, "bleu_moses_de needs sacremoses", "pip install 'dragoman[moses]'")
 
 
 def test_a_run_is_scored_on_its_own_test_corpora(small: Path, tmp_path: Path, call: Call) -> None:
@@ -280,13 +291,13 @@ def test_a_run_is_scored_on_its_own_test_corpora(small: Path, tmp_path: Path, ca
     assert record["lines"] == 20
     assert set(record) == {"run", "test", "lines", "exact", "warnings"}
     for wrong, culprits in (("data.test={tsv: x, jsonl: y}", ["data.test"]), ("data.metrics=[exakt]", ["'exact'"])):
-        one_sentence(call("train", small, wrong, "--out", tmp_path / "other"), *culprits)
+        assert_user_error(call("train", small, wrong, "--out", tmp_path / "other"), *culprits)
 
 
 def test_references_in_every_spelling(toy: Toy, tmp_path: Path, call: Call) -> None:
-    sources = sentences(5, seed=31)
+    sources = make_sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
-    one = write_lines(tmp_path / "one", map(translated, sources))
+    one = write_lines(tmp_path / "one", map(translate_toy, sources))
     two = write_lines(tmp_path / "two", sources)
     spellings = [
         [toy.run, "--source", source, "--reference", one, two],
@@ -301,9 +312,9 @@ def test_references_in_every_spelling(toy: Toy, tmp_path: Path, call: Call) -> N
 
 def test_a_table_of_several_runs(toy: Toy, tmp_path: Path, call: Call) -> None:
     """Every score is on one line, signature and all, however narrow a pipe is thought to be."""
-    sources = sentences(5, seed=31)
+    sources = make_sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
-    one = write_lines(tmp_path / "one", map(translated, sources))
+    one = write_lines(tmp_path / "one", map(translate_toy, sources))
     (tmp_path / "run [b]old").symlink_to(toy.run)
     runs = [toy.run, tmp_path / "run [b]old"]
     answer = call("evaluate", *runs, "--source", source, "--reference", one)
@@ -321,7 +332,7 @@ def test_a_table_of_several_runs(toy: Toy, tmp_path: Path, call: Call) -> None:
 
 
 def test_warnings_are_counted(toy: Toy, tmp_path: Path, call: Call) -> None:
-    long = " ".join(sentences(30, seed=31))
+    long = " ".join(make_sentences(30, seed=31))
     source = write_lines(tmp_path / "s", ["ba.", long])
     answer = call("evaluate", toy.run, "--source", source, "--reference", source, "--json")
     assert json.loads(answer.out)["warnings"] == {"longer than any sentence of training": 1}
@@ -337,7 +348,7 @@ def test_what_is_said_of_many_lines_is_said_of_a_few(
     toy: Toy, tmp_path: Path, call: Call, way: tuple[str, ...]
 ) -> None:
     """In full, and then counted: the counts are of all."""
-    source = write_lines(tmp_path / "s", [line for line in sentences(60) if len(line.split()) > 2][:25])
+    source = write_lines(tmp_path / "s", [line for line in make_sentences(60) if len(line.split()) > 2][:25])
     both = ("--input", source, "--output", tmp_path / "out")
     answer = call("translate", toy.run, *both, *way, "--engine", "torch", *CURT)
     assert answer.code == 0, answer.err
@@ -418,8 +429,8 @@ def test_in_a_pipe_no_line_is_padded_or_broken(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("form", ["plain", "gz", "xz", "zst", "tsv", "jsonl"])
 def test_a_corpus_in_every_form(tmp_path: Path, call: Call, form: str) -> None:
-    sources = sentences(30, seed=5)
-    pairs = [(source, translated(source)) for source in sources]
+    sources = make_sentences(30, seed=5)
+    pairs = [(source, translate_toy(source)) for source in sources]
     columns = ["\n".join(column).encode() + b"\n" for column in zip(*pairs, strict=True)]
     if form == "tsv":
         (tmp_path / "c.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
@@ -548,7 +559,7 @@ def test_data_commands_make_the_folder_of_what_they_write(tmp_path: Path, call: 
 def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None:
     (tmp_path / "c.tsv").write_text("a\tb\nc\td\n")
     answer = call("data", "split", "--tsv", tmp_path / "c.tsv", "--out", tmp_path / "part")
-    one_sentence(answer, "c.tsv", "2 different sources")
+    assert_user_error(answer, "c.tsv", "2 different sources")
     assert files(tmp_path) == ["c.tsv"]
 
 

@@ -19,7 +19,7 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.single_sequence import Classifier
 from dragoman.progress import Report
-from toy_run import Call, Toy, command, one_sentence, quietly, sentences, write_lines
+from toy_run import Call, Toy, assert_user_error, command, make_sentences, train_quietly, write_lines
 
 LEVELS = {"error": console.ERROR, "warning": console.WARNING, "note": console.INFO, "detail": console.DETAIL}
 
@@ -91,7 +91,7 @@ def test_the_next_command_is_not_quiet(small: Path, call: Call) -> None:
 
 
 def test_short_options_name_the_files(toy: Toy, tmp_path: Path, call: Call) -> None:
-    lines = write_lines(tmp_path / "in", sentences(3, seed=4))
+    lines = write_lines(tmp_path / "in", make_sentences(3, seed=4))
     long = call("translate", toy.run, "--input", lines)
     assert call("translate", toy.run, "-i", lines, "-o", tmp_path / "out").code == 0
     assert (tmp_path / "out").read_text() == long.out
@@ -115,26 +115,33 @@ def test_more_is_said_with_v(toy: Toy, call: Call) -> None:
 
 
 def test_texts_on_the_command_line_are_translated(toy: Toy, tmp_path: Path, call: Call) -> None:
-    texts = [*sentences(2, seed=8), "x=5 ba!", "a=b", "data.x = 3 is assigned", "train.py=main file", "search.a b=c"]
+    texts = [
+        *make_sentences(2, seed=8),
+        "x=5 ba!",
+        "a=b",
+        "data.x = 3 is assigned",
+        "train.py=main file",
+        "search.a b=c",
+    ]
     piped = call("translate", toy.run, stdin="".join(f"{text}\n" for text in texts).encode())
     assert call("translate", toy.run, *texts) == piped
     assert call("translate", toy.run, "\n".join(texts)) == piped
     narrow = call("translate", toy.run, *texts, "search.beam=1", "--json")
     assert [json.loads(line)["source"] for line in narrow.out.splitlines()] == texts
-    one_sentence(call("translate", toy.run, "ba!", "beam=1"), "did you mean 'search.beam=1'")
-    one_sentence(call("translate", toy.run, "ba!", "serach.beam=1"), "did you mean 'search.beam=1'")
-    one_sentence(call("translate", toy.run, "ba!", "search.bean=1"), "search.bean", "beam")
-    one_sentence(call("translate", toy.run, "ba!", "train.lr=1"), "'train.lr=1' cannot be changed here")
-    one_sentence(call("translate", toy.run, "ba \udcff!"), "UTF-8")
+    assert_user_error(call("translate", toy.run, "ba!", "beam=1"), "did you mean 'search.beam=1'")
+    assert_user_error(call("translate", toy.run, "ba!", "serach.beam=1"), "did you mean 'search.beam=1'")
+    assert_user_error(call("translate", toy.run, "ba!", "search.bean=1"), "search.bean", "beam")
+    assert_user_error(call("translate", toy.run, "ba!", "train.lr=1"), "'train.lr=1' cannot be changed here")
+    assert_user_error(call("translate", toy.run, "ba \udcff!"), "UTF-8")
     lines = write_lines(tmp_path / "in", texts)
-    one_sentence(call("translate", toy.run, "ba!", "-i", lines), "--input")
+    assert_user_error(call("translate", toy.run, "ba!", "-i", lines), "--input")
     assert "to read the file of that name" in call("translate", toy.run, lines).err
 
 
 def test_another_task_is_named_by_the_run(toy: Toy, call: Call) -> None:
     """One run or several: no list and no Path shows."""
     for wanted in ("classify", "generate"):
-        one_sentence(call(wanted, toy.run), f"the model in '{toy.run}' does not {wanted}")
+        assert_user_error(call(wanted, toy.run), f"the model in '{toy.run}' does not {wanted}")
     with pytest.raises(UserError, match=f"the model in '{toy.run}', '{toy.run}' does not classify"):
         load_as(Classifier, [toy.run, toy.run])
 
@@ -155,4 +162,4 @@ def test_a_run_folder_whose_name_is_not_utf8_is_not_called_damaged(tmp_path: Pat
     assert "is not valid UTF-8; rename it" in refused.err
     assert "damaged" not in refused.err
     with pytest.raises(UserError, match="is not valid UTF-8"):
-        quietly(toy.run / "config.yaml", tmp_path / "o\udcff")
+        train_quietly(toy.run / "config.yaml", tmp_path / "o\udcff")

@@ -22,7 +22,7 @@ from dragoman.errors import UserError
 from dragoman.io import OPENERS
 from dragoman.progress import ITEMS_PER_CHECK, ProgressBar, set_verbosity
 from dragoman.types import Pair
-from toy_run import Call, environment, files, one_sentence, pairs, write_lines, write_recipe
+from toy_run import Call, assert_user_error, environment, files, pairs, write_lines, write_recipe
 
 PAIRS = [(pair.source, pair.target) for pair in pairs(12)]
 
@@ -93,7 +93,7 @@ def test_plain_text_has_statistics_of_its_own(call: Call) -> None:
     assert not any("empty sources" in note or "belong together" in note for note in found["notes"])
     assert "source words" not in call("data", "stats", "--corpus", "{text: a.src}").out
     for command in ("clean", "split"):
-        one_sentence(call("data", command, "--corpus", "{text: a.src}", "--out", "x"), command, "a.src", "pairs")
+        assert_user_error(call("data", command, "--corpus", "{text: a.src}", "--out", "x"), command, "a.src", "pairs")
 
 
 REFUSED = {
@@ -123,7 +123,7 @@ def test_what_describes_no_corpus(
     folder: Path, call: Call, command: str, way: list[str], culprits: tuple[str, ...]
 ) -> None:
     before = files(folder)
-    one_sentence(call("data", command, *way, *(() if command == "stats" else ("--out", "out"))), *culprits)
+    assert_user_error(call("data", command, *way, *(() if command == "stats" else ("--out", "out"))), *culprits)
     assert files(folder) == before
 
 
@@ -151,7 +151,7 @@ def test_what_a_test_set_shares_with_training(folder: Path, call: Call) -> None:
     parts = [f"{{source: part.{name}.source, target: part.{name}.target}}" for name in ("test", "train")]
     after = json.loads(call("data", "stats", "--corpus", parts[0], "--against", parts[1], "--json").out)
     assert (after["against"]["shared_sources"], after["against"]["other_pairs"]) == (0, len(PAIRS) - 5)
-    one_sentence(call("data", "stats", "--tsv", "test.tsv", "--against", "train.tsv"), "--against", "'train.tsv'")
+    assert_user_error(call("data", "stats", "--tsv", "test.tsv", "--against", "train.tsv"), "--against", "'train.tsv'")
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "日本", "c-d", "é.", "!"]), max_size=4).map(" ".join)
@@ -176,7 +176,7 @@ def test_what_is_shared_is_that_of_lists(here: list[Pair], there: list[Pair]) ->
 
 def test_a_pipe_is_read_once(folder: Path, call: Call) -> None:
     os.mkfifo(folder / "pipe")
-    one_sentence(call("data", "split", "--tsv", "pipe", "--out", "out"), "'pipe'", "not a plain file", "twice")
+    assert_user_error(call("data", "split", "--tsv", "pipe", "--out", "out"), "'pipe'", "not a plain file", "twice")
 
 
 def test_help_lists_what_clean_can_be_told(call: Call) -> None:
@@ -191,7 +191,7 @@ def test_help_lists_what_clean_can_be_told(call: Call) -> None:
 )
 @pytest.mark.usefixtures("folder")
 def test_settings_are_checked_before_the_corpus_is_read(call: Call, setting: str, culprits: tuple[str, ...]) -> None:
-    one_sentence(call("data", "clean", "--tsv", "none.tsv", "--out", "out", setting), *culprits)
+    assert_user_error(call("data", "clean", "--tsv", "none.tsv", "--out", "out", setting), *culprits)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dragoman.training.start import dry_run
-from toy_run import Call, one_sentence, quietly
+from toy_run import Call, assert_user_error, train_quietly
 
 
 def everything(folder: Path) -> list[tuple[Path, int]]:
@@ -33,16 +33,16 @@ def test_it_finds_what_training_finds(small: Path, call: Call) -> None:
 
 
 def test_it_refuses_what_training_refuses(small: Path, call: Call) -> None:
-    quietly(small, run := small.parent / "run", "train.steps=1")
-    one_sentence(call("train", small, "-o", run, "--dry-run"), "already holds a run")
-    one_sentence(call("train", small, "-o", small.parent / "new", "model.heads=3", "--dry-run"), "heads")
-    one_sentence(call("train", small, "-o", run, "--dry-run", "--resume"), "--resume")
+    train_quietly(small, run := small.parent / "run", "train.steps=1")
+    assert_user_error(call("train", small, "-o", run, "--dry-run"), "already holds a run")
+    assert_user_error(call("train", small, "-o", small.parent / "new", "model.heads=3", "--dry-run"), "heads")
+    assert_user_error(call("train", small, "-o", run, "--dry-run", "--resume"), "--resume")
     wide = call("train", small, "-o", small.parent / "new", "tokenizer.size=50000", "--dry-run")
-    one_sentence(wide, "tokenizer.size 50000", working=True)
+    assert_user_error(wide, "tokenizer.size 50000", working=True)
 
 
 def test_a_parent_is_taken_into_account(small: Path, call: Call) -> None:
-    quietly(small, run := small.parent / "run", "train.steps=1")
+    train_quietly(small, run := small.parent / "run", "train.steps=1")
     assert dry_run(small, out=small.parent / "new", init_from=run)["vocabulary"]
     answer = call("train", small, "-o", small.parent / "new", "--init-from", run, "model.width=32", "--dry-run")
-    one_sentence(answer, "does not fit", working=True)
+    assert_user_error(answer, "does not fit", working=True)

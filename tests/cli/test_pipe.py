@@ -15,12 +15,12 @@ import pytest
 from dragoman import io as file_io
 from dragoman.cli import line_io
 from dragoman.errors import UserError
-from toy_run import Call, Toy, sentences, started
+from toy_run import Call, Toy, make_sentences, start_process
 
 
 def test_a_line_is_answered_before_the_next_one_comes(toy: Toy) -> None:
-    lines = sentences(3, seed=5)
-    with started("translate", toy.run, "--engine", "torch", "--device", "cpu", stdin=subprocess.PIPE) as running:
+    lines = make_sentences(3, seed=5)
+    with start_process("translate", toy.run, "--engine", "torch", "--device", "cpu", stdin=subprocess.PIPE) as running:
         assert running.stdin is not None
         assert running.stdout is not None
         answers = []
@@ -103,5 +103,5 @@ def test_lines_are_the_same_in_groups_of_every_size(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_dash_is_stdin(toy: Toy, call: Call) -> None:
-    line = sentences(1, seed=6)[0].encode() + b"\n"
+    line = make_sentences(1, seed=6)[0].encode() + b"\n"
     assert call("translate", toy.run, "-i", "-", stdin=line) == call("translate", toy.run, stdin=line)

@@ -16,7 +16,7 @@ from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_arguments, ch
 from dragoman.errors import UserError
 from dragoman.inference import export
 from dragoman.inference import loading as choose
-from toy_run import Call, one_sentence, write_corpus, write_recipe
+from toy_run import Call, assert_user_error, write_corpus, write_recipe
 
 NOWHERE = Path("/nowhere/at/all")
 PROGRAM = """
@@ -161,4 +161,4 @@ def test_a_null_character_in_a_name() -> None:
 
 
 def test_a_misspelt_recipe_is_answered_with_the_nearest(call: Call, tmp_path: Path) -> None:
-    one_sentence(call("train", "mutli30k-en-de", "--out", tmp_path / "run"), "did you mean 'multi30k-en-de'")
+    assert_user_error(call("train", "mutli30k-en-de", "--out", tmp_path / "run"), "did you mean 'multi30k-en-de'")

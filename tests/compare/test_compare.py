@@ -23,7 +23,7 @@ from dragoman.training.trainer import train
 from dragoman.types import Pair
 from toy_heads import classifier_recipe, lm_recipe
 from toy_report import measurements_of, report_of
-from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe
+from toy_run import SMALL, Call, assert_user_error, read_tensor_files, start_process, write_corpus, write_recipe
 
 pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -102,7 +102,7 @@ def test_runs_are_ordinary_run_folders(done: Path, call: Call) -> None:
 
 
 def test_what_is_done_is_not_done_again(done: Path, call: Call) -> None:
-    before, bytes_before = tensors(done), (done / "report.json").read_bytes()
+    before, bytes_before = read_tensor_files(done), (done / "report.json").read_bytes()
     answer = call("compare", done.parent / "recipes", "--out", done)
     assert answer.code == 0, answer.err
     assert answer.out.splitlines()[0].split()[:3] == ["model", "BLEU", "dev.src"]
@@ -110,7 +110,7 @@ def test_what_is_done_is_not_done_again(done: Path, call: Call) -> None:
     answer = call("compare", done.parent / "recipes", "--out", done, "--json")
     assert "2 of 2 runs were done before" in answer.err
     assert json.loads(answer.out) == json.loads(bytes_before)
-    assert tensors(done) == before
+    assert read_tensor_files(done) == before
     assert (done / "report.json").read_bytes() == bytes_before
 
 
@@ -119,7 +119,7 @@ def test_a_comparison_that_was_killed_goes_on(done: Path, tmp_path: Path) -> Non
     """Killed at its first checkpoint, it leaves no process behind, and the same command ends in the same report."""
     out, recipe = tmp_path / "out", done.parent / "recipes" / "attention.yaml"
     arguments = ("compare", recipe, "--out", out)
-    with started(*arguments) as running:
+    with start_process(*arguments) as running:
         wait_for(lambda: any(out.glob("runs/attention-seed1/checkpoints/step-*")))
         running.kill()
         running.communicate()  # waits until nobody holds its streams
@@ -174,7 +174,7 @@ def test_what_cannot_be_compared_is_refused(
     whole = yaml.safe_load(paths[1].read_text())
     whole[section][key] = value
     paths[1].write_text(yaml.safe_dump(whole))
-    one_sentence(call("compare", *paths, "--out", tmp_path / "out"), *culprits)
+    assert_user_error(call("compare", *paths, "--out", tmp_path / "out"), *culprits)
     assert not (tmp_path / "out").exists()
 
 
@@ -188,13 +188,13 @@ def test_one_budget_on_the_command_line_serves_all(tmp_path: Path) -> None:
 
 def test_results_of_other_settings_are_refused(done: Path, call: Call) -> None:
     answer = call("compare", done.parent / "recipes", "--out", done, "train.lr=0.1")
-    one_sentence(answer, "attention-seed1", "train.lr=0.004", "0.1", "--out")
+    assert_user_error(answer, "attention-seed1", "train.lr=0.004", "0.1", "--out")
 
 
 def test_a_report_does_not_take_the_place_of_a_larger_one(done: Path, call: Call) -> None:
     before, (first, *others) = (done / "report.json").read_bytes(), MODELS
     answer = call("compare", done.parent / "recipes" / f"{first}.yaml", "--out", done)
-    one_sentence(answer, "contains runs of other recipes", *others, "choose another --out")
+    assert_user_error(answer, "contains runs of other recipes", *others, "choose another --out")
     assert (done / "report.json").read_bytes() == before
 
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_asked_is_said_before_the_runs(
     write_recipes(tmp_path / "recipes")
     asked = {"questions": [{"title": "Who?", "figure": "length", **question}]}
     (tmp_path / "recipes" / "questions.yaml").write_text(yaml.safe_dump(asked))
-    one_sentence(call("compare", tmp_path / "recipes", "--out", tmp_path / "out"), *culprits)
+    assert_user_error(call("compare", tmp_path / "recipes", "--out", tmp_path / "out"), *culprits)
     assert not (tmp_path / "out").exists()
 
 
@@ -236,23 +236,25 @@ def test_only_models_of_one_task_are_compared(tmp_path: Path, call: Call) -> Non
     paths = write_recipes(tmp_path / "recipes")
     whole = yaml.safe_load(paths[1].read_text())
     paths[1].write_text(yaml.safe_dump({**whole, "model": {"kind": "lm", "layers": 1}}))
-    one_sentence(call("compare", *paths, "--out", tmp_path / "out"), "model.kind", "translate", "generate")
+    assert_user_error(call("compare", *paths, "--out", tmp_path / "out"), "model.kind", "translate", "generate")
 
 
 def test_without_anything_to_evaluate_on_there_is_no_comparison(tmp_path: Path, call: Call) -> None:
     write_recipes(tmp_path / "recipes")
     nothing = ("data.test=[]", "data.dev=[]")
-    one_sentence(call("compare", tmp_path / "recipes", "--out", tmp_path / "out", *nothing), "data.test", "attention")
+    assert_user_error(
+        call("compare", tmp_path / "recipes", "--out", tmp_path / "out", *nothing), "data.test", "attention"
+    )
 
 
 def test_recipes_that_are_not_there(tmp_path: Path, call: Call) -> None:
     (tmp_path / "empty").mkdir()
-    one_sentence(call("compare", tmp_path / "empty", "--out", tmp_path / "out"), "no recipe", "empty")
-    one_sentence(call("compare", tmp_path / "none.yaml", "--out", tmp_path / "out"), "none.yaml")
-    one_sentence(call("compare", "train.steps=3", "--out", tmp_path / "out"), "compare needs recipes")
+    assert_user_error(call("compare", tmp_path / "empty", "--out", tmp_path / "out"), "no recipe", "empty")
+    assert_user_error(call("compare", tmp_path / "none.yaml", "--out", tmp_path / "out"), "none.yaml")
+    assert_user_error(call("compare", "train.steps=3", "--out", tmp_path / "out"), "compare needs recipes")
     paths = write_recipes(tmp_path / "recipes")
     twins = write_recipes(tmp_path / "twins")
-    one_sentence(call("compare", paths[0], twins[0], "--out", tmp_path / "out"), "two recipes", "attention")
+    assert_user_error(call("compare", paths[0], twins[0], "--out", tmp_path / "out"), "two recipes", "attention")
 
 
 # The page

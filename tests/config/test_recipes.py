@@ -17,7 +17,7 @@ from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe, read_recipe
 from dragoman.training.start import check_settings
-from toy_run import Call, pairs, quietly
+from toy_run import Call, pairs, train_quietly
 
 ROOT = Path(__file__).parents[2]
 ALL = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path.name != "questions.yaml")  # which is none
@@ -120,7 +120,7 @@ def test_a_task_runs_from_end_to_end(path: Path, tmp_path: Path, monkeypatch: py
     recipe = build(Recipe, parse_yaml(path.read_text(), path.name))
     assert all(not Path(file).is_absolute() for _, corpus in corpora(recipe) for file in corpus.files)
     furnish(tmp_path, recipe)
-    run = quietly(path, tmp_path / "run", *overrides(recipe))
+    run = train_quietly(path, tmp_path / "run", *overrides(recipe))
     answer = call("evaluate", run, "--json")
     assert answer.code == 0, answer.err
     results = [json.loads(line) for line in answer.out.splitlines()]

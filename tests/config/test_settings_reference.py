@@ -16,7 +16,7 @@ from dragoman.errors import UserError
 from dragoman.models.registry import MODEL_KINDS
 from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check_settings
-from toy_run import Call, one_sentence
+from toy_run import Call, assert_user_error
 
 KINDS = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
 
@@ -110,7 +110,7 @@ def test_on_the_command_line(call: Call) -> None:
     answer = call("settings", "model", "model.kind=lm", "model.backbone=rnn")
     assert answer.code == 0
     assert answer.out == show_settings(["model"], ["model.kind=lm", "model.backbone=rnn"])
-    one_sentence(call("settings", "modle"), "did you mean 'model'")
+    assert_user_error(call("settings", "modle"), "did you mean 'model'")
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -29,7 +29,7 @@ from dragoman.errors import UserError
 from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check_settings
 from dragoman.types import Batch, Pair
-from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
+from toy_run import SMALL, environment, read_last_step, read_tensor_files, train_quietly, write_corpus, write_recipe
 from toy_text import ALL, LINES, ODD, PAIRS
 
 Item = tuple[Batch, StreamPosition]
@@ -277,13 +277,13 @@ def test_a_script_trains_once_and_as_without_processes(tmp_path: Path, monkeypat
     assert at_work.returncode == 0, said
     assert out == b"once\n"
     monkeypatch.setattr(samplers, "count_workers", lambda: 0)
-    quietly(tmp_path / "recipe.yaml", tmp_path / "here", "train.steps=6")
-    assert tensors(tmp_path / "run") == tensors(tmp_path / "here")
+    train_quietly(tmp_path / "recipe.yaml", tmp_path / "here", "train.steps=6")
+    assert read_tensor_files(tmp_path / "run") == read_tensor_files(tmp_path / "here")
 
 
 def test_an_interrupt_from_a_terminal_is_heard_by_the_trainer_alone(tmp_path: Path) -> None:
     with script(tmp_path, "train.steps=100000") as at_work:
-        until(lambda: last_step(tmp_path / "run") > 3)
+        until(lambda: read_last_step(tmp_path / "run") > 3)
         drawing = children(at_work.pid)
         os.killpg(at_work.pid, signal.SIGINT)
         _, said = at_work.communicate(timeout=60)

@@ -29,7 +29,16 @@ from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import open_stream, prepare
 from dragoman.types import BOS, Line, Pair
-from toy_run import WORDS, Call, one_sentence, quietly, tensors, write_corpus, write_lines, write_recipe
+from toy_run import (
+    WORDS,
+    Call,
+    assert_user_error,
+    read_tensor_files,
+    train_quietly,
+    write_corpus,
+    write_lines,
+    write_recipe,
+)
 from toy_text import ALL, TEXT
 
 QUIET = Report(quiet=True)
@@ -113,18 +122,18 @@ def test_both_ways_is_what_swapped_files_would_be(small: Path, tmp_path: Path) -
     """To the bit: the same pairs in the same order make the same run."""
     there, back = ({"source": f"train.{a}", "target": f"train.{b}"} for a, b in (("src", "trg"), ("trg", "src")))
     short = ["train.steps=4", "train.validate_every=0", "train.validate_lines=0"]
-    one = quietly(small, tmp_path / "one", "data.both_ways=true", *short)
+    one = train_quietly(small, tmp_path / "one", "data.both_ways=true", *short)
     listed = write_recipe(tmp_path / "listed.yaml", **{**yaml.safe_load(small.read_text()), "data": {}})
     whole = yaml.safe_load(small.read_text())
     whole["data"]["train"] = [there, back]
     listed.write_text(yaml.safe_dump(whole))
-    two = quietly(listed, tmp_path / "two", *short)
+    two = train_quietly(listed, tmp_path / "two", *short)
     whole["data"]["train"] = [there, {**there, "reverse": True}]
     listed.write_text(yaml.safe_dump(whole))
-    three = quietly(listed, tmp_path / "three", *short)
+    three = train_quietly(listed, tmp_path / "three", *short)
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-    assert tensors(one) == tensors(two) == tensors(three)
-    tuned = quietly(small, tmp_path / "tuned", "train.steps=2", "train.validate_lines=0", init_from=one)
+    assert read_tensor_files(one) == read_tensor_files(two) == read_tensor_files(three)
+    tuned = train_quietly(small, tmp_path / "tuned", "train.steps=2", "train.validate_lines=0", init_from=one)
     assert load(tuned, device="cpu").translate(["ba."])[0].text is not None
 
 
@@ -159,7 +168,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
     }  # fmt: skip
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    quietly(folder / "recipe.yaml", folder / "run")
+    train_quietly(folder / "recipe.yaml", folder / "run")
     return folder
 
 
@@ -196,7 +205,7 @@ def test_tags_on_the_command_line(folder: Path, tmp_path: Path, call: Call) -> N
     way = ("translate", run, "--input", words, "--engine", "torch")
     assert call(*way, "--tag", "there").out == turned.read_text()
     assert call(*way).out == words.read_text()
-    one_sentence(call(*way, "--tag", "ther"), "'ther'", "did you mean 'there'", "back")
+    assert_user_error(call(*way, "--tag", "ther"), "'ther'", "did you mean 'there'", "back")
     terms = write_lines(tmp_path / "terms.tsv", ["zebra\tZebra"])  # of none of the lines
     assert call(*way, "--tag", "there", "--glossary", terms).out == turned.read_text()
     assert call(*way, "--tag", "there", "--glossary", terms, "--stream").out == turned.read_text()
@@ -220,7 +229,7 @@ def test_a_glossary_where_every_corpus_has_a_tag(folder: Path, tmp_path: Path, c
     whole["data"] |= {"train": [{**corpus, "tag": tag} for tag in ("there", "back")], "dev": [], "test": []}
     whole["train"] |= {"steps": 1, "lr": 1e-9, "warmup": 0}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(whole))
-    run = quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
+    run = train_quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
     terms = write_lines(tmp_path / "terms.tsv", ["zebra\tZebra"])
     answer = call("translate", run, "--tag", "there", "--glossary", terms, "--input", folder / "words")
     assert (answer.code, answer.out) == (0, (folder / "turned").read_text())
@@ -255,7 +264,7 @@ def test_begun_with_a_run_of_other_tags(folder: Path, tmp_path: Path, tags: tupl
     whole["data"] |= {"train": [{**corpus, "tag": tag} for tag in tags or [""]], "dev": [], "test": []}
     whole["train"] |= {"steps": 1, "lr": 1e-9, "warmup": 0}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(whole))
-    run = quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
+    run = train_quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
     parent, child = (open_run(each, device="cpu") for each in (folder / "run", run))
     assert child.tokenizers.tags == ("there", "back", *(["new"] if "new" in tags else []))
     before, after = collect_tensors(parent.model), collect_tensors(child.model)
@@ -263,7 +272,7 @@ def test_begun_with_a_run_of_other_tags(folder: Path, tmp_path: Path, tags: tupl
         assert torch.allclose(after[name][: len(tensor)], tensor, atol=1e-6), name
     rows = len(after["decoder.embedding.weight"]) - len(before["decoder.embedding.weight"])
     assert rows == ("new" in tags)
-    resumed = quietly(tmp_path / "recipe.yaml", run, "train.steps=2", resume=True)
+    resumed = train_quietly(tmp_path / "recipe.yaml", run, "train.steps=2", resume=True)
     assert load(resumed, device="cpu").translate(["ba"], tag=tags[0] if tags else "")[0].text
 
 
@@ -271,7 +280,7 @@ def test_a_parent_of_another_width_does_not_fit_whatever_its_tags(folder: Path, 
     corpus = f"data.train={{source: {folder / 'words'}, target: {folder / 'turned'}, tag: new}}"
     way = ("--out", tmp_path / "run", "--init-from", folder / "run", corpus, "data.dev=[]", "data.test=[]")
     answer = call("train", folder / "recipe.yaml", *way, "model.width=16")
-    one_sentence(answer, "--init-from does not fit", "model", working=True)
+    assert_user_error(answer, "--init-from does not fit", "model", working=True)
 
 
 def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
@@ -336,5 +345,5 @@ def test_what_cannot_be_learned_is_refused(
     folder: Path, tmp_path: Path, call: Call, said: tuple[list[str], tuple[str, ...]]
 ) -> None:
     overrides, culprits = said
-    one_sentence(call("train", folder / "recipe.yaml", "--out", tmp_path / "run", *overrides), *culprits)
+    assert_user_error(call("train", folder / "recipe.yaml", "--out", tmp_path / "run", *overrides), *culprits)
     assert not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS
 from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenFeature
-from tolerance import differ, same
+from tolerance import assert_different, assert_same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_sections import settings_of
 from toy_trees import arcs, heads, to_root
@@ -134,9 +134,9 @@ def test_a_tree_changes_what_is_read() -> None:
     batch = grid([CHAIN])
     for found in (STAR, DEEP):
         other = grid([found])
-        differ(model(batch), model(replace(batch, features=other.features)))
+        assert_different(model(batch), model(replace(batch, features=other.features)))
         for name, tensor in other.features.items():
-            differ(model(batch), model(replace(batch, features={**batch.features, name: tensor})))
+            assert_different(model(batch), model(replace(batch, features={**batch.features, name: tensor})))
 
 
 def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
@@ -150,9 +150,9 @@ def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
     some = [tree_example(CHAIN, 1), tree_example(STAR, 2)]
     without = [example._replace(features=tree_of([0] * 5, ())) for example in some]
     batch = in_rows([[0, 1]], [example._replace(features={}) for example in some])
-    same(model(batch), plain(batch))
-    same(model(in_rows([[0, 1]], without)), plain(batch))
-    differ(model(in_rows([[0, 1]], some)), plain(batch))
+    assert_same(model(batch), plain(batch))
+    assert_same(model(in_rows([[0, 1]], without)), plain(batch))
+    assert_different(model(in_rows([[0, 1]], some)), plain(batch))
 
 
 def test_vectors_of_zero_are_the_sinusoidal_model_too() -> None:
@@ -163,7 +163,7 @@ def test_vectors_of_zero_are_the_sinusoidal_model_too() -> None:
         for name in set(learned) - set(plain.state_dict()):
             learned[name].zero_()
     batch = grid([CHAIN, STAR])
-    same(model(batch), plain(batch))
+    assert_same(model(batch), plain(batch))
 
 
 @settings(max_examples=20)
@@ -176,7 +176,7 @@ def test_packed_equals_alone(trees: list[tuple[int, ...]], items: list[int], cut
     states = model(batch)
     for r, row in enumerate(rows):
         for number, item in enumerate(row, 1):
-            same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
+            assert_same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
 
 
 def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
@@ -203,7 +203,7 @@ def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:
             if way != UNKNOWN_DISTANCE:
                 key[i, j], value[i, j] = (table[max(-2, min(2, way)) + 2] for table in (relate.key_RD, relate.value_RD))
     score = torch.einsum("bhqd,bhqkd->bhqk", q, q[:, :, None] + key) * 4**-0.5
-    same(found, torch.einsum("bhqk,bhqkd->bhqd", score.softmax(-1), q[:, :, None] + value))
+    assert_same(found, torch.einsum("bhqk,bhqkd->bhqd", score.softmax(-1), q[:, :, None] + value))
 
 
 def test_only_depths_that_occur_learn() -> None:

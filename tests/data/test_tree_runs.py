@@ -24,7 +24,7 @@ from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.io import read_lines
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.types import Pair, Tree
-from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
+from toy_run import Call, assert_user_error, read_run_events, read_tensor_files, train_quietly, write_lines
 
 FEW = 150
 GOLDEN = Path(__file__).parents[1] / "golden" / "run-1"  # a run that reads no trees
@@ -52,7 +52,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, count in (("train", FEW), ("dev", 10)):
         write_phrasebook(folder / split, count=count, split=split, seed=1, gold=False, conllu=True)
     recipe = recipe_in(folder, files(folder, "train"), files(folder, "dev"))
-    quietly(recipe, folder / "run")
+    train_quietly(recipe, folder / "run")
     return folder
 
 
@@ -74,9 +74,9 @@ def dev(corpus: Path) -> tuple[list[str], list[Tree]]:
 
 def test_files_and_the_phrasebook_itself_train_the_same_model(corpus: Path, tmp_path: Path) -> None:
     recipe = recipe_in(tmp_path, {"phrasebook": FEW}, {"phrasebook": 10})
-    quietly(recipe, tmp_path / "run")
-    assert tensors(tmp_path / "run") == tensors(corpus / "run")
-    assert events(tmp_path / "run") == events(corpus / "run")
+    train_quietly(recipe, tmp_path / "run")
+    assert read_tensor_files(tmp_path / "run") == read_tensor_files(corpus / "run")
+    assert read_run_events(tmp_path / "run") == read_run_events(corpus / "run")
 
 
 def test_trees_matter_to_training(corpus: Path, tmp_path: Path) -> None:
@@ -85,19 +85,22 @@ def test_trees_matter_to_training(corpus: Path, tmp_path: Path) -> None:
     flat.write_text(
         "\n".join(line.replace(f"\t{line.split(chr(9))[6]}\t", "\t0\t") if "\t" in line else line for line in text)
     )
-    quietly(
+    train_quietly(
         recipe_in(tmp_path, {**files(corpus, "train"), "conllu": str(flat)}, files(corpus, "dev")), tmp_path / "run"
     )
-    assert tensors(tmp_path / "run") != tensors(corpus / "run")
+    assert read_tensor_files(tmp_path / "run") != read_tensor_files(corpus / "run")
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.2])
 def test_a_run_goes_on_to_the_bit(corpus: Path, tmp_path: Path, sampling: float) -> None:
     recipe = recipe_in(tmp_path, files(corpus, "train"), files(corpus, "dev"), sampling=sampling)
-    quietly(recipe, tmp_path / "whole")
-    quietly(recipe, tmp_path / "run", "train.steps=5")
-    quietly(recipe, tmp_path / "run", resume=True)
-    assert tensors(tmp_path / "run")["model.safetensors"] == tensors(tmp_path / "whole")["model.safetensors"]
+    train_quietly(recipe, tmp_path / "whole")
+    train_quietly(recipe, tmp_path / "run", "train.steps=5")
+    train_quietly(recipe, tmp_path / "run", resume=True)
+    assert (
+        read_tensor_files(tmp_path / "run")["model.safetensors"]
+        == read_tensor_files(tmp_path / "whole")["model.safetensors"]
+    )
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
@@ -147,7 +150,7 @@ def test_validation_reads_trees(corpus: Path, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Translator, "translate", watched)
     recipe = recipe_in(tmp_path, files(corpus, "train"), files(corpus, "dev"))
-    quietly(recipe, tmp_path / "run", "train.steps=1")
+    train_quietly(recipe, tmp_path / "run", "train.steps=1")
     assert seen == [dev(corpus)[1][:4]]
 
 
@@ -220,16 +223,16 @@ def test_trees_and_lines_that_do_not_belong_together(corpus: Path, call: Call, t
         assert answer.code == 2
         assert sentence in answer.err.splitlines()[-1]
         answer = call("evaluate", corpus / "run", "--source", some, "--reference", some, "--conllu", conllu)
-        one_sentence(answer, sentence, conllu)
+        assert_user_error(answer, sentence, conllu)
     recipe = recipe_in(tmp_path, {**files(corpus, "train"), "conllu": str(conllu)}, [])
-    one_sentence(call("train", recipe, "--out", tmp_path / "run"), "has 10 sentences", working=True)
+    assert_user_error(call("train", recipe, "--out", tmp_path / "run"), "has 10 sentences", working=True)
 
 
 def test_who_reads_no_trees_is_given_none(call: Call, corpus: Path, tmp_path: Path) -> None:
     run = shutil.copytree(GOLDEN, tmp_path / "run")  # evaluate adds scores to a run
     trees = ["--conllu", corpus / "dev.en.conllu"]
     answer = call("translate", run, "--input", corpus / "dev.en", *trees)
-    one_sentence(answer, "this model does not use trees", "model.position=tree")
+    assert_user_error(answer, "this model does not use trees", "model.position=tree")
     files = ["--source", corpus / "dev.en", "--reference", corpus / "dev.de"]
     answer = call("evaluate", run, corpus / "run", *files, *trees, "--beam", 1)
     assert answer.code == 0
@@ -252,7 +255,7 @@ def test_evaluation_uses_trees(corpus: Path, translator: Translator, call: Call)
 
 def test_conllu_goes_with_files_alone(call: Call, tmp_path: Path) -> None:
     recipe = recipe_in(tmp_path, {"phrasebook": 10, "conllu": "a.conllu"}, [])
-    one_sentence(
+    assert_user_error(
         call("train", recipe, "--out", tmp_path / "run"), "data.train", "conllu works with", "not with phrasebook"
     )
 

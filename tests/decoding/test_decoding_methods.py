@@ -24,7 +24,7 @@ from dragoman.errors import UserError
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, Example, Hypothesis
 from toy_requests import REAL, asked, real, real_request, real_sources
-from toy_run import Call, Toy, sentences, translated, write_lines
+from toy_run import Call, Toy, make_sentences, translate_toy, write_lines
 from toy_steps import Toy as Steps
 from toy_steps import sources
 
@@ -41,7 +41,7 @@ def test_the_same_in_any_company(translator: Translator, method: str) -> None:
         starts = range(0, len(lines), size)
         return [one for at in starts for one in translator.translate(lines[at : at + size], search=search)]
 
-    lines = sentences(24, seed=21, longest=6)
+    lines = make_sentences(24, seed=21, longest=6)
     expected = dict(zip(lines, answers(lines, 24), strict=True))
     shuffled = Random(5).sample(lines, len(lines))
     for size in (1, 5):
@@ -60,9 +60,9 @@ def test_as_many_out_as_in(translator: Translator, method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_model_is_right_by_every_method(translator: Translator, method: str) -> None:
-    lines = sentences(30, seed=22)
+    lines = make_sentences(30, seed=22)
     found = translator.translate(lines, search={"method": method, "temperature": 0.5})
-    assert sum(one.text == translated(line) for one, line in zip(found, lines, strict=True)) >= 27
+    assert sum(one.text == translate_toy(line) for one, line in zip(found, lines, strict=True)) >= 27
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -97,7 +97,7 @@ def test_width_one_is_greedy(name: str) -> None:
 
 
 def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Translator) -> None:
-    lines = sentences(6, seed=23)
+    lines = make_sentences(6, seed=23)
     hot: dict[str, Any] = {"method": "sample", "temperature": 2.0}
     one = [found.text for found in translator.translate(lines, search=hot)]
     assert one == [found.text for found in translator.translate(lines, search={**hot, "seed": 1})]
@@ -138,11 +138,11 @@ def test_samples_follow_the_probabilities() -> None:
 
 
 def test_agreement_can_be_had_from_a_beam(translator: Translator) -> None:
-    lines = sentences(10, seed=24)
+    lines = make_sentences(10, seed=24)
     search = {"method": "mbr", "candidates": "beam", "metric": "bleu"}
     found = translator.nbest(lines, count=3, search=search, beam=6)
     for line, answers in zip(lines, found, strict=True):
-        assert answers[0].text == translated(line)
+        assert answers[0].text == translate_toy(line)
         assert [one.score for one in answers] == sorted((one.score for one in answers), reverse=True)
 
 
@@ -180,7 +180,7 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -
 
 
 def test_settings_on_the_command_line(toy: Toy, tmp_path: Any, call: Call) -> None:
-    lines = sentences(12, seed=25)
+    lines = make_sentences(12, seed=25)
     file = write_lines(tmp_path / "lines", lines)
     for settings in (["search.method=mbr", "search.samples=4"], ["search.length_norm=gnmt"], ["search.beam=2"]):
         values = dict(item.removeprefix("search.").split("=") for item in settings)

@@ -42,10 +42,10 @@ from dragoman.metrics.metrics import METRICS, compute_metrics
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.run_dir import RunFolder
 from dragoman.types import Hypothesis
-from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
+from toy_run import Call, Toy, assert_user_error, make_sentences, translate_toy, write_lines
 
-SOURCES = sentences(60, seed=41, longest=9)
-RIGHT = [translated(line) for line in SOURCES]
+SOURCES = make_sentences(60, seed=41, longest=9)
+RIGHT = [translate_toy(line) for line in SOURCES]
 
 
 def corrupt(fraction: float, seed: int = 1) -> list[str]:
@@ -59,8 +59,8 @@ def make_output(texts: list[str], *names: str) -> SystemOutput:
 
 
 def test_result_has_the_scores_of_the_translations(toy: Toy) -> None:
-    sources = sentences(30, seed=41)
-    references = [[translated(line) for line in sources]]
+    sources = make_sentences(30, seed=41)
+    references = [[translate_toy(line) for line in sources]]
     result = predict_lines(toy.translator, EvaluationSet(sources, references)).result()
     texts = [one.text for one in toy.translator.translate(sources)]
     for score in compute_metrics(texts, references):
@@ -73,8 +73,8 @@ def test_result_has_the_scores_of_the_translations(toy: Toy) -> None:
 
 def test_run_is_evaluated_on_its_test_corpora(toy: Toy, tmp_path: Path) -> None:
     """Each corpus of data.test has its own result, with the metrics of data.metrics."""
-    sources = sentences(12, seed=43)
-    right = [translated(line) for line in sources]
+    sources = make_sentences(12, seed=43)
+    right = [translate_toy(line) for line in sources]
     rows = [{"in": s, "out": t, "other": "x", "all": ["x", t]} for s, t in zip(sources, right, strict=True)]
     jsonl = write_lines(tmp_path / "t.jsonl", map(json.dumps, rows))
     tsv = write_lines(tmp_path / "t.tsv", [f"{s}\t{t}" for s, t in zip(sources, right, strict=True)])
@@ -160,7 +160,7 @@ def test_parallel_files_have_equally_many_lines(tmp_path: Path) -> None:
 
 
 def test_table_has_a_row_for_each_score(toy: Toy) -> None:
-    sources = sentences(5, seed=41)
+    sources = make_sentences(5, seed=41)
     one = {"run": "one", **predict_lines(toy.translator, EvaluationSet(sources, [sources])).result()}
     title, header, *rows = format_scores([one]).plain.split("\n")
     assert title == "test set: 5 lines"
@@ -394,16 +394,16 @@ def test_invalid_options_and_files_are_refused(tmp_path: Path, call: Call) -> No
     files = ["--source", source, "--reference", reference]
     short = write_lines(tmp_path / "short", RIGHT[1:])
     cut = write_lines(tmp_path / "cut", [" ".join(f"▁{word}" for word in line.split()) for line in RIGHT])
-    one_sentence(call("evaluate", *files), "run folder", "--hypotheses")
-    one_sentence(call("evaluate", "--hypotheses", short), "--hypotheses F", "--reference F")
-    one_sentence(call("evaluate", "--hypotheses", short, "--source", source), "--hypotheses F", "--reference F")
+    assert_user_error(call("evaluate", *files), "run folder", "--hypotheses")
+    assert_user_error(call("evaluate", "--hypotheses", short), "--hypotheses F", "--reference F")
+    assert_user_error(call("evaluate", "--hypotheses", short, "--source", source), "--hypotheses F", "--reference F")
     (tmp_path / "FORMAT").write_text("1\n")
-    one_sentence(call("evaluate", tmp_path, "--reference", reference), "--reference F", "--source F")
-    one_sentence(call("evaluate", *files, "--hypotheses", short), "60", "59", short)
-    one_sentence(call("evaluate", *files, "--hypotheses", cut), cut, "subword")
-    one_sentence(call("evaluate", *files, "--hypotheses", reference, "--bleu-tokenize", "13b"), "'13b'", "'13a'")
+    assert_user_error(call("evaluate", tmp_path, "--reference", reference), "--reference F", "--source F")
+    assert_user_error(call("evaluate", *files, "--hypotheses", short), "60", "59", short)
+    assert_user_error(call("evaluate", *files, "--hypotheses", cut), cut, "subword")
+    assert_user_error(call("evaluate", *files, "--hypotheses", reference, "--bleu-tokenize", "13b"), "'13b'", "'13a'")
     page = tmp_path / "no" / "page.html"
-    one_sentence(call("evaluate", *files, "--hypotheses", reference, "--page", page), page)
+    assert_user_error(call("evaluate", *files, "--hypotheses", reference, "--page", page), page)
 
 
 def test_result_is_valid_json(toy: Toy) -> None:

@@ -25,10 +25,10 @@ from dragoman.evaluation.report import (
 )
 from dragoman.evaluation.systems import EvaluationSet, Scorer, SystemOutput
 from dragoman.metrics.metrics import METRICS
-from toy_run import Call, sentences, translated, write_lines
+from toy_run import Call, make_sentences, translate_toy, write_lines
 
-SOURCES = sentences(120, seed=81, longest=6)
-RIGHT = [translated(line) for line in SOURCES]
+SOURCES = make_sentences(120, seed=81, longest=6)
+RIGHT = [translate_toy(line) for line in SOURCES]
 TEXT = st.text("ab <&\">'.ä漢\u202e\n", max_size=20)
 VOID_TAGS = {"meta", "input", "br"}
 

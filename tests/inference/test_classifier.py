@@ -14,13 +14,21 @@ from dragoman.io import read_lines
 from dragoman.models.single_sequence import TransformerClassifierSettings
 from dragoman.recipe import read_recipe
 from toy_heads import BACKBONES, classifier_recipe, label
-from toy_run import Call, events, one_sentence, quietly, sentences, tensors, write_lines
+from toy_run import (
+    Call,
+    assert_user_error,
+    make_sentences,
+    read_run_events,
+    read_tensor_files,
+    train_quietly,
+    write_lines,
+)
 
 
 @pytest.fixture(scope="module", params=BACKBONES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    return quietly(classifier_recipe(folder, request.param), folder / "run")
+    return train_quietly(classifier_recipe(folder, request.param), folder / "run")
 
 
 @pytest.fixture
@@ -31,10 +39,10 @@ def classifier(run: Path) -> Classifier:
 
 
 def test_it_learns_the_rule(run: Path, classifier: Classifier) -> None:
-    new = sentences(1000, seed=9)[-100:]
+    new = make_sentences(1000, seed=9)[-100:]
     right = [one.label == label(line) for line, one in zip(new, classifier.classify(new), strict=True)]
     assert sum(right) >= 98
-    best = [event for event in events(run) if event["event"] == "validate"][-1]
+    best = [event for event in read_run_events(run) if event["event"] == "validate"][-1]
     assert best["accuracy"] >= 98
     assert best["loss"] < 0.2
 
@@ -43,12 +51,12 @@ def test_validation_judges_as_the_door_does(run: Path, classifier: Classifier) -
     dev = [line.split("\t") for line in read_lines(run.parent / "dev.tsv")]
     found = classifier.classify([text for _, text in dev])
     right = sum(one.label == wanted for one, (wanted, _) in zip(found, dev, strict=True))
-    accuracies = [event["accuracy"] for event in events(run) if event["event"] == "validate"]
+    accuracies = [event["accuracy"] for event in read_run_events(run) if event["event"] == "validate"]
     assert 100 * right / len(dev) == pytest.approx(max(accuracies))
 
 
 def test_probabilities_are_those_of_all_labels(classifier: Classifier) -> None:
-    for one in classifier.classify(sentences(20)):
+    for one in classifier.classify(make_sentences(20)):
         assert sum(one.probabilities.values()) == pytest.approx(1)
         assert set(one.probabilities) == {"yes", "no"}
         assert one.probability == one.probabilities[one.label] == max(one.probabilities.values())
@@ -56,7 +64,7 @@ def test_probabilities_are_those_of_all_labels(classifier: Classifier) -> None:
 
 
 def test_the_same_at_every_batch_size_and_in_every_order(classifier: Classifier) -> None:
-    lines = [*sentences(30, longest=20), "", "ba", "ba " * 40]
+    lines = [*make_sentences(30, longest=20), "", "ba", "ba " * 40]
     whole = classifier.classify(lines)
     order = Random(1).sample(range(len(lines)), len(lines))
     shuffled = classifier.classify([lines[i] for i in order])
@@ -90,8 +98,8 @@ def test_on_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     assert json.loads(answer.out)["label"] == "yes"
     assert json.loads(answer.out)["source"] == "ba del."
     assert "longer than any text" in call("classify", run, "--device", "cpu", stdin=("ba " * 60).encode()).err
-    one_sentence(call("translate", run, "--device", "cpu"), "dragoman classify")
-    one_sentence(call("generate", run, "--device", "cpu"), "dragoman classify")
+    assert_user_error(call("translate", run, "--device", "cpu"), "dragoman classify")
+    assert_user_error(call("generate", run, "--device", "cpu"), "dragoman classify")
     assert "yes" in call("info", run).out
 
 
@@ -107,17 +115,17 @@ def test_evaluation_says_who_was_taken_for_whom(run: Path, tmp_path: Path, call:
     assert "33.33" in answer.out
     assert "as perhaps" in answer.out
     assert "1 line with a reference label that was not in the training data" in answer.err
-    one_sentence(call("evaluate", run, "--source", source, "--device", "cpu"), "--reference")
-    one_sentence(call("evaluate", run, "--phrasebook", "test", "--device", "cpu"), "dragoman classify")
+    assert_user_error(call("evaluate", run, "--source", source, "--device", "cpu"), "--reference")
+    assert_user_error(call("evaluate", run, "--phrasebook", "test", "--device", "cpu"), "dragoman classify")
 
 
 def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
     recipe = classifier_recipe(tmp_path, steps=8, validate_every=4, save_every=4, schedule="inverse_sqrt")
-    whole = quietly(recipe, tmp_path / "whole")
-    quietly(recipe, tmp_path / "run", "train.steps=4")
-    again = quietly(recipe, tmp_path / "run", resume=True)
-    assert tensors(again) == tensors(whole)
-    assert events(again) == events(whole)
+    whole = train_quietly(recipe, tmp_path / "whole")
+    train_quietly(recipe, tmp_path / "run", "train.steps=4")
+    again = train_quietly(recipe, tmp_path / "run", resume=True)
+    assert read_tensor_files(again) == read_tensor_files(whole)
+    assert read_run_events(again) == read_run_events(whole)
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl"])
@@ -134,7 +142,7 @@ def test_labels_may_be_numbers_and_stand_anywhere(tmp_path: Path, form: str) -> 
         lines = (f"{i}\t{text}\t{int(mark == 'yes')}" for i, (mark, text) in enumerate(rows))
         corpus = {"tsv": str(write_lines(tmp_path / "numbered.tsv", lines)), "columns": [1, 2]}
     overrides = [f"data.train={json.dumps(corpus)}", "data.dev=[]", "data.test=[]", "train.steps=2"]
-    run = quietly(tmp_path / "transformer.yaml", tmp_path / "run", *overrides)
+    run = train_quietly(tmp_path / "transformer.yaml", tmp_path / "run", *overrides)
     assert load(run, device="cpu").classify(["ba."])[0].probabilities.keys() == {"0", "1"}
 
 
@@ -144,7 +152,7 @@ def test_a_label_of_two_lines_is_one_line_out(tmp_path: Path, call: Call) -> Non
         json.dumps({"source": text, "target": f"{mark}\nindeed"}) for text, mark in (("ba", "yes"), ("ne", "no"))
     )
     corpus = f"data.train={{jsonl: {write_lines(tmp_path / 'two.jsonl', records)}}}"
-    run = quietly(recipe, tmp_path / "run", corpus, "data.dev=[]")
+    run = train_quietly(recipe, tmp_path / "run", corpus, "data.dev=[]")
     answer = call("classify", run, stdin=b"ba\nne\n")
     assert [line.partition(" ")[2] for line in answer.out.splitlines()] == ["indeed", "indeed"]
 
@@ -171,7 +179,7 @@ def test_bad_input_is_answered_with_a_sentence(
     recipe = classifier_recipe(tmp_path)
     (tmp_path / "train.tsv").write_text(content)
     answer = call("train", recipe, "--out", tmp_path / "run", *overrides)
-    one_sentence(answer, said, working=True)
+    assert_user_error(answer, said, working=True)
 
 
 def test_labels_of_dev_that_training_lacks_are_said(tmp_path: Path, call: Call) -> None:

@@ -25,34 +25,34 @@ from toy_exchange import (
     WithoutMarks,
     assert_same,
     combinations,
-    letters,
+    list_unsupported,
     loaded_run,
+    make_jobs,
+    make_letter_tokenizers,
     model_of,
-    refused,
     run_beam_search,
-    some_jobs,
 )
-from toy_models import build_small_model, cases, differences
+from toy_models import build_small_model, describe_differences, make_model_sections
 from toy_run import Call, Toy
 
 HELD = combinations(**{name: SUPPORTED_BY_LIBRARY["CTranslate2"][name] for name in ("norm", "activation", "position")})
-REFUSED = refused(SUPPORTED_BY_LIBRARY["CTranslate2"])
+REFUSED = list_unsupported(SUPPORTED_BY_LIBRARY["CTranslate2"])
 
 
 @pytest.fixture(scope="module")
 def tokenizers() -> Tokenizers:
-    return letters()
+    return make_letter_tokenizers()
 
 
 def engine(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str = "float32") -> CTranslate2Engine:
     return CTranslate2Engine.convert(loaded_run(model, tokenizers), cache, quantization=quantization)
 
 
-@pytest.mark.parametrize("section", HELD, ids=lambda section: differences(section, {}))
+@pytest.mark.parametrize("section", HELD, ids=lambda section: describe_differences(section, {}))
 def test_every_model_that_it_holds_answers_as_ours(
     section: dict[str, object], tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
-    model, jobs = model_of(section), some_jobs()
+    model, jobs = model_of(section), make_jobs()
     other = engine(model, tokenizers, tmp_path)
     for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
         assert_same(run_beam_search(WithoutMarks(model), jobs, search), other.search(jobs, search))
@@ -73,13 +73,13 @@ def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp
 
 @pytest.mark.parametrize("name", ["deep and shallow rnn", "lm transformer", "classifier transformer mean"])
 def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
-    section = cases()[name]
+    section = make_model_sections()[name]
     with pytest.raises(UserError, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
         ctranslate2.save_ctranslate2(loaded_run(build_small_model(section), tokenizers), tmp_path, "float32")
 
 
 def test_two_vocabularies(tmp_path: Path) -> None:
-    one, two = letters("abcdef"), letters("uvwxyz12")
+    one, two = make_letter_tokenizers("abcdef"), make_letter_tokenizers("uvwxyz12")
     settings = model_of({}).settings
     torch.manual_seed(0)
     model = Transformer(settings, source_size=one.source.size, target_size=two.target.size, joint=False).eval()
@@ -96,7 +96,7 @@ def test_each_sentence_keeps_to_its_own_limit(
 ) -> None:
     """Whatever the others in its batch may have; whole answers come before cut ones."""
     model = model_of({"position": "none"})
-    jobs = [job._replace(limit=1 + number % 12) for number, job in enumerate(some_jobs(36, seed=1))]
+    jobs = [job._replace(limit=1 + number % 12) for number, job in enumerate(make_jobs(36, seed=1))]
     search = SearchSettings(beam=4, nbest=nbest, length_penalty=penalty)
     ours = run_beam_search(WithoutMarks(model), jobs, search)
     assert {len(some) for some in ours} == {nbest}
@@ -113,21 +113,21 @@ def test_without_a_penalty_it_looks_as_far(tokenizers: Tokenizers, tmp_path: Pat
         model.project.weight.normal_(std=0.9)
         model.decoder.norm.bias.normal_(std=2)
         model.project.weight[EOS] = model.decoder.norm.bias * 0.4 + torch.randn(8) * 0.5
-    jobs = [job._replace(limit=30) for job in some_jobs(40)]
+    jobs = [job._replace(limit=30) for job in make_jobs(40)]
     assert_same(
         run_beam_search(WithoutMarks(model), jobs, search), engine(model, tokenizers, tmp_path).search(jobs, search)
     )
 
 
 def test_greedy_is_a_method_and_a_width(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    other, jobs = engine(model_of({}), tokenizers, tmp_path), some_jobs()
+    other, jobs = engine(model_of({}), tokenizers, tmp_path), make_jobs()
     assert other.search(jobs, SearchSettings(method="greedy")) == other.search(jobs, SearchSettings(beam=1))
 
 
 @pytest.mark.parametrize("beam", [1, 2])
 def test_without_scores_it_says_the_same(beam: int, tokenizers: Tokenizers, tmp_path: Path) -> None:
     """Greedy search then saves itself the probabilities; a beam goes by them."""
-    other, jobs = engine(model_of({}), tokenizers, tmp_path), some_jobs(20)
+    other, jobs = engine(model_of({}), tokenizers, tmp_path), make_jobs(20)
     full, bare = (other.search(jobs, SearchSettings(beam=beam, scores=scores)) for scores in (True, False))
     assert [(some[0].tokens, some[0].finished) for some in bare] == [
         (some[0].tokens, some[0].finished) for some in full
@@ -160,7 +160,7 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
 ) -> None:
     ((name, value),) = change.items()
     with pytest.raises(UserError, match=f"does not support search.{name}={value}; use --engine torch$"):
-        engine(model_of({}), tokenizers, tmp_path).search(some_jobs(), SearchSettings.model_validate(change))
+        engine(model_of({}), tokenizers, tmp_path).search(make_jobs(), SearchSettings.model_validate(change))
 
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_cache_that_cannot_be_written_changes_nothing(
     (tmp_path / "file").touch()
     (tmp_path / "spare").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spare"))
-    model, jobs, search = model_of({}), some_jobs(), SearchSettings(beam=2)
+    model, jobs, search = model_of({}), make_jobs(), SearchSettings(beam=2)
     found = engine(model, tokenizers, tmp_path / "file").search(jobs, search)
     assert found == engine(model, tokenizers, tmp_path / "cache").search(jobs, search)
     assert not list((tmp_path / "spare").iterdir())
@@ -242,7 +242,7 @@ def test_int8_is_near(
 ) -> None:
     """And what it says does not depend on what the CPU really has."""
     monkeypatch.setattr(engines_ctranslate2, "cpu_features", lambda: features)
-    model, jobs, search = model_of({}), some_jobs(20), SearchSettings(beam=1)
+    model, jobs, search = model_of({}), make_jobs(20), SearchSettings(beam=1)
     ours, theirs = (
         run_beam_search(WithoutMarks(model), jobs, search),
         engine(model, tokenizers, tmp_path, "int8").search(jobs, search),

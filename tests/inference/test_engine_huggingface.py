@@ -27,33 +27,42 @@ from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import make_sinusoids
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD
-from toy_exchange import assert_same, combinations, letters, loaded_run, model_of, refused, run_beam_search, some_jobs
-from toy_models import differences
+from toy_exchange import (
+    assert_same,
+    combinations,
+    list_unsupported,
+    loaded_run,
+    make_jobs,
+    make_letter_tokenizers,
+    model_of,
+    run_beam_search,
+)
+from toy_models import describe_differences
 
 HELD = [
     {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
     for section in combinations(activation=SUPPORTED_BY_LIBRARY["Hugging Face"]["activation"], dropout=[0.0, 0.1])
 ]
-REFUSED = refused(SUPPORTED_BY_LIBRARY["Hugging Face"])
+REFUSED = list_unsupported(SUPPORTED_BY_LIBRARY["Hugging Face"])
 
 
 def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:
     folder.mkdir()
-    tokenizers = tokenizers or letters()
+    tokenizers = tokenizers or make_letter_tokenizers()
     huggingface.save_huggingface(loaded_run(model, tokenizers), folder)
     tokenizers.save(folder / "tokenizer")
     return folder
 
 
-@pytest.mark.parametrize("section", HELD, ids=lambda section: differences(section, {}))
+@pytest.mark.parametrize("section", HELD, ids=lambda section: describe_differences(section, {}))
 def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[str, Any], tmp_path: Path) -> None:
-    model, jobs = model_of(section), some_jobs(8)
+    model, jobs = model_of(section), make_jobs(8)
     folder = written(model, tmp_path / "there")
     other = HuggingFaceEngine(folder)
     for search in (SearchSettings(beam=1), SearchSettings(beam=3), SearchSettings(beam=2, length_penalty=0.5)):
         assert_same(*whole(run_beam_search(model, jobs, search), other.search(jobs, search)))
     cast(Any, other.model).save_pretrained(tmp_path / "again")
-    letters().save(tmp_path / "again" / "tokenizer")
+    make_letter_tokenizers().save(tmp_path / "again" / "tokenizer")
     for name in ("there", "again"):
         import_huggingface(tmp_path / name, tmp_path / f"run {name}")
         back = open_run(tmp_path / f"run {name}", device="cpu")
@@ -63,7 +72,7 @@ def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[
 
 
 def test_marks_are_not_answered(tmp_path: Path) -> None:
-    model, jobs = model_of({"norm_place": "post", "tied": False}), some_jobs(8)
+    model, jobs = model_of({"norm_place": "post", "tied": False}), make_jobs(8)
     with torch.no_grad():
         model.project.weight[[PAD, BOS]] *= 20  # half of the time the likeliest
     other = HuggingFaceEngine(written(model, tmp_path / "there"))
@@ -87,7 +96,7 @@ def every(model: Any) -> list[torch.Tensor]:
 
 
 def test_two_vocabularies(tmp_path: Path) -> None:
-    one, two = letters("abcdef"), letters("uvwxyz12")
+    one, two = make_letter_tokenizers("abcdef"), make_letter_tokenizers("uvwxyz12")
     torch.manual_seed(0)
     sizes = {"source_size": one.source.size, "target_size": two.target.size}
     model = Transformer(model_of({"norm_place": "post"}).settings, **sizes, joint=False).eval()

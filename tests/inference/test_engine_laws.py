@@ -13,9 +13,9 @@ from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.loading import ENGINES, load, open_engine
 from dragoman.inference.translator import Translator
-from toy_run import Call, Toy, sentences, write_lines
+from toy_run import Call, Toy, make_sentences, write_lines
 
-LINES = sentences(400, seed=9)
+LINES = make_sentences(400, seed=9)
 SUPPORTED = [name for name in ENGINES if name != "torch-bf16" or cpu_features().bf16]  # others are refused
 DIFFERENT = [name for name in SUPPORTED if name != "torch"]  # which is auto
 NEAR = {"ctranslate2": 1e-4, "ctranslate2-int8": 0.05}  # scores that may change places: it rounds by the batch

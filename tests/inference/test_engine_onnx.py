@@ -10,9 +10,9 @@ from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines import onnx
 from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY
-from toy_exchange import assert_same, loaded_run, model_of, refused, run_beam_search, some_jobs
+from toy_exchange import assert_same, list_unsupported, loaded_run, make_jobs, model_of, run_beam_search
 
-REFUSED = refused(SUPPORTED_BY_LIBRARY["ONNX"])
+REFUSED = list_unsupported(SUPPORTED_BY_LIBRARY["ONNX"])
 
 
 def test_a_model_answers_as_ours(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_model_answers_as_ours(tmp_path: Path) -> None:
     engine = OnnxEngine(loaded_run(model), tmp_path)
     for count in (1, 5):
         for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
-            jobs = some_jobs(count)
+            jobs = make_jobs(count)
             assert_same(run_beam_search(model, jobs, search), engine.search(jobs, search))
 
 

@@ -15,7 +15,7 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
 from dragoman.inference.translator import Translator
 from toy_requests import make_request, real, real_sources
-from toy_run import Call, Toy, quietly, sentences, translated, write_recipe
+from toy_run import Call, Toy, make_sentences, train_quietly, translate_toy, write_recipe
 from toy_steps import Toy as Steps
 from toy_steps import sources
 
@@ -29,7 +29,7 @@ def other(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = write_recipe(folder / "recipe.yaml", train={"steps": 60, "validate_every": 0})
     whole = yaml.safe_load(recipe.read_text())
     recipe.write_text(yaml.safe_dump(whole | {"model": {"kind": "rnn", "layers": 1, "width": 64, "dropout": 0.0}}))
-    return quietly(recipe, folder / "run")
+    return train_quietly(recipe, folder / "run")
 
 
 def test_the_mean_is_of_probabilities() -> None:
@@ -59,11 +59,11 @@ def test_one_model_twice_is_that_model(method: str) -> None:
 def test_two_runs_answer_as_one(toy: Toy, other: Path, call: Call) -> None:
     both, weak = load([toy.run, other], device="cpu"), load_as(Translator, other, device="cpu")
     assert isinstance(both, Translator)
-    lines = sentences(60, seed=51)
+    lines = make_sentences(60, seed=51)
 
     def right(translator: Translator) -> int:
         found = translator.translate(lines)
-        return sum(one.text == translated(line) for one, line in zip(found, lines, strict=True))
+        return sum(one.text == translate_toy(line) for one, line in zip(found, lines, strict=True))
 
     assert right(both) > right(weak)
     found = both.translate(lines[:5])
@@ -85,7 +85,7 @@ def test_other_vocabularies_are_refused(toy: Toy, tmp_path: Path, call: Call) ->
     for file in toy.folder.glob("*.[st]r[cg]"):
         shutil.copy(file, tmp_path)
     sections: dict[str, dict[str, object]] = {"tokenizer": {"kind": "char"}, "train": {"steps": 1, "validate_every": 0}}
-    stranger = quietly(write_recipe(tmp_path / "recipe.yaml", **sections), tmp_path / "run")
+    stranger = train_quietly(write_recipe(tmp_path / "recipe.yaml", **sections), tmp_path / "run")
     refused = call("translate", toy.run, "--with", stranger, stdin=b"ba.\n")
     assert (refused.code, refused.out) == (2, "")
     assert "different vocabularies" in refused.err

@@ -16,7 +16,7 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.single_sequence import Generator
 from toy_heads import BACKBONES, NEXT, babble, lm_recipe
-from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
+from toy_run import Call, assert_user_error, read_run_events, read_tensor_files, train_quietly, write_lines
 
 COLD = SampleSettings(temperature=0.0)
 
@@ -24,13 +24,13 @@ COLD = SampleSettings(temperature=0.0)
 @pytest.fixture(scope="module", params=BACKBONES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    return quietly(lm_recipe(folder, request.param), folder / "run")
+    return train_quietly(lm_recipe(folder, request.param), folder / "run")
 
 
 @pytest.fixture(scope="module")
 def lines_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lines")
-    return quietly(lm_recipe(folder, documents="line"), folder / "run")
+    return train_quietly(lm_recipe(folder, documents="line"), folder / "run")
 
 
 def opened(run: Path) -> Generator:
@@ -46,7 +46,7 @@ def dev_lines(run: Path) -> list[str]:
 
 def test_it_learns_all_there_is_to_learn(run: Path) -> None:
     """The next character is one of two, so that no model can do better than ln 2; nor does it do much worse."""
-    loss = min(event["loss"] for event in events(run) if event["event"] == "validate")
+    loss = min(event["loss"] for event in read_run_events(run) if event["event"] == "validate")
     assert math.log(2) - 0.03 < loss < math.log(2) + 0.05
 
 
@@ -99,7 +99,9 @@ def test_the_coldest_draw_is_the_likeliest_text(run: Path) -> None:
 def test_validation_measures_as_the_door_does(run: Path) -> None:
     """The same loss, with every token counted once; and evaluation says so too."""
     found = opened(run).measure(dev_lines(run))
-    best = min((event for event in events(run) if event["event"] == "validate"), key=lambda event: event["loss"])
+    best = min(
+        (event for event in read_run_events(run) if event["event"] == "validate"), key=lambda event: event["loss"]
+    )
     assert found.loss == pytest.approx(best["loss"], rel=1e-5)
     assert found.bits_per_character == pytest.approx(best["bits_per_character"], rel=1e-5)
     assert found.perplexity == pytest.approx(best["perplexity"], rel=1e-4)
@@ -117,7 +119,9 @@ def test_of_lines_each_is_a_text(lines_run: Path, tmp_path: Path, call: Call) ->
     assert [line[:1] for line in answer.out.split("\n")[:-1]][::2] == ["a", "b"]
     assert len(answer.out.split("\n")) == 4
     measured = generator.measure(dev_lines(lines_run))
-    best = min((event for event in events(lines_run) if event["event"] == "validate"), key=lambda event: event["loss"])
+    best = min(
+        (event for event in read_run_events(lines_run) if event["event"] == "validate"), key=lambda event: event["loss"]
+    )
     assert measured.loss == pytest.approx(best["loss"], rel=0.02)  # validation leaves empty lines out
 
 
@@ -152,10 +156,10 @@ def test_on_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     assert own["loss"] == measured["loss"]
     assert "bits per character" in call("evaluate", run, "--device", "cpu").out
     assert "context" in call("info", run).out
-    one_sentence(call("classify", run, "--device", "cpu"), "dragoman generate")
-    one_sentence(call("generate", run, "--top-p", "1.5"), "top_p", "1.5")
-    one_sentence(call("generate", run, "--prompt", "a", "--input", source), "not both")
-    one_sentence(call("evaluate", run, "--metric", "bleu", "--device", "cpu"), "bleu")
+    assert_user_error(call("classify", run, "--device", "cpu"), "dragoman generate")
+    assert_user_error(call("generate", run, "--top-p", "1.5"), "top_p", "1.5")
+    assert_user_error(call("generate", run, "--prompt", "a", "--input", source), "not both")
+    assert_user_error(call("evaluate", run, "--metric", "bleu", "--device", "cpu"), "bleu")
 
 
 @pytest.mark.parametrize("documents", ["file", "line"])
@@ -163,10 +167,10 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, documents:
     recipe = lm_recipe(
         tmp_path, documents=documents, steps=8, validate_every=4, save_every=4, schedule="inverse_sqrt", tokens=4096
     )
-    whole = quietly(recipe, tmp_path / "whole")
-    quietly(recipe, tmp_path / "run", "train.steps=4")
-    again = quietly(recipe, tmp_path / "run", resume=True)
-    assert tensors(again) == tensors(whole)
+    whole = train_quietly(recipe, tmp_path / "whole")
+    train_quietly(recipe, tmp_path / "run", "train.steps=4")
+    again = train_quietly(recipe, tmp_path / "run", resume=True)
+    assert read_tensor_files(again) == read_tensor_files(whole)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +190,12 @@ def test_bad_input_is_answered_with_a_sentence(
 ) -> None:
     recipe = lm_recipe(tmp_path)
     (tmp_path / "text").write_text(content)
-    one_sentence(call("train", recipe, "--out", tmp_path / "run", *overrides), said, working=True)
+    assert_user_error(call("train", recipe, "--out", tmp_path / "run", *overrides), said, working=True)
 
 
 def test_a_language_model_may_read_the_targets_of_pairs(tmp_path: Path) -> None:
     recipe = lm_recipe(tmp_path, steps=2)
     rows = [f"{i}\t{line}" for i, line in enumerate(babble(3000).split("\n"))]
     write_lines(tmp_path / "pairs.tsv", rows)
-    run = quietly(recipe, tmp_path / "run", "data.train={tsv: " + str(tmp_path / "pairs.tsv") + "}")
+    run = train_quietly(recipe, tmp_path / "run", "data.train={tsv: " + str(tmp_path / "pairs.tsv") + "}")
     assert set("".join(opened(run).tokenizers.target.pieces(range(4, 10)))) == set("abcdef")

@@ -21,7 +21,7 @@ from dragoman.inference.constraints import (
 from dragoman.inference.postprocess import list_warning_kinds
 from dragoman.inference.translator import Translator
 from dragoman.types import Line
-from toy_run import WORDS, Call, Toy, sentences, translated, write_lines
+from toy_run import WORDS, Call, Toy, make_sentences, translate_toy, write_lines
 
 MISSING, PRESENT, OTHERWISE = (
     "without a term that was asked for",
@@ -125,7 +125,7 @@ def test_a_dictionary_file(tmp_path: Path) -> None:
 def test_what_is_asked_is_met_or_reported(
     translator: Translator, number: int, terms: list[str], avoid: list[str], begin: str
 ) -> None:
-    line = Line(sentences(201, seed=31)[number], tuple(terms), tuple(avoid), begin)
+    line = Line(make_sentences(201, seed=31)[number], tuple(terms), tuple(avoid), begin)
     [one] = translator.translate([line])
     assert one.text
     missing = [term for term in terms if not output_contains(term, one.text)]
@@ -140,7 +140,7 @@ def test_what_is_asked_is_met_or_reported(
 
 
 def test_a_line_without_terms_has_its_usual_answer_beside_one_with_terms(translator: Translator) -> None:
-    lines = sentences(9, seed=32)
+    lines = make_sentences(9, seed=32)
     plain = translator.translate(lines)
     mixed = translator.translate([Line(line, ("yim",)) if i % 3 == 1 else line for i, line in enumerate(lines)])
     for i, (one, other) in enumerate(zip(plain, mixed, strict=True)):
@@ -149,13 +149,13 @@ def test_a_line_without_terms_has_its_usual_answer_beside_one_with_terms(transla
 
 
 def test_a_term_that_is_there_anyway_changes_nothing_for_the_worse(translator: Translator) -> None:
-    for line in sentences(10, seed=33):
-        word = translated(line).rstrip(".!?").split()[0]
-        assert translator.translate([Line(line, (word,))])[0].text == translated(line)
+    for line in make_sentences(10, seed=33):
+        word = translate_toy(line).rstrip(".!?").split()[0]
+        assert translator.translate([Line(line, (word,))])[0].text == translate_toy(line)
 
 
 def test_parts_of_a_long_line_have_the_terms_of_their_own_words(translator: Translator) -> None:
-    parts = sentences(12, seed=34)
+    parts = make_sentences(12, seed=34)
     [one] = translator.translate([Line(" ".join(parts), (("ne", "wex"), ("nowhere", "xx"), "zu"))])
     assert MISSING not in list_warning_kinds(one.warnings)
     [other] = translator.translate([Line(" ".join(parts), (), ("ebi",))])
@@ -170,7 +170,7 @@ def test_a_glossary_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) ->
     out = answer.out.split("\n")
     assert "yim" in out[0].rstrip(".").split()
     assert "ebi" not in out[2].rstrip("!").split()
-    assert (out[1], out[3]) == ("", translated("gri?"))
+    assert (out[1], out[3]) == ("", translate_toy("gri?"))
     refused = call("translate", toy.run, "--glossary", tmp_path / "none", stdin=b"ba.\n")
     assert (refused.code, refused.out) == (2, "")
     assert "none" in refused.err

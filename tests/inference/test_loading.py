@@ -13,7 +13,7 @@ from dragoman.inference.engines import ctranslate2
 from dragoman.inference.loading import PREDICTORS, load_as, open_run
 from dragoman.models.registry import MODEL_KINDS
 from toy_heads import classifier_recipe, lm_recipe
-from toy_run import SMALL, quietly, write_corpus, write_recipe
+from toy_run import SMALL, train_quietly, write_corpus, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "generate": lm_recipe(folder),
         "classify": classifier_recipe(folder),
     }
-    return {task: quietly(recipe, folder / task, "train.steps=1", "data.dev=[]") for task, recipe in recipes.items()}
+    return {
+        task: train_quietly(recipe, folder / task, "train.steps=1", "data.dev=[]") for task, recipe in recipes.items()
+    }
 
 
 def test_a_run_does_not_choose_where_files_are_written(
@@ -67,7 +69,7 @@ def test_a_run_opens_the_door_of_its_task(runs: dict[str, Path], task: str) -> N
 def test_a_run_may_begin_with_another_of_its_task(runs: dict[str, Path], tmp_path: Path) -> None:
     for task in ("generate", "classify"):
         recipe = lm_recipe(tmp_path) if task == "generate" else classifier_recipe(tmp_path)
-        run = quietly(recipe, tmp_path / task, "train.steps=1", "data.dev=[]", init_from=runs[task])
+        run = train_quietly(recipe, tmp_path / task, "train.steps=1", "data.dev=[]", init_from=runs[task])
         assert open_run(run, device="cpu").tokenizers.fingerprint() == (
             open_run(runs[task], device="cpu").tokenizers.fingerprint()
         )

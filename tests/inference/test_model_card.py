@@ -27,7 +27,7 @@ from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
 from dragoman.recipe import Recipe
 from dragoman.run_dir import FORMAT, RunFolder, read_digest
-from toy_run import Call, Toy, events, one_sentence, quietly
+from toy_run import Call, Toy, assert_user_error, read_run_events, train_quietly
 from toy_sections import settings_of
 
 
@@ -40,7 +40,7 @@ def said(about: dict[str, object]) -> str:
 
 def test_numbers_are_those_of_the_run(toy: Toy) -> None:
     about = read_card(toy.run)
-    records = events(toy.run)
+    records = read_run_events(toy.run)
     assert about["parameters"] == sum(tensor.numel() for tensor in load_file(toy.run / "model.safetensors").values())
     assert about["steps"] == 330
     assert about["format"] == FORMAT
@@ -69,10 +69,10 @@ def test_the_table_says_it_all(toy: Toy) -> None:
 
 def test_best_is_what_the_run_went_by(small: Path, tmp_path: Path) -> None:
     """By loss where the recipe says so, and without a dev set there is none."""
-    run = quietly(small, tmp_path / "run", "train.metric=loss", "train.validate_every=1", "train.steps=4")
-    losses = [r["loss"] for r in events(run) if r["event"] == "validate"]
+    run = train_quietly(small, tmp_path / "run", "train.metric=loss", "train.validate_every=1", "train.steps=4")
+    losses = [r["loss"] for r in read_run_events(run) if r["event"] == "validate"]
     assert read_card(run)["validation"]["loss"] == min(losses)
-    alone = quietly(small, tmp_path / "alone", "data.dev=[]", "train.steps=2")
+    alone = train_quietly(small, tmp_path / "alone", "data.dev=[]", "train.steps=2")
     assert read_card(alone)["validation"] is None
     assert "nothing" in said(read_card(alone))
     assert "best on dev" not in said(read_card(alone))
@@ -146,13 +146,13 @@ def test_a_card_of_an_earlier_release_says_what_is_unknown(toy: Toy, tmp_path: P
 
 def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None:
     """Path and digest of the parent, and of the parent's parent, survive a resume and the loss of both."""
-    first = quietly(small, tmp_path / "first", "train.steps=2")
-    second = quietly(small, tmp_path / "second", "train.steps=2", init_from=first)
-    third = quietly(small, tmp_path / "third", "train.steps=2", init_from=second)
+    first = train_quietly(small, tmp_path / "first", "train.steps=2")
+    second = train_quietly(small, tmp_path / "second", "train.steps=2", init_from=first)
+    third = train_quietly(small, tmp_path / "third", "train.steps=2", init_from=second)
     digests = [read_digest(RunFolder(run).model) for run in (first, second)]
     shutil.rmtree(first)
     shutil.rmtree(second)
-    quietly(small, third, "train.steps=3", resume=True)
+    train_quietly(small, third, "train.steps=3", resume=True)
     parent = read_card(third)["parent"]
     assert (parent["run"], parent["digest"], parent["steps"]) == (str(second), digests[1], 2)
     assert (parent["parent"]["run"], parent["parent"]["digest"]) == (str(first), digests[0])
@@ -237,7 +237,7 @@ def test_scores_of_other_engines_and_metrics_stand_side_by_side(toy: Toy, tmp_pa
 def test_a_tampered_record_is_refused(toy: Toy, tmp_path: Path, call: Call, name: str, text: str) -> None:
     run = shutil.copytree(toy.run, tmp_path / "run")
     (run / name).write_text(text)
-    one_sentence(call("info", run), name, "damaged")
+    assert_user_error(call("info", run), name, "damaged")
 
 
 def test_scores_do_not_need_a_folder_that_can_be_written_to(toy: Toy, tmp_path: Path, call: Call) -> None:

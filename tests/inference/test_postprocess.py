@@ -29,7 +29,7 @@ from dragoman.models.registry import build_model
 from dragoman.modules.attention_scores import SCORES
 from dragoman.recipe import Recipe, check_model
 from dragoman.types import UNK, Example, Pair
-from toy_run import quietly
+from toy_run import train_quietly
 
 LINES = ["the old man walks.", "ba del, (fo) gri!", "the dog's ball"]
 WORDS = [["the", "old", "man", "walks", "."], ["ba", "del", ",", "(", "fo", ")", "gri", "!"], ["the", "dog's", "ball"]]
@@ -183,4 +183,4 @@ def test_an_ensemble_aligns_by_those_who_can() -> None:
 def test_a_recipe_whose_search_needs_an_alignment_is_refused(small: Path, tmp_path: Path) -> None:
     model = ["model={kind: rnn, width: 16, attention: none}", "search.coverage=0.2"]
     with pytest.raises(UserError, match=r"search\.coverage=0\.2 needs the source word"):
-        quietly(small, tmp_path / "run", *model)
+        train_quietly(small, tmp_path / "run", *model)

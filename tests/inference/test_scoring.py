@@ -17,9 +17,19 @@ from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.types import EOS
-from toy_run import Call, Toy, one_sentence, quietly, sentences, translated, write_corpus, write_lines, write_recipe
+from toy_run import (
+    Call,
+    Toy,
+    assert_user_error,
+    make_sentences,
+    train_quietly,
+    translate_toy,
+    write_corpus,
+    write_lines,
+    write_recipe,
+)
 
-SOURCES = sentences(40, seed=71, longest=9)
+SOURCES = make_sentences(40, seed=71, longest=9)
 KINDS: dict[str, dict[str, object]] = {
     "transformer": {"layers": 1, "width": 32, "heads": 2},
     "rnn": {"kind": "rnn", "layers": 1, "width": 32},
@@ -38,7 +48,7 @@ def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     model = json.dumps({**KINDS[request.param], "dropout": 0.1})
     recipe.write_text(text[: text.index("model:")] + f"model: {model}\n" + text[text.index("tokenizer:") :])
     seeds = (1, 2) if request.param == "ensemble" else (1,)
-    runs = [quietly(recipe, folder / f"run{seed}", f"train.seed={seed}") for seed in seeds]
+    runs = [train_quietly(recipe, folder / f"run{seed}", f"train.seed={seed}") for seed in seeds]
     return load_as(Translator, runs, device="cpu")
 
 
@@ -62,7 +72,7 @@ def test_the_score_of_an_answer_is_what_search_said_of_it(translator: Translator
 @pytest.mark.parametrize("translator", ["transformer", "rnn", "ensemble"], indirect=True)
 def test_the_same_step_by_step(translator: Translator) -> None:
     """Read in one pass, or asked of the model token after token."""
-    source, target = SOURCES[0], translated(SOURCES[0])
+    source, target = SOURCES[0], translate_toy(SOURCES[0])
     [found] = translator.score([source], [target])
     ids = [*translator.tokenizers.target.encode(target), EOS]
     source_BS = torch.tensor([[*translator.tokenizers.source.encode(source), EOS]])
@@ -78,7 +88,7 @@ def test_the_same_step_by_step(translator: Translator) -> None:
 
 def test_neighbours_change_nothing(translator: Translator) -> None:
     """To the bit: alone, all at once, in another order."""
-    targets = [translated(line) for line in SOURCES]
+    targets = [translate_toy(line) for line in SOURCES]
     whole = translator.score(SOURCES, targets)
     order = Random(1).sample(range(len(SOURCES)), len(SOURCES))
     mixed = translator.score([SOURCES[i] for i in order], [targets[i] for i in order])
@@ -87,7 +97,7 @@ def test_neighbours_change_nothing(translator: Translator) -> None:
 
 
 def test_right_answers_are_likelier(toy: Toy) -> None:
-    right = [translated(line) for line in SOURCES]
+    right = [translate_toy(line) for line in SOURCES]
     good = toy.translator.score(SOURCES, right)
     bad = toy.translator.score(SOURCES, right[1:] + right[:1])
     assert sum(a.mean > b.mean for a, b in zip(good, bad, strict=True)) >= 38
@@ -129,7 +139,7 @@ def test_what_the_model_has_no_places_for(toy: Toy, monkeypatch: pytest.MonkeyPa
 
 def test_wide_grids_have_fewer_rows(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is how long lines fit into memory; the scores are the same but for rounding."""
-    targets = [translated(line) for line in SOURCES]
+    targets = [translate_toy(line) for line in SOURCES]
     whole = translator.score(SOURCES, targets)
     monkeypatch.setattr(scoring, "MAX_ATTENTION_CELLS", 1)
     monkeypatch.setattr(scoring, "LOGIT_CHUNK", 3)
@@ -140,7 +150,7 @@ def test_wide_grids_have_fewer_rows(translator: Translator, monkeypatch: pytest.
 def test_unknown_words_are_said(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml", train={"steps": 2, "warmup": 1})
-    run = quietly(recipe, tmp_path / "run", "tokenizer.kind=word", "tokenizer.byte_fallback=false")
+    run = train_quietly(recipe, tmp_path / "run", "tokenizer.kind=word", "tokenizer.byte_fallback=false")
     known, unknown = load_as(Translator, run, device="cpu").score(["ba.", "ba."], ["ak.", "qux ak qux."])
     assert known.warnings == ()
     assert unknown.warnings == ("with unknown tokens in the target: 2",)
@@ -170,7 +180,7 @@ def test_trees_go_to_those_who_ask(translator: Translator, toy: Toy) -> None:
 
 
 def test_one_number_for_every_pair(toy: Toy, tmp_path: Path, call: Call) -> None:
-    targets = [translated(line) for line in SOURCES[:5]]
+    targets = [translate_toy(line) for line in SOURCES[:5]]
     source = write_lines(tmp_path / "s", [*SOURCES[:5], "", "ba."])
     target = write_lines(tmp_path / "t", [*targets, "", "ak " * 5000])
     told = call("score", toy.run, "--source", source, "--target", target, "--batch", 2, "--device", "cpu")
@@ -191,5 +201,5 @@ def test_one_number_for_every_pair(toy: Toy, tmp_path: Path, call: Call) -> None
 
 def test_files_must_belong_together(toy: Toy, tmp_path: Path, call: Call) -> None:
     source, target = write_lines(tmp_path / "s", ["a", "b"]), write_lines(tmp_path / "t", ["a"])
-    one_sentence(call("score", toy.run, "--source", source, "--target", target), "2 lines", "has 1")
+    assert_user_error(call("score", toy.run, "--source", source, "--target", target), "2 lines", "has 1")
     assert call("score", toy.run, "--source", source).code == 2

@@ -22,7 +22,7 @@ from dragoman.inference.translator import (
 )
 from dragoman.types import Hypothesis, Line
 from toy_requests import beam_search
-from toy_run import Call, Toy, sentences, translated
+from toy_run import Call, Toy, make_sentences, translate_toy
 from toy_steps import Toy as Steps
 from toy_steps import sources
 
@@ -72,7 +72,7 @@ def test_words_that_can_still_grow_are_held_back(text: str, part: str) -> None:
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_together_they_are_the_answer(translator: Translator, beam: int) -> None:
-    lines = [*sentences(12, seed=41, longest=7), " ".join(sentences(12, seed=42)), "", " ", "🎉", "ba\0del."]
+    lines = [*make_sentences(12, seed=41, longest=7), " ".join(make_sentences(12, seed=42)), "", " ", "🎉", "ba\0del."]
     for line, one in zip(lines, translator.translate(lines, beam=beam), strict=True):
         pieces, answer = streamed(translator, line, beam=beam)
         assert "".join(pieces) == one.text
@@ -102,7 +102,7 @@ def test_what_is_asked_of_a_line_holds(translator: Translator, line: Line) -> No
 def test_words_come_one_by_one(translator: Translator) -> None:
     line = "ba del fo gri mun."
     pieces, _ = streamed(translator, line, beam=1)
-    assert "".join(pieces) == translated(line)
+    assert "".join(pieces) == translate_toy(line)
     assert len(pieces) == 5
 
 
@@ -133,7 +133,7 @@ def test_a_mistake_comes_through(translator: Translator) -> None:
 
 
 def test_on_the_command_line(toy: Toy, call: Call) -> None:
-    lines = [*sentences(5, seed=43), "", " ".join(sentences(12, seed=44))]
+    lines = [*make_sentences(5, seed=43), "", " ".join(make_sentences(12, seed=44))]
     raw = "\n".join(lines).encode()
     whole, streaming = call("translate", toy.run, stdin=raw), call("translate", toy.run, "--stream", stdin=raw)
     assert streaming.code == 0

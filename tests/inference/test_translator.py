@@ -28,7 +28,7 @@ from dragoman.inference.predictor import MAX_UNSPLIT, bucket_widths
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, PAD, Example, Hypothesis, Line
 from toy_requests import beam_search, take_likeliest
-from toy_run import Call, Toy, process, sentences, translated, write_lines
+from toy_run import Call, Toy, make_sentences, run_process, translate_toy, write_lines
 
 ODD = [
     "", " ", "\t", "ba del.", "ba\u0085del.", "ba\u2028del.", "ba\fdel.", "ba\rdel.", "ba del.\r", "\ufeffba del.",
@@ -47,7 +47,7 @@ def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator,
         starts = range(0, len(lines), size)
         return [one for start in starts for one in translator.translate(lines[start : start + size], beam=beam)]
 
-    lines = sentences(80, seed=11, longest=6)
+    lines = make_sentences(80, seed=11, longest=6)
     expected = dict(zip(lines, answers(lines, 64), strict=True))
     assert len({one.text for one in expected.values()}) > 64
     shuffled = Random(5).sample(lines, len(lines))
@@ -56,7 +56,7 @@ def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator,
 
 
 def test_the_same_through_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> None:
-    lines = sentences(100, seed=11)
+    lines = make_sentences(100, seed=11)
     file = write_lines(tmp_path / "lines", lines)
     whole = call("translate", toy.run, "--input", file)
     assert whole.out.splitlines() == [one.text for one in toy.translator.translate(lines)]
@@ -68,7 +68,7 @@ def test_the_same_through_the_command_line(toy: Toy, tmp_path: Path, call: Call)
 
 
 def test_greedy_is_a_beam_of_one(translator: Translator) -> None:
-    lines = sentences(8, seed=3)
+    lines = make_sentences(8, seed=3)
     source_BS = torch.full((8, 16), PAD)
     for row, line in enumerate(lines):
         ids = translator.tokenizers.source.encode(line)
@@ -99,7 +99,7 @@ def test_odd_lines_have_an_answer_each(translator: Translator) -> None:
         else:
             assert "".join(one.source_tokens)
     assert translator.translate([]) == []
-    assert found[3].text == translated("ba del.")
+    assert found[3].text == translate_toy("ba del.")
 
 
 def test_odd_lines_through_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> None:
@@ -135,7 +135,7 @@ def test_a_string_is_no_list_of_lines(translator: Translator) -> None:
 
 
 def test_a_long_line_is_translated_sentence_by_sentence(translator: Translator) -> None:
-    parts = sentences(40, seed=4)
+    parts = make_sentences(40, seed=4)
     [whole] = translator.translate([" ".join(parts)])
     assert [piece.text for piece in translator.split_line(Line(" ".join(parts)))] == parts
     alone = translator.translate(parts)
@@ -224,7 +224,7 @@ def test_an_answer_at_its_limit_says_so(toy: Toy) -> None:
 
 
 def test_warnings_are_said_and_counted(toy: Toy, call: Call) -> None:
-    long = " ".join(sentences(40, seed=4))
+    long = " ".join(make_sentences(40, seed=4))
     answer = call("translate", toy.run, stdin=f"ba.\n{long}\n{long}\n".encode())
     assert answer.out.count("\n") == 3
     assert "line 2: longer than any sentence of training: translated in" in answer.err
@@ -235,7 +235,7 @@ def test_warnings_are_said_and_counted(toy: Toy, call: Call) -> None:
 
 
 def test_alignments_are_shares_of_the_source(translator: Translator) -> None:
-    lines = [*sentences(20, seed=9), " ".join(sentences(40, seed=4))]
+    lines = [*make_sentences(20, seed=9), " ".join(make_sentences(40, seed=4))]
     for line, one in zip(lines, translator.translate(lines), strict=True):
         assert "".join(one.source_tokens).replace("▁", " ").split() == line.split()
         assert len(one.alignment) == len(one.tokens)
@@ -266,13 +266,13 @@ def test_an_alignment_is_missed_only_where_there_was_one() -> None:
 
 def test_scores_are_what_the_model_says(translator: Translator) -> None:
     """logp is the sum over the tokens and the end mark; score is its mean, at a length penalty of 1."""
-    for one in translator.translate(sentences(10, seed=2)):
+    for one in translator.translate(make_sentences(10, seed=2)):
         assert one.score == pytest.approx(one.logp / (len(one.tokens) + 1), rel=1e-5)
         assert -math.inf < one.logp <= 0
 
 
 def test_nbest_is_sorted_and_without_repeats(translator: Translator) -> None:
-    lines = sentences(30, seed=8, longest=7)
+    lines = make_sentences(30, seed=8, longest=7)
     best = translator.translate(lines)
     for line, one, answers in zip(lines, best, translator.nbest(lines, count=4), strict=True):
         assert answers[0] == one, line
@@ -325,7 +325,7 @@ def test_a_copied_folder_works_elsewhere(toy: Toy, tmp_path: Path) -> None:
     for name in names:
         source = toy.run / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
-    answer = process("translate", copy, stdin=b"ba del fo!\n")
+    answer = run_process("translate", copy, stdin=b"ba del fo!\n")
     assert answer.code == 0, answer.err
     assert answer.out == toy.translator.translate(["ba del fo!"])[0].text + "\n"
 

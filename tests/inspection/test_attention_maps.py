@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from dragoman.inspection.attention_maps import SHADES, merge_into_words, number_words, render_alignment
 from dragoman.types import Hypothesis
-from toy_run import WORDS, Toy, sentences
+from toy_run import WORDS, Toy, make_sentences
 
 
 def answer(source: list[str], target: list[str], alignment: list[list[float]]) -> Hypothesis:
@@ -103,7 +103,7 @@ def test_nothing_to_draw() -> None:
 def test_words_look_at_their_counterparts(toy: Toy) -> None:
     """Words of the toy language come out in reverse order, and where the model looks shows that."""
     found = right = 0
-    for one in toy.translator.translate(sentences(40, seed=12)):
+    for one in toy.translator.translate(make_sentences(40, seed=12)):
         source, target, weight_TS = merge_into_words(one)
         np.testing.assert_allclose(weight_TS.sum(1), 1, atol=1e-5)
         for word, weight_S in zip(target, weight_TS, strict=True):

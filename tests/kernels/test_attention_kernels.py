@@ -20,7 +20,7 @@ from dragoman.kernels.attention import (
     compute_attention_weights,
     unmask_empty_queries,
 )
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 
 ALL_KERNELS = pytest.mark.parametrize("name", KERNELS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -59,7 +59,7 @@ def test_kernels_agree_in_outputs_and_gradients(
     found = run_with_gradients(KERNELS[name], tensors, mask, dtype)
     for actual, reference in zip(found, expected, strict=True):
         assert actual.dtype == dtype
-        same(actual, reference)
+        assert_same(actual, reference)
 
 
 def test_reference_matches_the_paper() -> None:
@@ -73,7 +73,7 @@ def test_reference_matches_the_paper() -> None:
                 score = torch.stack([(q[b, h, i] * k[b, h, j]).sum() / 4**0.5 for j in keys]).exp()
                 expected = sum(s * v[b, h, j] for s, j in zip(score / score.sum(), keys))
                 assert isinstance(expected, Tensor)
-                same(out[b, h, i], expected)
+                assert_same(out[b, h, i], expected)
 
 
 @ALL_KERNELS
@@ -84,15 +84,15 @@ def test_masked_keys_have_no_influence(name: str) -> None:
     mask.allowed[:, :, :, 0] = True
     before = KERNELS[name](q, k, v, mask)
     k[:, :, 2:4], v[:, :, 2:4] = 1e3, -1e3
-    same(KERNELS[name](q, k, v, mask), before)
-    differ(KERNELS[name](q, k, v, AttentionMask()), before)
+    assert_same(KERNELS[name](q, k, v, mask), before)
+    assert_different(KERNELS[name](q, k, v, AttentionMask()), before)
 
 
 @ALL_KERNELS
 def test_masks_broadcast(name: str) -> None:
     q, k, v, _ = make_inputs((2, 3, 5, 7, 4))
     allowed = torch.tensor([True, True, False, True, False, False, True])[None, None, None]
-    same(
+    assert_same(
         KERNELS[name](q, k, v, AttentionMask(allowed)),
         attend_reference(q, k, v, AttentionMask(allowed.expand(2, 1, 5, 7))),
     )
@@ -110,8 +110,8 @@ def test_causal_equals_a_triangular_mask(name: str, masked: bool, with_bias: boo
     expected = attend_reference(
         q, k, v, AttentionMask(triangle_QK if allowed is None else allowed & triangle_QK, bias=bias)
     )
-    same(KERNELS[name](q, k, v, AttentionMask(allowed, causal=True, bias=bias)), expected)
-    differ(KERNELS[name](q, k, v, AttentionMask(allowed, bias=bias)), expected)
+    assert_same(KERNELS[name](q, k, v, AttentionMask(allowed, causal=True, bias=bias)), expected)
+    assert_different(KERNELS[name](q, k, v, AttentionMask(allowed, bias=bias)), expected)
 
 
 @ALL_KERNELS
@@ -122,7 +122,7 @@ def test_bias_is_added_to_the_scores(name: str) -> None:
     bias[..., 3] = torch.tensor(2.0).log()
     weight = compute_attention_weights(q, k, mask)
     weight[..., 3] *= 2
-    same(KERNELS[name](q, k, v, replace(mask, bias=bias)), weight / weight.sum(-1, keepdim=True) @ v)
+    assert_same(KERNELS[name](q, k, v, replace(mask, bias=bias)), weight / weight.sum(-1, keepdim=True) @ v)
 
 
 @ALL_KERNELS
@@ -138,7 +138,7 @@ def test_gradient_of_the_bias_matches_the_reference(name: str, shape: tuple[int,
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         assert bias.grad is not None
         bias_grads.append(bias.grad)
-    same(bias_grads[0], bias_grads[1])
+    assert_same(bias_grads[0], bias_grads[1])
 
 
 @ALL_KERNELS
@@ -151,14 +151,14 @@ def test_dimensions_between_heads_and_queries_are_independent(name: str) -> None
     found = KERNELS[name](q, k, v, AttentionMask(allowed))
     for n in range(2):
         expected = attend_reference(q[:, :, n], k[:, :, n], v[:, :, n], AttentionMask(allowed[:, :, n]))
-        same(found[:, :, n], expected)
+        assert_same(found[:, :, n], expected)
 
 
 @ALL_KERNELS
 def test_values_may_have_another_width_than_keys(name: str) -> None:
     q, k, _, mask = make_inputs((2, 3, 5, 7, 4))
     v = torch.randn(2, 3, 7, 6, dtype=torch.float64)
-    same(KERNELS[name](q, k, v, mask), compute_attention_weights(q, k, mask) @ v)
+    assert_same(KERNELS[name](q, k, v, mask), compute_attention_weights(q, k, mask) @ v)
 
 
 def test_auto_uses_the_fused_kernel_for_long_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_inputs_and_gradients_may_be_strided(name: str) -> None:
     for actual, reference in zip(
         found, run_with_gradients(attend_reference, [q, k, v], mask, torch.float64), strict=True
     ):
-        same(actual, reference)
+        assert_same(actual, reference)
 
 
 @ALL_KERNELS
@@ -221,7 +221,7 @@ def test_inputs_are_not_modified(name: str) -> None:
 def test_weights_sum_to_one_over_allowed_keys() -> None:
     q, k, _, mask = make_inputs((2, 3, 5, 7, 4))
     weight = compute_attention_weights(q, k, mask)
-    same(weight.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
+    assert_same(weight.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
     assert (weight >= 0).all()
     assert mask.allowed is not None
     assert (weight.masked_select(~mask.allowed) == 0).all()

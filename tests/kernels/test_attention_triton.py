@@ -7,7 +7,7 @@ import torch
 
 from dragoman.kernels import attention as attention_module
 from dragoman.kernels.attention import RowLayout, attend_reference, make_cross_attention_mask, make_self_attention_mask
-from tolerance import same
+from tolerance import assert_same
 
 pytestmark = pytest.mark.gpu
 H = 2
@@ -67,9 +67,9 @@ def compare_with_reference(found, query, key_value, mask, leaves, has_key_BQ) ->
     q, k, v = (part.unflatten(2, (H, -1)).transpose(1, 2) for part in parts)
     expected = attend_reference(q, k, v, mask).transpose(1, 2).flatten(2) * has_key_BQ[..., None]
     output_grad = torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found) * has_key_BQ[..., None]
-    same(found * has_key_BQ[..., None], expected)
+    assert_same(found * has_key_BQ[..., None], expected)
     actual_grads, expected_grads = (
         torch.autograd.grad((out * output_grad).sum(), leaves) for out in (found.float(), expected)
     )
     for actual, wanted in zip(actual_grads, expected_grads, strict=True):
-        same(actual, wanted)
+        assert_same(actual, wanted)

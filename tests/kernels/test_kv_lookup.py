@@ -9,7 +9,7 @@ import torch
 
 from dragoman.kernels import attention as attention_module
 from dragoman.types import BOS
-from tolerance import DEVICES, same
+from tolerance import DEVICES, assert_same
 from toy_engine import TRANSFORMERS, model_of, random_jobs
 
 
@@ -30,7 +30,7 @@ def test_indirect_cache_equals_reordered_cache(settings: dict[str, object], devi
     for step in range(T):
         expected, reordered = model.step(token_N, reordered)
         logp_NV, indirect = model.step(token_N, indirect)
-        same(logp_NV, expected, torch.float32)
+        assert_same(logp_NV, expected, torch.float32)
         parent_BW = torch.randint(W, (B, W), generator=torch.Generator().manual_seed(step)).to(device)
         rows_N = (parent_BW + W * torch.arange(B, device=device)[:, None]).flatten()
         reordered, indirect = reordered.select(rows_N), indirect.select(rows_N)
@@ -55,7 +55,7 @@ def test_a_new_sentence_ignores_the_previous_one_in_its_slot() -> None:
             state = state.put(torch.tensor([0]), fresh.make_indirect(0) if use_indirect else fresh)
             for token in (BOS, 5, 6):
                 logp_NV, state = model.step(torch.full((2,), token), state)
-            same(logp_NV[:1], expected[1:])
+            assert_same(logp_NV[:1], expected[1:])
 
 
 @pytest.mark.gpu
@@ -79,4 +79,4 @@ def test_triton_kernel_matches_the_reference(
         attended = attention_module.attend_to_cache(query, (key, value), cache_copy, position_N, beam_indices_NK)
         results.append((attended, *cache_copy, attention_module.attend_to_source(query, memory, length_B)))  # type: ignore[arg-type]
     for actual, expected in zip(*results, strict=True):
-        same(actual, expected, dtype)
+        assert_same(actual, expected, dtype)

@@ -25,7 +25,7 @@ from dragoman.metrics.metrics import (
 )
 from dragoman.run_dir import RunFolder
 from dragoman.training.trainer import train
-from toy_run import Call, events, quietly
+from toy_run import Call, read_run_events, train_quietly
 
 HYPOTHESES = ["The cat sat on the mat.", "Dogs bark at the moon, loudly!", "It is raining in Berlin today."]
 REFERENCE = ["The cat is sitting on the mat.", "Dogs bark loudly at the moon.", "Today it is raining in Berlin."]
@@ -194,22 +194,22 @@ def test_the_earlier_name_of_the_line_error_rate_still_works(small: Path, tmp_pa
     assert METRICS["line_error_rate"].title == "line error rate"
     assert [score.name for score in compute_metrics(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
     assert choose_checkpoint_metric("wrong", "classify") is METRICS["line_error_rate"]
-    run = quietly(small, tmp_path / "run", "train.steps=2", "train.metric=wrong", "data.metrics=[wrong, per]")
+    run = train_quietly(small, tmp_path / "run", "train.steps=2", "train.metric=wrong", "data.metrics=[wrong, per]")
     assert RunFolder(run).recipe().data.metrics == ("line_error_rate", "per")
-    assert "line_error_rate" in next(event for event in events(run) if event["event"] == "validate")
+    assert "line_error_rate" in next(event for event in read_run_events(run) if event["event"] == "validate")
     files = ("--source", small.parent / "dev.src", "--reference", small.parent / "dev.trg")
     assert "line_error_rate" in json.loads(call("evaluate", run, *files, "--metric", "wrong", "--json").out)
 
 
 def test_a_run_that_went_by_the_earlier_name_is_read_and_resumed(small: Path, tmp_path: Path) -> None:
     given = ("train.metric=line_error_rate", "train.validate_every=2")
-    run = quietly(small, tmp_path / "run", "train.steps=4", *given)
+    run = train_quietly(small, tmp_path / "run", "train.steps=4", *given)
     [state] = run.glob("checkpoints/*/state.json")
     for path in (state, run / "metrics.jsonl"):
         path.write_text(path.read_text().replace("line_error_rate", "wrong"))
     best = read_card(run)["validation"]
     assert best["line_error_rate"] is not None
-    quietly(small, run, "train.steps=6", *given, resume=True)
+    train_quietly(small, run, "train.steps=6", *given, resume=True)
     assert read_card(run)["validation"] is not None
 
 

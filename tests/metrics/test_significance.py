@@ -24,10 +24,10 @@ from dragoman.metrics.significance import (
     run_randomisation_test,
     split_into_chunks,
 )
-from toy_run import sentences, translated
+from toy_run import make_sentences, translate_toy
 
 NAMES = ("bleu", "chrf", "ter")
-REFERENCE = [translated(line) for line in sentences(120, seed=3, longest=9)]
+REFERENCE = [translate_toy(line) for line in make_sentences(120, seed=3, longest=9)]
 
 
 def spoilt(share: float, seed: int) -> list[str]:

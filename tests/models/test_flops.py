@@ -15,7 +15,7 @@ from dragoman.models.registry import Cost, build_model, measure_segments
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from toy_batch import VOCABULARY, examples, in_rows
-from toy_run import events, quietly
+from toy_run import read_run_events, train_quietly
 
 TRANSFORMER = {"kind": "transformer", "layers": 2, "width": 16, "heads": 2, "dropout": 0.0, "kernel": "reference"}
 RNN = {"kind": "rnn", "width": 16, "embedding_width": 12, "dropout": 0.0, "cell": "vanilla", "nonlinearity": "identity"}
@@ -86,18 +86,18 @@ def test_training_is_three_times_the_forward_pass() -> None:
 
 
 def test_a_run_ends_when_its_operations_are_spent(small: Path, tmp_path: Path) -> None:
-    quietly(small, tmp_path / "steps", "train.steps=5")
+    train_quietly(small, tmp_path / "steps", "train.steps=5")
     spent = state(tmp_path / "steps")["flops"]
-    assert [event["flops"] for event in events(tmp_path / "steps") if event["event"] == "train"][-1] == spent
-    quietly(small, tmp_path / "flops", "train.steps=0", f"train.flops={spent}")
+    assert [event["flops"] for event in read_run_events(tmp_path / "steps") if event["event"] == "train"][-1] == spent
+    train_quietly(small, tmp_path / "flops", "train.steps=0", f"train.flops={spent}")
     assert state(tmp_path / "flops")["step"] == 5
-    quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={0.9 * spent}", "train.save_every=2")
-    quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={spent}", "train.save_every=2", resume=True)
+    train_quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={0.9 * spent}", "train.save_every=2")
+    train_quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={spent}", "train.save_every=2", resume=True)
     assert state(tmp_path / "less")["flops"] == spent
 
 
 def test_the_peak_of_memory_is_kept(small: Path, tmp_path: Path) -> None:
-    quietly(small, tmp_path / "run", "train.steps=2")
+    train_quietly(small, tmp_path / "run", "train.steps=2")
     assert state(tmp_path / "run")["peak_memory"] > 10 * 2**20  # PyTorch alone takes more
 
 

@@ -20,10 +20,10 @@ from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS
 from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check_settings
-from tolerance import same
+from tolerance import assert_same
 from toy_batch import VOCABULARY
-from toy_models import SMALL_HYBRID, collate_rows, some_examples
-from toy_run import quietly, sentences, translated, write_corpus, write_recipe
+from toy_models import SMALL_HYBRID, collate_rows, make_examples
+from toy_run import make_sentences, train_quietly, translate_toy, write_corpus, write_recipe
 from toy_sections import settings_of
 
 MENUS: dict[str, Iterable[str]] = {"cell": CELLS, "score": SCORES}
@@ -39,21 +39,21 @@ def model_of(**given: Any) -> Hybrid:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("decoder_width", [0, 6])
 def test_every_token_looks_at_its_own_source_and_all_of_it(score: str, decoder_width: int) -> None:
-    model, examples = model_of(score=score, decoder_width=decoder_width), some_examples(SMALL_HYBRID)
+    model, examples = model_of(score=score, decoder_width=decoder_width), make_examples(SMALL_HYBRID)
     batch = collate_rows(SMALL_HYBRID, [[item] for item in range(6)], examples, spare=3)
     look_BTS = model.alignment(batch)
     padding_BTS = (batch.source_segment_BS == 0)[:, None].expand_as(look_BTS)
-    same(look_BTS.sum(-1), torch.ones_like(look_BTS[..., 0]))
+    assert_same(look_BTS.sum(-1), torch.ones_like(look_BTS[..., 0]))
     assert not look_BTS[padding_BTS].any()
 
 
 def test_the_decoder_starts_from_the_mean_of_what_was_read() -> None:
     """Of real tokens alone; a row without any gives zeros, not NaN."""
-    model, examples = model_of(), some_examples(SMALL_HYBRID, 2)
+    model, examples = model_of(), make_examples(SMALL_HYBRID, 2)
     batch = collate_rows(SMALL_HYBRID, [[0], [1], []], examples, spare=4)
     memory_BSC, mean_BC = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
     for row, example in enumerate(examples):
-        same(mean_BC[row], memory_BSC[row, : len(example.source) + 1].mean(0))
+        assert_same(mean_BC[row], memory_BSC[row, : len(example.source) + 1].mean(0))
     assert not mean_BC[2].any()
 
 
@@ -119,9 +119,9 @@ def test_it_learns_a_language(tmp_path: Path) -> None:
     sizes = {"layers": 1, "width": 64, "heads": 4, "decoder_width": 48, "embedding_width": 32}
     model = {"kind": "hybrid", "cell": "gru", "dropout": 0.0, **sizes}
     path.write_text(yaml.safe_dump({**whole, "model": model}))
-    run = quietly(path, tmp_path / "run", "train.steps=250", "train.validate_every=0")
-    new = sentences(30, seed=77)
+    run = train_quietly(path, tmp_path / "run", "train.steps=250", "train.validate_every=0")
+    new = make_sentences(30, seed=77)
     found = load_as(Translator, run).translate(new)
-    right = sum(one.text == translated(text) for one, text in zip(found, new, strict=True))
+    right = sum(one.text == translate_toy(text) for one, text in zip(found, new, strict=True))
     assert right >= 20
     assert all(abs(sum(row) - 1) < 1e-4 for one in found for row in one.alignment)

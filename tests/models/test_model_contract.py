@@ -29,8 +29,8 @@ from dragoman.run_dir import load_tensors, save_tensors
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.step import Stepper, fetch_metrics, load_weights
 from dragoman.types import Batch
-from pairs import all_pairs, pairwise
-from tolerance import DEVICES, differ, same
+from pairs import iterate_pairs, pairwise
+from tolerance import DEVICES, assert_different, assert_same
 from toy_batch import VOCABULARY
 from toy_models import (
     HYBRID,
@@ -41,17 +41,17 @@ from toy_models import (
     TRANSFORMER,
     Section,
     build_small_model,
-    cases,
     collate_rows,
-    loss_of,
-    refusal,
-    some_examples,
-    states_of,
+    compute_loss,
+    compute_states,
+    find_refusal,
+    make_examples,
+    make_model_sections,
 )
 from toy_sections import settings_of
 
 pytestmark = pytest.mark.slow
-CASES = cases()
+CASES = make_model_sections()
 EVERY = pytest.mark.parametrize("section", CASES.values(), ids=CASES.keys())
 WRITERS = {name: section for name, section in CASES.items() if settings_of(section).task != "classify"}
 EVERY_WRITER = pytest.mark.parametrize("section", WRITERS.values(), ids=WRITERS.keys())
@@ -67,8 +67,8 @@ def packed(section: Section) -> list[list[int]]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_forward_and_backward_reach_every_weight(section: Section, device: str) -> None:
     model = build_small_model(section, dtype=torch.float32).to(device)
-    batch = collate_rows(section, packed(section), some_examples(section), spare=3).to(torch.device(device))
-    loss_of(model, batch).backward()
+    batch = collate_rows(section, packed(section), make_examples(section), spare=3).to(torch.device(device))
+    compute_loss(model, batch).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -93,14 +93,17 @@ def may_rest(name: str, model: Model) -> bool:
 @pytest.mark.parametrize("device", DEVICES)
 def test_neighbours_and_padding_change_nothing(section: Section, device: str) -> None:
     """Packed, in a batch, in any order and with room left over, a sentence is what it is alone."""
-    model, examples = build_small_model(section).to(device).eval(), some_examples(section)
+    model, examples = build_small_model(section).to(device).eval(), make_examples(section)
     alone = [
-        states_of(model, collate_rows(section, [[item]], examples).to(torch.device(device)))[0] for item in range(6)
+        compute_states(model, collate_rows(section, [[item]], examples).to(torch.device(device)))[0]
+        for item in range(6)
     ]
     for rows in (packed(section), ALONE[::-1]):
-        found = states_of(model, scribbled(collate_rows(section, rows, examples, spare=5)).to(torch.device(device)))
+        found = compute_states(
+            model, scribbled(collate_rows(section, rows, examples, spare=5)).to(torch.device(device))
+        )
         for item, states in zip([item for row in rows for item in row], found, strict=True):
-            same(states, alone[item])
+            assert_same(states, alone[item])
 
 
 def scribbled(batch: Batch) -> Batch:
@@ -113,22 +116,22 @@ def scribbled(batch: Batch) -> Batch:
 
 @EVERY
 def test_gradients_of_neighbours_add_up(section: Section) -> None:
-    model, examples = build_small_model(section).eval(), some_examples(section, 3)
-    loss_of(model, collate_rows(section, ALONE[:3], examples, spare=4)).backward()
+    model, examples = build_small_model(section).eval(), make_examples(section, 3)
+    compute_loss(model, collate_rows(section, ALONE[:3], examples, spare=4)).backward()
     together = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     for row in ALONE[:3]:
-        loss_of(model, collate_rows(section, [row], examples)).backward()
+        compute_loss(model, collate_rows(section, [row], examples)).backward()
     for name, parameter in model.named_parameters():
         gradient = together[name]
         assert gradient is not None, name
         assert parameter.grad is not None, name
-        same(gradient, parameter.grad, torch.float32)  # the loss is in float32
+        assert_same(gradient, parameter.grad, torch.float32)  # the loss is in float32
 
 
 @EVERY_WRITER
 def test_nothing_looks_ahead(section: Section) -> None:
-    model, examples = build_small_model(section).eval(), some_examples(section)
+    model, examples = build_small_model(section).eval(), make_examples(section)
     batch = collate_rows(section, packed(section), examples)
     before = model(batch)
     for at in (1, 2, 7):
@@ -136,7 +139,7 @@ def test_nothing_looks_ahead(section: Section) -> None:
         other = (batch.target_in_BT - 3) % 36 + 4
         after = model(replace(batch, target_in_BT=torch.where(here, other, batch.target_in_BT)))
         earlier = (batch.target_position_BT < at) & (batch.target_segment_BT > 0)
-        same(after[earlier], before[earlier])
+        assert_same(after[earlier], before[earlier])
         assert not here.any() or not torch.equal(after[here], before[here])
 
 
@@ -146,7 +149,7 @@ def test_nothing_looks_ahead(section: Section) -> None:
 def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
     """With a cache, and with rows that are copied, lost and swapped on the way as beams are."""
     model, random = build_small_model(section).eval(), torch.Generator().manual_seed(1)
-    batch = repeated(collate_rows(section, ALONE, some_examples(section), spare=2), beams)
+    batch = repeated(collate_rows(section, ALONE, make_examples(section), spare=2), beams)
     N, T = batch.target_in_BT.shape
     token_NT = torch.randint(4, VOCABULARY, (N, T), generator=random)
     token_NT[:, 0] = batch.target_in_BT[:, 0]
@@ -159,7 +162,7 @@ def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
         state = state.select(parent_N)
     whole_NTV = model.project(model(replace(batch, target_in_BT=token_NT))).log_softmax(-1)
     real_NT = batch.target_segment_BT > 0
-    same(torch.stack(said, 1)[real_NT], whole_NTV[real_NT], torch.float32)
+    assert_same(torch.stack(said, 1)[real_NT], whole_NTV[real_NT], torch.float32)
 
 
 def repeated(batch: Batch, times: int) -> Batch:
@@ -175,10 +178,10 @@ def started(model: Model, batch: Batch) -> Any:
 @EVERY
 def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> None:
     model, other = build_small_model(section), build_small_model(section, seed=1)
-    batch = collate_rows(section, packed(section), some_examples(section))
+    batch = collate_rows(section, packed(section), make_examples(section))
     save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
     load_weights(other, load_tensors(tmp_path / "model.safetensors")[0])
-    for one, two in zip(states_of(model.eval(), batch), states_of(other.eval(), batch), strict=True):
+    for one, two in zip(compute_states(model.eval(), batch), compute_states(other.eval(), batch), strict=True):
         assert torch.equal(one, two)
 
 
@@ -186,11 +189,11 @@ def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> No
 @pytest.mark.parametrize("device", DEVICES)
 def test_bf16_is_close(section: Section, device: str) -> None:
     model = build_small_model(section, dtype=torch.float32).to(device).eval()
-    batch = collate_rows(section, packed(section), some_examples(section)).to(torch.device(device))
+    batch = collate_rows(section, packed(section), make_examples(section)).to(torch.device(device))
     with torch.no_grad():
-        expected = torch.cat(states_of(model, batch))
+        expected = torch.cat(compute_states(model, batch))
         with torch.autocast(device, torch.bfloat16):
-            found = torch.cat(states_of(model, batch))
+            found = torch.cat(compute_states(model, batch))
     assert float((found.float() - expected).norm() / expected.norm()) < 0.06
     slope = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
     exact, rounded = gradients(model, batch, slope), gradients(model, batch, slope, torch.bfloat16)
@@ -201,7 +204,7 @@ def gradients(model: Model, batch: Batch, slope: Tensor, dtype: torch.dtype | No
     """Of a weighted sum of the states, all in one row."""
     model.zero_grad()
     with torch.autocast(slope.device.type, dtype, enabled=dtype is not None):
-        states = torch.cat(states_of(model, batch))
+        states = torch.cat(compute_states(model, batch))
     (states * slope).sum().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
@@ -215,7 +218,7 @@ BASES: dict[str, tuple[Section, dict[str, Sequence[Any]]]] = {
 
 def takes_a_step(section: Section) -> None:
     model = build_small_model(section, dtype=torch.float32)
-    batch = collate_rows(section, packed(section), some_examples(section))
+    batch = collate_rows(section, packed(section), make_examples(section))
     stepper = Stepper(model, TrainSettings(), ExecutionPlan("cpu", "float32", False, 1))
     before = model.project.weight.detach().clone()
     assert fetch_metrics([stepper.update([batch], 1, 1e-3)])[0].finite, section
@@ -227,13 +230,13 @@ def test_every_two_choices_take_a_step_together_or_are_refused_with_a_sentence(k
     """Whatever else is chosen: the other choices of a combination are drawn at random."""
     base, menus = BASES[kind]
     shallow = {**base, "layers": 1}
-    combinations = pairwise(menus, lambda choices: not refusal({**shallow, **choices}))
+    combinations = pairwise(menus, lambda choices: not find_refusal({**shallow, **choices}))
     met = {pair for choices in combinations for pair in itertools.combinations(choices.items(), 2)}
     for choices in combinations:
         takes_a_step({**shallow, **choices})
-    refused = [pair for pair in all_pairs(menus) if pair not in met]
+    refused = [pair for pair in iterate_pairs(menus) if pair not in met]
     for pair in refused:
-        why = refusal({**shallow, **dict(pair)})
+        why = find_refusal({**shallow, **dict(pair)})
         assert "model." in why, pair
         assert "\n" not in why
     assert 3 * len(refused) < len(met)
@@ -244,14 +247,14 @@ def test_every_two_choices_take_a_step_together_or_are_refused_with_a_sentence(k
 def test_an_encoder_without_positions_does_not_know_the_order(norm: str, activation: str) -> None:
     """A law: the states of a shuffled sentence are the shuffled states, and its translation is the same."""
     section = {**SMALL_TRANSFORMER, "position": "none", "norm": norm, "activation": activation}
-    model, examples = build_small_model(section).eval(), some_examples(section, 1, longest=9)
+    model, examples = build_small_model(section).eval(), make_examples(section, 1, longest=9)
     order = torch.randperm(len(examples[0].source), generator=torch.Generator().manual_seed(1))
     turned = examples[0]._replace(source=examples[0].source[order.numpy()])
     states: list[Tensor] = []
     model.encoder.register_forward_hook(lambda *hooked: states.append(hooked[-1]))
-    answers = [states_of(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned)]
-    same(states[1][0, : len(order)], states[0][0, order])
-    same(answers[1], answers[0])
+    answers = [compute_states(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned)]
+    assert_same(states[1][0, : len(order)], states[0][0, order])
+    assert_same(answers[1], answers[0])
 
 
 ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() and not each.features]
@@ -260,10 +263,12 @@ ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() 
 @pytest.mark.parametrize("position", ORDERED)
 def test_an_encoder_with_positions_knows_the_order(position: str) -> None:
     section = {**SMALL_TRANSFORMER, "position": position}
-    model, examples = build_small_model(section).eval(), some_examples(section, 1, longest=9)
+    model, examples = build_small_model(section).eval(), make_examples(section, 1, longest=9)
     turned = examples[0]._replace(source=examples[0].source[::-1].copy())
-    one, other = (states_of(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned))
-    differ(one, other)
+    one, other = (
+        compute_states(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned)
+    )
+    assert_different(one, other)
 
 
 MENUS: dict[str, tuple[dict[str, Any], Section]] = {

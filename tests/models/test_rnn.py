@@ -23,16 +23,18 @@ from dragoman.modules.recurrent import CELLS, NONLINEARITIES
 from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check_settings
 from dragoman.types import PAD, Batch
-from pairs import in_pairs
-from tolerance import differ, same
+from pairs import parametrize_pairwise
+from tolerance import assert_different, assert_same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_requests import beam_search, take_likeliest
-from toy_run import quietly, sentences, translated, write_corpus, write_recipe
+from toy_run import make_sentences, train_quietly, translate_toy, write_corpus, write_recipe
 from toy_sections import settings_of
 
 MENUS: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
 SMALL = {"width": 8, "dropout": 0.0}
-EACH = in_pairs({"cell": [*CELLS], "attention": [*SCORES], "input_feeding": [False, True], "layers": [1, 2]})
+EACH = parametrize_pairwise(
+    {"cell": [*CELLS], "attention": [*SCORES], "input_feeding": [False, True], "layers": [1, 2]}
+)
 
 
 def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Rnn:
@@ -69,11 +71,11 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(
     batch = alone(3, Widths(12, 11))
     look_BTS = model.alignment(batch)
     assert look_BTS.dtype == torch.float32
-    same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
+    assert_same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
     real_BS = batch.source_segment_BS > 0
     assert (look_BTS[:3] * ~real_BS[:3, None] == 0).all()
     if not SCORES[attention].aligns:
-        same(look_BTS[:3], (real_BS / real_BS.sum(-1, keepdim=True))[:3, None].expand(3, 11, 12))
+        assert_same(look_BTS[:3], (real_BS / real_BS.sum(-1, keepdim=True))[:3, None].expand(3, 11, 12))
     else:
         assert ((look_BTS[0, 0] - look_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
 
@@ -112,7 +114,7 @@ def test_it_is_pytorchs(cell: str) -> None:
     first = torch.tanh(model.decoder.bridge.out(last_BC)).view(3, 2, -1, 8).permute(2, 1, 0, 3).contiguous()
     out, _ = writer(x_BTC, (first[0], first[1]) if cell == "lstm" else first[0])
     real_BT = batch.target_segment_BT > 0
-    same(model(batch)[real_BT], torch.tanh(model.decoder.join(out))[real_BT])
+    assert_same(model(batch)[real_BT], torch.tanh(model.decoder.join(out))[real_BT])
 
 
 def copy_weights(mine: Any, theirs: nn.Module, suffix: str) -> None:
@@ -144,7 +146,7 @@ def test_feeding_is_reading_both_side_by_side() -> None:
         a = (h @ memory_SC.T).softmax(-1) @ memory_SC
         o = torch.tanh(decoder.join(torch.cat([a, h], -1)))
         said.append(o)
-    same(model(batch)[0], torch.cat(said))
+    assert_same(model(batch)[0], torch.cat(said))
 
 
 @torch.no_grad()
@@ -152,9 +154,9 @@ def test_the_bottleneck_sees_the_last_state_alone() -> None:
     model, batch = model_of(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
     other = source._replace(key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
-    same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
+    assert_same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
     moved = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
-    differ(model(moved), model(batch))
+    assert_different(model(moved), model(batch))
 
 
 @torch.no_grad()
@@ -184,7 +186,7 @@ def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
     state = stack.start(len(batch.target_in_BT))
     for t, token_B in enumerate(batch.target_in_BT.unbind(1)):
         said_BO, state = stack.step(token_B, state)
-        same(said_BO, said_BTO[:, t])
+        assert_same(said_BO, said_BTO[:, t])
     said_BTO.square().sum().backward()
     assert all(parameter.grad is not None for parameter in stack.parameters())
     picked = stack.start(2).select(torch.tensor([1, 0, 1]))
@@ -250,10 +252,10 @@ def test_it_learns_a_language(given: dict[str, object], steps: int, tmp_path: Pa
     """Through files, training, a run folder and search: most of what it never saw comes out right."""
     write_corpus(tmp_path, train=400)
     model = {"kind": "rnn", "width": 64, "dropout": 0.0, **given}
-    run = quietly(own_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0")
-    new = sentences(30, seed=77)
+    run = train_quietly(own_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0")
+    new = make_sentences(30, seed=77)
     found = load_as(Translator, run).translate(new)
-    right = sum(one.text == translated(text) for one, text in zip(found, new, strict=True))
+    right = sum(one.text == translate_toy(text) for one, text in zip(found, new, strict=True))
     assert right >= 20
     assert all(abs(sum(row) - 1) < 1e-4 for one in found for row in one.alignment)
 
@@ -271,7 +273,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     recipe = own_recipe(tmp_path, {"kind": "rnn", "width": 16, "layers": 2, "input_feeding": True})
     small = ["train.save_every=3", "train.validate_every=6", "train.validate_lines=4", "train.schedule=constant"]
-    quietly(recipe, tmp_path / "parts", "train.steps=3", *small)
-    quietly(recipe, tmp_path / "once", "train.steps=6", *small)
-    parts = quietly(recipe, tmp_path / "parts", "train.steps=6", *small, resume=True)
+    train_quietly(recipe, tmp_path / "parts", "train.steps=3", *small)
+    train_quietly(recipe, tmp_path / "once", "train.steps=6", *small)
+    parts = train_quietly(recipe, tmp_path / "parts", "train.steps=6", *small, resume=True)
     assert (parts / "model.safetensors").read_bytes() == (tmp_path / "once" / "model.safetensors").read_bytes()

@@ -17,7 +17,7 @@ from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import MODEL_KINDS, build_model
 from dragoman.models.single_sequence import POOLS, LanguageModel
 from dragoman.types import Example
-from tolerance import differ, same
+from tolerance import assert_different, assert_same
 from toy_batch import examples
 from toy_sections import settings_of
 
@@ -48,7 +48,7 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
     some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
     batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), some)
     states_BTC = model(batch)
-    same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])
+    assert_same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (states_BTC[one, 0] != states_BTC[other, 0]).all()
 
@@ -64,13 +64,15 @@ def test_a_text_is_read_alone(backbone: str, pool: str) -> None:
     states_BTC = model(batch)
     for row, items in enumerate(rows):
         for place, item in enumerate(items):
-            same(states_BTC[row, place], alone[item])
+            assert_same(states_BTC[row, place], alone[item])
             assert batch.target_out_BT[row, place] == item % 3
     noise = torch.where(batch.source_segment_BS > 0, batch.source_BS, 33)
-    same(model(replace(batch, source_BS=noise))[batch.target_segment_BT > 0], states_BTC[batch.target_segment_BT > 0])
+    assert_same(
+        model(replace(batch, source_BS=noise))[batch.target_segment_BT > 0], states_BTC[batch.target_segment_BT > 0]
+    )
     other = batch.source_BS.clone()
     other[0, 0] = 39 if other[0, 0] != 39 else 38
-    differ(model(replace(batch, source_BS=other))[0, 0], states_BTC[0, 0])
+    assert_different(model(replace(batch, source_BS=other))[0, 0], states_BTC[0, 0])
 
 
 @BACKBONE
@@ -85,7 +87,7 @@ def test_step_by_step_is_all_at_once(backbone: str) -> None:
         for t in range(41):
             logp_NV, state = model.step(batch.target_in_BT[:, t], state)
             real_B = batch.target_segment_BT[:, t] > 0
-            same(logp_NV[real_B], whole_BTV[real_B, t], torch.float32)
+            assert_same(logp_NV[real_B], whole_BTV[real_B, t], torch.float32)
         flipped, state = model.step(batch.target_in_BT[:, 41], state.select(torch.tensor([1, 0, 2, 3, 4])))
         assert flipped.exp().sum(-1).allclose(torch.ones(5, dtype=flipped.dtype), atol=1e-5)
 
@@ -98,7 +100,7 @@ def test_lines_may_share_a_row() -> None:
     for row, items in enumerate(rows):
         for number, item in enumerate(items, 1):
             alone = collate_lines(BatchPlan([[item]], Widths(0, 12)), some)
-            same(states_BTC[row][batch.target_segment_BT[row] == number], model(alone)[0, : alone.target_tokens])
+            assert_same(states_BTC[row][batch.target_segment_BT[row] == number], model(alone)[0, : alone.target_tokens])
 
 
 @BACKBONE
@@ -111,8 +113,8 @@ def test_nothing_ahead_is_seen(backbone: str) -> None:
         other = batch.target_in_BT.clone()
         other[0, t] = 4 + (other[0, t] + 1) % 30
         after = model(replace(batch, target_in_BT=other))
-        same(after[0, :t], before[0, :t])
-        differ(after[0, t:length], before[0, t:length])
+        assert_same(after[0, :t], before[0, :t])
+        assert_different(after[0, t:length], before[0, t:length])
 
 
 @BACKBONE

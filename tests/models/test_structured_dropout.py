@@ -16,8 +16,8 @@ from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
 from dragoman.training.step import split_batch
 from dragoman.types import Batch
-from tolerance import DEVICES, differ, same
-from toy_models import KINDS, OF_TRANSFORMERS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model, states_of
+from tolerance import DEVICES, assert_different, assert_same
+from toy_models import KINDS, OF_TRANSFORMERS, RATES, SMALL_TRANSFORMER, build_small_model, compute_states, make_batch
 from toy_sections import settings_of
 
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
@@ -32,12 +32,12 @@ EVERY = pytest.mark.parametrize(("kind", "rate"), USED)
 
 def build_with_dropout(kind: str, **rates: float) -> tuple[Model, Batch]:
     section = {**KINDS[kind], **rates}
-    return build_small_model(section), batch_of(section)
+    return build_small_model(section), make_batch(section)
 
 
 def states(model: Model, batch: Batch, seed: int = 1) -> Tensor:
     torch.manual_seed(seed)
-    return torch.cat(states_of(model, batch))
+    return torch.cat(compute_states(model, batch))
 
 
 @EVERY
@@ -46,8 +46,8 @@ def test_a_rate_is_felt_at_training_and_not_at_use(kind: str, rate: str) -> None
     plain, _ = build_with_dropout(kind)
     expected = states(plain.train(), batch)
     assert torch.equal(states(model.eval(), batch), states(plain.eval(), batch))
-    differ(states(model.train(), batch), expected)
-    differ(states(model, batch, seed=1), states(model, batch, seed=2))
+    assert_different(states(model.train(), batch), expected)
+    assert_different(states(model, batch, seed=1), states(model, batch, seed=2))
     assert torch.equal(states(model, batch, seed=1), states(model, batch, seed=1))
 
 
@@ -68,7 +68,7 @@ def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
     for part in split_batch(batch, 3):
         with use_row_slice(part.first_row, part.total_rows):
             found.append(states(model, part))
-    same(torch.cat(found), whole)
+    assert_same(torch.cat(found), whole)
 
 
 @pytest.mark.parametrize(("kind", "rate"), sorted(USELESS))
@@ -110,7 +110,7 @@ def test_a_layer_is_gone_through_or_round(device: str) -> None:
 def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
     """With layers left out almost surely, an encoder is its embedding and its last norm."""
     section = {**SMALL_TRANSFORMER, "layer_dropout": 1 - 1e-9}
-    model, batch = build_small_model(section).train(), batch_of(section)
+    model, batch = build_small_model(section).train(), make_batch(section)
     kept: list[Tensor] = []
     model.encoder.norm.register_forward_hook(lambda _module, inputs, _output: kept.append(inputs[0]))
     model.encoder.layers[0].register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
@@ -134,6 +134,6 @@ def test_a_token_that_is_not_seen_may_be_any(kind: str) -> None:
         unseen: dict[str, Any] = {seen: ~here}
         other = replace(batch, **changed)
         hidden = [replace(each, **unseen) for each in (batch, other)]
-        same(states(model.eval(), hidden[0]), states(model.eval(), hidden[1]))
-        differ(*(states(model.eval(), each) for each in (batch, other)))
-        differ(states(model, batch), states(model, hidden[0]))
+        assert_same(states(model.eval(), hidden[0]), states(model.eval(), hidden[1]))
+        assert_different(*(states(model.eval(), each) for each in (batch, other)))
+        assert_different(states(model, batch), states(model, hidden[0]))

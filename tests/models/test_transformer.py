@@ -23,7 +23,7 @@ from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS, make_sinusoids
 from dragoman.recipe import Recipe, check_model
 from dragoman.types import BOS, EOS, PAD, Batch
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_sections import settings_of
 
@@ -161,17 +161,17 @@ def test_it_is_pytorchs_transformer(place: str, activation: str, kernel: str, dt
         memory_key_padding_mask=padding_BS,
         tgt_key_padding_mask=~real_BT,
     )[real_BT]
-    same(states, theirs)
+    assert_same(states, theirs)
     weight = torch.randn_like(states)
     (states * weight).sum().backward()
     (theirs * weight).sum().backward()
     for mine, other in pairs:
         grads = [parameter.grad for parameter in mine if parameter.grad is not None]
         assert other.grad is not None
-        same(torch.cat(grads), other.grad)
+        assert_same(torch.cat(grads), other.grad)
     assert table.grad is not None
     assert model.decoder.embedding.weight.grad is not None
-    same(model.decoder.embedding.weight.grad, table.grad)
+    assert_same(model.decoder.embedding.weight.grad, table.grad)
 
 
 ROWS = [[0, 1, 2], [3], [4, 5], [], [6, 7, 8, 9]]
@@ -188,10 +188,10 @@ def test_packed_is_alone(place: str, kernel: str, device: str) -> None:
     states = model(batch)
     for r, row in enumerate(ROWS):
         for number, item in enumerate(row, 1):
-            same(states[r][batch.target_segment_BT[r] == number], model(singles[item])[0])
+            assert_same(states[r][batch.target_segment_BT[r] == number], model(singles[item])[0])
     one_by_one = gradients(model, *singles)
     for name, grad in gradients(model, batch).items():
-        same(grad, one_by_one[name])
+        assert_same(grad, one_by_one[name])
 
 
 @settings(max_examples=20)
@@ -209,7 +209,7 @@ def test_any_packing_is_alone(items: list[int], cuts: list[int], spare: int) -> 
     states = model(batch)
     for r, row in enumerate(rows):
         for number, item in enumerate(row, 1):
-            same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
+            assert_same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
 
 
 def changed(batch: Batch, name: str, where: Tensor, value: int) -> Batch:
@@ -224,10 +224,10 @@ def test_padding_has_no_influence(kernel: str) -> None:
     other = changed(other, "source_position_BS", batch.source_segment_BS == 0, 5)
     other = changed(other, "target_in_BT", batch.target_segment_BT == 0, 18)
     real_BT = batch.target_segment_BT > 0
-    same(model(other)[real_BT], model(batch)[real_BT])
+    assert_same(model(other)[real_BT], model(batch)[real_BT])
     before, after = gradients(model, batch), gradients(model, other)
     for name in before:
-        same(after[name], before[name])
+        assert_same(after[name], before[name])
 
 
 @EVERY_KERNEL
@@ -241,8 +241,8 @@ def test_the_decoder_does_not_look_ahead(kernel: str) -> None:
             here = (batch.target_segment_BT == number) & (batch.target_position_BT == at)
             after = model(changed(batch, "target_in_BT", here, 7 if batch.target_in_BT[here].item() != 7 else 8))
             seen = (batch.target_segment_BT == number) & (batch.target_position_BT >= at)
-            same(after[~seen], before[~seen])
-            differ(after[here], before[here])
+            assert_same(after[~seen], before[~seen])
+            assert_different(after[here], before[here])
 
 
 def test_every_source_token_is_seen_by_its_target_and_no_other() -> None:
@@ -255,7 +255,7 @@ def test_every_source_token_is_seen_by_its_target_and_no_other() -> None:
             here = (batch.source_segment_BS == number) & (batch.source_position_BS == at)
             after = model(changed(batch, "source_BS", here, 7 if batch.source_BS[here].item() != 7 else 8))
             assert ((after - before)[mine].abs().amax(-1) > 1e-6).all()
-            same(after[~mine], before[~mine])
+            assert_same(after[~mine], before[~mine])
 
 
 @EVERY_KERNEL
@@ -323,7 +323,7 @@ def test_step_by_step_is_all_at_once(kernel: str, place: str, beams: int) -> Non
             for w in range(W):
                 states_BTC = model(batch_of(source_BS, real_BS, token_BWT[:, w, : t + 1]))
                 expected = model.project(states_BTC[:, -1]).log_softmax(-1)
-                same(logp_NV.view(B, W, -1)[:, w], expected, torch.float32)
+                assert_same(logp_NV.view(B, W, -1)[:, w], expected, torch.float32)
         parent_BW = torch.randint(W, (B, W), generator=generator)  # rows may repeat, and others are lost
         state = state.select((parent_BW + W * torch.arange(B)[:, None]).flatten())
         token_BWT = token_BWT.gather(1, parent_BW[:, :, None].expand(-1, -1, T)).clone()
@@ -335,7 +335,7 @@ def test_log_probabilities_are_probabilities() -> None:
     model = model_of(dtype=torch.bfloat16)
     logp_NV, _ = model.step(torch.tensor([BOS, BOS]), model.start(*sources(2)))
     assert logp_NV.dtype == torch.float32
-    same(logp_NV.exp().sum(-1), torch.ones(2))
+    assert_same(logp_NV.exp().sum(-1), torch.ones(2))
 
 
 @torch.no_grad()
@@ -350,7 +350,7 @@ def test_a_source_without_tokens_is_no_trouble() -> None:
         logp_NV, state = model.step(torch.full((3,), BOS + t), state)
         expected, alone = model.step(torch.full((2,), BOS + t), alone)
         assert logp_NV.isfinite().all()
-        same(logp_NV[:2], expected)
+        assert_same(logp_NV[:2], expected)
 
 
 @PLACE
@@ -360,11 +360,11 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str
     model = model_of(norm_place=place, kernel=kernel, decoder_layers=layers)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
     look_BTS = model.alignment(batch)
-    same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
+    assert_same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
     real_BT = batch.target_segment_BT > 0
     outside = batch.target_segment_BT[:, :, None] != batch.source_segment_BS[:, None, :]
     assert (look_BTS[real_BT] * outside[real_BT] == 0).all()
-    differ(look_BTS, torch.full_like(look_BTS, 1 / 44))
+    assert_different(look_BTS, torch.full_like(look_BTS, 1 / 44))
 
 
 @pytest.mark.parametrize(("depth", "layer"), [(1, 0), (2, 1), (3, 1), (6, 4)])
@@ -377,7 +377,7 @@ def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, l
     cross = model.decoder.layers[layer].cross.sublayer
     cross.register_forward_pre_hook(lambda module, args: seen.append(module.weights(*args).mean(1)))
     model(batch)
-    same(model.alignment(batch), seen[0], torch.float32)
+    assert_same(model.alignment(batch), seen[0], torch.float32)
 
 
 @pytest.mark.parametrize("setting", MENUS)
@@ -474,7 +474,7 @@ def test_bf16_is_close_to_float32(kernel: str, device: str) -> None:
     with torch.autocast(device, torch.bfloat16):
         found = model(batch)[real_BT]
         rounded = gradients(model, batch)
-    same(found, expected, torch.bfloat16)
+    assert_same(found, expected, torch.bfloat16)
     for name, grad in rounded.items():
         assert grad.dtype == torch.float32
         assert float((grad - exact[name]).norm() / (exact[name].norm() + 1e-6)) < 0.1
@@ -490,7 +490,7 @@ def test_dropout_is_a_function_of_the_seed_and_off_at_rest() -> None:
         return out
 
     assert torch.equal(run(1), run(1))
-    differ(run(1), run(2))
+    assert_different(run(1), run(2))
     model.eval()
     assert torch.equal(run(1), run(2))
     still = model_of(dropout=0.0)
@@ -501,7 +501,7 @@ def test_dropout_is_a_function_of_the_seed_and_off_at_rest() -> None:
 def test_the_same_seed_makes_the_same_model() -> None:
     one, other, third = model_of(seed=1), model_of(seed=1), model_of(seed=2)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    differ(one.project.weight, third.project.weight)
+    assert_different(one.project.weight, third.project.weight)
 
 
 def test_a_new_model_is_calm() -> None:

@@ -12,7 +12,7 @@ from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, unmask
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext, split_heads
 from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS
-from tolerance import differ, same
+from tolerance import assert_different, assert_same
 
 ALL_KERNELS = pytest.mark.parametrize("name", KERNELS)
 
@@ -64,7 +64,7 @@ def test_self_attention_matches_pytorch(name: str) -> None:
     x_BTC, allowed = torch.randn(3, 5, 8, dtype=torch.float64), make_random_mask(3, 5, 5)
     reference = make_torch_attention(module.query_key_value, out=module.out, heads=2)
     expected, _ = reference(x_BTC, x_BTC, x_BTC, attn_mask=~allowed.expand(3, 2, 5, 5).flatten(0, 1))
-    same(module(x_BTC, make_positions(3, 5), AttentionMask(allowed)), expected)
+    assert_same(module(x_BTC, make_positions(3, 5), AttentionMask(allowed)), expected)
 
 
 @ALL_KERNELS
@@ -82,9 +82,9 @@ def test_cross_attention_matches_pytorch(name: str) -> None:
         average_attn_weights=False,
     )
     memory = module.project_memory(memory_BSC)
-    same(module(x_BTC, memory, AttentionMask(allowed)), expected)
-    same(module(x_BTC, memory_BSC, AttentionMask(allowed)), expected)
-    same(module.weights(x_BTC, memory_BSC, AttentionMask(allowed)), expected_weights)
+    assert_same(module(x_BTC, memory, AttentionMask(allowed)), expected)
+    assert_same(module(x_BTC, memory_BSC, AttentionMask(allowed)), expected)
+    assert_same(module.weights(x_BTC, memory_BSC, AttentionMask(allowed)), expected_weights)
 
 
 @ALL_KERNELS
@@ -106,7 +106,7 @@ def test_decoding_steps_equal_one_forward_pass(name: str, position: str, project
     for t in range(T):
         place = torch.full((N, 1), t)
         context = StepContext(place, module.make_step_mask(place, cache[0].size(2), torch.float64))
-        same(module.step(x_NTC[:, t : t + 1], cache, context), expected[:, t : t + 1], torch.float32)
+        assert_same(module.step(x_NTC[:, t : t + 1], cache, context), expected[:, t : t + 1], torch.float32)
 
 
 @pytest.mark.parametrize(("query_width", "value_width"), [(4, 12), (16, 2), (0, 6), (2, 0)])
@@ -129,10 +129,10 @@ def test_attention_without_projections_has_no_parameters(name: str) -> None:
     assert not list(module.parameters())
     x_BTC = torch.randn(3, 5, 8, dtype=torch.float64)
     expected = (x_BTC @ x_BTC.mT).softmax(-1) @ x_BTC
-    same(module(x_BTC, make_positions(3, 5), AttentionMask()), expected)
+    assert_same(module(x_BTC, make_positions(3, 5), AttentionMask()), expected)
     cross, memory_BSC = CrossAttention(settings), torch.randn(3, 7, 8, dtype=torch.float64)
     expected = (x_BTC @ memory_BSC.mT).softmax(-1) @ memory_BSC
-    same(cross(x_BTC, cross.project_memory(memory_BSC), AttentionMask()), expected)
+    assert_same(cross(x_BTC, cross.project_memory(memory_BSC), AttentionMask()), expected)
 
 
 @ALL_KERNELS
@@ -145,8 +145,12 @@ def test_scaling_divides_scores_by_the_root_of_the_head_width(name: str) -> None
     randomize_parameters(scaled)
     unscaled.double().load_state_dict(scaled.state_dict())
     x_BTC = torch.randn(3, 5, 8, dtype=torch.float64)
-    differ(unscaled(x_BTC, make_positions(3, 5), AttentionMask()), scaled(x_BTC, make_positions(3, 5), AttentionMask()))
+    assert_different(
+        unscaled(x_BTC, make_positions(3, 5), AttentionMask()), scaled(x_BTC, make_positions(3, 5), AttentionMask())
+    )
     with torch.no_grad():
         unscaled.query_key_value.weight[:8] /= 2
         unscaled.query_key_value.bias[:8] /= 2
-    same(unscaled(x_BTC, make_positions(3, 5), AttentionMask()), scaled(x_BTC, make_positions(3, 5), AttentionMask()))
+    assert_same(
+        unscaled(x_BTC, make_positions(3, 5), AttentionMask()), scaled(x_BTC, make_positions(3, 5), AttentionMask())
+    )

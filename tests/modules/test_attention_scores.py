@@ -19,7 +19,7 @@ from dragoman.modules.attention_scores import (
     score_additive_reference,
     supports_fused_score,
 )
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 
 ALL_SCORES = pytest.mark.parametrize("name", SCORES)
 B, T, S, C, A = 3, 4, 6, 5, 7
@@ -53,7 +53,7 @@ def test_scores_equal_their_formulas(name: str) -> None:
     for b in range(B):
         for t in range(T):
             for s in range(S):
-                same(score_BTS[b, t, s], FORMULAS[name](score, query_BTC[b, t], memory_BSC[b, s]))
+                assert_same(score_BTS[b, t, s], FORMULAS[name](score, query_BTC[b, t], memory_BSC[b, s]))
 
 
 @ALL_SCORES
@@ -63,7 +63,7 @@ def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
     for t in range(T):
         for s in range(S):
             alone_B11 = score(query_BTC[:, t : t + 1], score.keys(memory_BSC[:, s : s + 1]))
-            same(score_BTS[:, t, s], alone_B11[:, 0, 0])
+            assert_same(score_BTS[:, t, s], alone_B11[:, 0, 0])
 
 
 @pytest.mark.parametrize("name", ["multiplicative", "additive"])
@@ -77,12 +77,12 @@ def test_weights_sum_to_one_over_real_tokens(name: str) -> None:
     attention = SourceAttention(make_score(name), C)
     source = attention.prepare(sample_normal(B, S, C, seed=2), REAL_BS)
     weight_BTS = attention.weights(sample_normal(B, T, C), source)
-    same(weight_BTS.sum(-1), torch.ones(B, T))
+    assert_same(weight_BTS.sum(-1), torch.ones(B, T))
     assert (weight_BTS[1, :, 4:] == 0).all()
     assert (weight_BTS[1, :, :4] > 0).all()
     if not SCORES[name].aligns:
         mean_BS = REAL_BS.double() / REAL_BS.sum(-1, keepdim=True)
-        same(weight_BTS[:2], mean_BS[:2, None].expand(2, T, S))
+        assert_same(weight_BTS[:2], mean_BS[:2, None].expand(2, T, S))
 
 
 @ALL_SCORES
@@ -92,10 +92,10 @@ def test_context_vector_precedes_the_decoder_state(name: str) -> None:
     source = attention.prepare(memory_BSC, REAL_BS)
     joined = attention(query_BTC, source)
     assert joined.size(-1) == attention.width + C
-    same(joined[..., attention.width :], query_BTC)
+    assert_same(joined[..., attention.width :], query_BTC)
     if attention.score.reads:
         expected = [sum(w * h for w, h in zip(row, memory_BSC[0])) for row in attention.weights(query_BTC, source)[0]]
-        same(joined[0, :, :C], torch.stack(expected))
+        assert_same(joined[0, :, :C], torch.stack(expected))
 
 
 @ALL_SCORES
@@ -104,13 +104,13 @@ def test_padding_of_the_source_has_no_influence(name: str) -> None:
     memory_BSC = sample_normal(B, S, C, seed=2).requires_grad_()
     joined = attention(sample_normal(B, T, C), attention.prepare(memory_BSC, REAL_BS))
     other = memory_BSC.detach().masked_fill(~REAL_BS[..., None], 9.0)
-    same(attention(sample_normal(B, T, C), attention.prepare(other, REAL_BS))[:2], joined[:2])
+    assert_same(attention(sample_normal(B, T, C), attention.prepare(other, REAL_BS))[:2], joined[:2])
     assert joined.isfinite().all()
     if attention.score.reads:
         joined[:2].square().sum().backward()
         assert memory_BSC.grad is not None
         assert (memory_BSC.grad[1, 4:] == 0).all()
-        differ(memory_BSC.grad[1, :4], torch.zeros(4, C))
+        assert_different(memory_BSC.grad[1, :4], torch.zeros(4, C))
 
 
 @pytest.mark.parametrize("block", [1, 2 * S * A, 12 * S * A, 1 << 20])
@@ -126,12 +126,12 @@ def test_chunked_score_matches_the_reference(
         for t in (sample_normal(B, 5, A), sample_normal(B, S, A, seed=2), sample_normal(A, seed=3))
     ]
     fast, slow = score_additive_chunked(*inputs), score_additive_reference(*inputs)
-    same(fast, slow)
+    assert_same(fast, slow)
     weight = sample_normal(B, 5, S, seed=4).to(slow)
     for actual, expected_grad in zip(
         torch.autograd.grad(fast, inputs, weight), torch.autograd.grad(slow, inputs, weight), strict=True
     ):
-        same(actual, expected_grad)
+        assert_same(actual, expected_grad)
 
 
 def make_gpu_inputs(T: int, S: int, A: int, dtype: torch.dtype = torch.float32, rows: int = B) -> list[Tensor]:
@@ -166,12 +166,12 @@ def test_triton_score_matches_the_reference(T: int, S: int, A: int, dtype: torch
     exact = [x.detach().double().requires_grad_() for x in inputs]
     assert supports_fused_score(*inputs)
     fast, slow = score_additive_fused(*inputs), score_additive_reference(*exact)
-    same(fast, slow)
+    assert_same(fast, slow)
     for x, actual, expected_grad in zip(
         inputs, compute_gradients(fast, inputs), compute_gradients(slow.to(fast), exact), strict=True
     ):
         assert actual.dtype == x.dtype
-        same(actual, expected_grad)
+        assert_same(actual, expected_grad)
 
 
 @pytest.mark.gpu

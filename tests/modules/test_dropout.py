@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.modules.dropout import Dropout, sample_dropout_mask, use_row_slice
-from tolerance import DEVICES, TOLERANCE, same
+from tolerance import DEVICES, TOLERANCE, assert_same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
 ALL_DEVICES = pytest.mark.parametrize("device", DEVICES)
@@ -91,7 +91,7 @@ def test_add_equals_dropout_and_addition(device: str, training: bool, rate: floa
         assert actual is not None
         assert expected is not None
         assert actual.dtype == expected.dtype
-        same(actual, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+        assert_same(actual, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -17,8 +17,8 @@ from dragoman.modules.feedforward import (
     fast_linear,
     uses_onednn,
 )
-from pairs import in_pairs
-from tolerance import DEVICES, TOLERANCE, differ, same
+from pairs import parametrize_pairwise
+from tolerance import DEVICES, TOLERANCE, assert_different, assert_same
 
 SIZES = [(6, 6), (4, 12), (12, 4), (5, 7), (1, 1), (3, 40)]  # inputs and outputs
 SHAPES = [(1,), (9,), (2, 5), (2, 3, 4), (0, 3)]
@@ -62,7 +62,7 @@ def make_layers(
     return tested_layer, torch_layer
 
 
-@in_pairs({"size": SIZES, "shape": SHAPES, "dtype": DTYPES, "backend": BACKENDS}, indirect=["backend"])
+@parametrize_pairwise({"size": SIZES, "shape": SHAPES, "dtype": DTYPES, "backend": BACKENDS}, indirect=["backend"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.usefixtures("backend")
 def test_linear_matches_pytorch(size: tuple[int, int], shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
@@ -73,7 +73,7 @@ def test_linear_matches_pytorch(size: tuple[int, int], shape: tuple[int, ...], d
         run_with_gradients(tested_layer, x), run_with_gradients(torch_layer, x), strict=True
     ):
         assert actual.dtype == expected_tensor.dtype
-        same(actual, expected_tensor)
+        assert_same(actual, expected_tensor)
 
 
 @with_each_backend
@@ -84,10 +84,10 @@ def test_linear_matches_pytorch_in_evaluation_and_without_gradients(bias: bool) 
     for actual, expected_tensor in zip(
         run_with_gradients(tested_layer, x), run_with_gradients(torch_layer, x), strict=True
     ):
-        same(actual, expected_tensor)
+        assert_same(actual, expected_tensor)
     with torch.no_grad():
-        same(tested_layer(x), torch_layer(x))
-        same(tested_layer.eval()(x), torch_layer(x))
+        assert_same(tested_layer(x), torch_layer(x))
+        assert_same(tested_layer.eval()(x), torch_layer(x))
 
 
 @with_each_backend
@@ -111,7 +111,7 @@ def test_inputs_and_gradients_may_be_strided() -> None:
         run_with_gradients(StridedOutput(torch_layer), x),
         strict=True,
     ):
-        same(actual, expected_tensor)
+        assert_same(actual, expected_tensor)
 
 
 @with_each_backend
@@ -124,7 +124,7 @@ def test_frozen_parameters_get_no_gradient(frozen: str) -> None:
     results, expected = run_with_gradients(tested_layer, x), run_with_gradients(torch_layer, x)
     assert getattr(tested_layer, frozen).grad is None
     for actual, expected_tensor in zip(results, expected, strict=True):
-        same(actual, expected_tensor)
+        assert_same(actual, expected_tensor)
 
 
 @with_each_backend
@@ -138,7 +138,7 @@ def test_output_under_autocast_is_bfloat16() -> None:
         assert torch.equal(actual, expected_tensor)
 
 
-@in_pairs({"size": SIZES, "dtype": DTYPES, "N": [1, 9], "backend": BACKENDS}, indirect=["backend"])
+@parametrize_pairwise({"size": SIZES, "dtype": DTYPES, "N": [1, 9], "backend": BACKENDS}, indirect=["backend"])
 @pytest.mark.usefixtures("backend")
 def test_fast_linear_and_weight_gradient_match_float64(size: tuple[int, int], dtype: torch.dtype, N: int) -> None:
     inputs, outputs = size
@@ -146,10 +146,10 @@ def test_fast_linear_and_weight_gradient_match_float64(size: tuple[int, int], dt
         torch.randn(*shape, dtype=torch.float64).to(dtype)
         for shape in ((N, inputs), (outputs, inputs), (outputs,), (N, outputs))
     )
-    same(fast_linear(x, weight, bias), x.double() @ weight.double().T + bias.double())
-    same(fast_linear(x, weight), x.double() @ weight.double().T)
-    same(fast_linear(grad, weight.T), grad.double() @ weight.double())
-    same(compute_weight_gradient(grad, x), grad.double().T @ x.double())
+    assert_same(fast_linear(x, weight, bias), x.double() @ weight.double().T + bias.double())
+    assert_same(fast_linear(x, weight), x.double() @ weight.double().T)
+    assert_same(fast_linear(grad, weight.T), grad.double() @ weight.double())
+    assert_same(compute_weight_gradient(grad, x), grad.double().T @ x.double())
 
 
 def test_onednn_is_used_for_float32_on_a_cpu() -> None:
@@ -176,7 +176,7 @@ def test_fast_linear_is_used_only_in_training(monkeypatch: pytest.MonkeyPatch) -
 def test_parameters_are_those_of_a_linear_layer() -> None:
     assert isinstance(Linear(2, 3), nn.Linear)
     assert Linear(2, 3).state_dict().keys() == nn.Linear(2, 3).state_dict().keys()
-    differ(Linear(2, 3).weight, Linear(2, 3).weight)
+    assert_different(Linear(2, 3).weight, Linear(2, 3).weight)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -201,4 +201,4 @@ def test_fused_relu_matches_separate_relu(device: str, autocast: bool, tokens: i
         results.append([out.detach(), leaf.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])
     for actual, expected_tensor in zip(*results, strict=True):
         assert actual.dtype == expected_tensor.dtype
-        same(actual, expected_tensor, torch.bfloat16 if autocast else None)
+        assert_same(actual, expected_tensor, torch.bfloat16 if autocast else None)

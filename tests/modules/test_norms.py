@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dragoman.modules.norms import NORMS, BatchNorm, NormSettings
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 
 ALL_NORMS = pytest.mark.parametrize("name", NORMS)
 
@@ -17,7 +17,7 @@ ALL_NORMS = pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("width", [2, 8, 33])
 def test_norm_equals_its_formula(name: str, width: int) -> None:
     x_BTC = torch.randn(3, 4, width, dtype=torch.float64) * 3 + 1
-    same(NORMS[name](NormSettings(width=width)).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
+    assert_same(NORMS[name](NormSettings(width=width)).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_scalar"])
@@ -37,7 +37,7 @@ def test_tokens_are_normalized_independently(name: str) -> None:
     norm, x_BTC = NORMS[name](NormSettings(width=8)), torch.randn(3, 4, 8)
     norm(x_BTC)
     norm.eval()
-    same(norm(x_BTC)[1:2, 2:3], norm(x_BTC[1:2, 2:3]))
+    assert_same(norm(x_BTC)[1:2, 2:3], norm(x_BTC[1:2, 2:3]))
 
 
 def test_batch_norm_ignores_padding() -> None:
@@ -45,11 +45,11 @@ def test_batch_norm_ignores_padding() -> None:
     real_BT = torch.tensor([[True] * 5, [True, True, False, False, False]])
     other_padding_BTC = torch.where(real_BT[..., None], x_BTC, 1e3)
     norm, other_norm = NORMS["batch"](NormSettings(width=8)), NORMS["batch"](NormSettings(width=8))
-    same(norm(x_BTC, real_BT)[real_BT], other_norm(other_padding_BTC, real_BT)[real_BT])
+    assert_same(norm(x_BTC, real_BT)[real_BT], other_norm(other_padding_BTC, real_BT)[real_BT])
     flat = BatchNorm.formula(x_BTC[real_BT][None])[0]
-    same(NORMS["batch"](NormSettings(width=8))(x_BTC, real_BT)[real_BT], flat)
+    assert_same(NORMS["batch"](NormSettings(width=8))(x_BTC, real_BT)[real_BT], flat)
     for name, buffer in norm.named_buffers():
-        same(buffer, other_norm.get_buffer(name))
+        assert_same(buffer, other_norm.get_buffer(name))
 
 
 def test_batch_norm_uses_running_statistics_in_evaluation() -> None:
@@ -58,7 +58,7 @@ def test_batch_norm_uses_running_statistics_in_evaluation() -> None:
     for _ in range(200):
         norm(torch.randn(4, 16, 8) * 3 + 5)
     before = norm.mean.clone()
-    differ(before, torch.zeros(8))
+    assert_different(before, torch.zeros(8))
     norm(torch.full((1, 2, 8), torch.nan))
     assert torch.equal(norm.mean, before)
     found = norm.eval()(torch.randn(50, 100, 8) * 3 + 5)
@@ -83,7 +83,7 @@ def test_gain_scales_the_output(name: str) -> None:
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.mul_(2)  # the initial bias is 0
-    same(norm(x_BTC), 2 * before if list(norm.parameters()) else before)
+    assert_same(norm(x_BTC), 2 * before if list(norm.parameters()) else before)
 
 
 @ALL_NORMS
@@ -108,4 +108,4 @@ def test_fork_returns_input_and_norm(name: str, tokens: int, width: int, device:
         normed = copy(leaf)
         found[-1] += [normed, *torch.autograd.grad((normed * out_grad).sum(), leaves)]
     for actual, expected in zip(*found, strict=True):
-        same(actual, expected, tested_dtype)
+        assert_same(actual, expected, tested_dtype)

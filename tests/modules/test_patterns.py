@@ -27,7 +27,7 @@ from dragoman.models.transformer import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext
 from dragoman.modules.patterns import PATTERNS, AttentionSettings, BigBird, BlockedAttention, BlockMask
 from dragoman.modules.positions import POSITIONS, PositionEmbedding
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 
 SMALL: dict[str, Any] = {
     "width": 8, "heads": 2, "position": "none", "reach": 3, "window": 3, "block": 2, "random_blocks": 2, "rank": 4,
@@ -110,11 +110,11 @@ def check_against_reference(module: SelfAttention, rows: RowLayout) -> None:
     x_BTC = make_inputs(rows).requires_grad_()
     leaves = [x_BTC, *module.parameters()]
     found, expected = run_attention(module, x_BTC, rows), run_reference(module, x_BTC, rows)
-    same(found[rows.real_BT], expected[rows.real_BT])
+    assert_same(found[rows.real_BT], expected[rows.real_BT])
     for actual, wanted in zip(
         compute_gradients(found, rows, leaves), compute_gradients(expected, rows, leaves), strict=True
     ):
-        same(actual, wanted)
+        assert_same(actual, wanted)
 
 
 @hypothesis_settings(max_examples=60)
@@ -150,7 +150,7 @@ def test_windows_do_not_cross_sentences(
     x_BTC = make_inputs(rows)
     parts = run_attention(module, x_BTC, rows)[0].split([*lengths, spare])
     for part_TC, x_TC in zip(parts[: len(lengths)], x_BTC[0].split([*lengths, spare])):
-        same(part_TC, run_attention(module, x_TC[None], make_unpacked_rows(len(x_TC)))[0])
+        assert_same(part_TC, run_attention(module, x_TC[None], make_unpacked_rows(len(x_TC)))[0])
 
 
 @pytest.mark.parametrize("name", BLOCKED)
@@ -239,7 +239,7 @@ def test_linformer_matches_the_paper(lengths: list[int], position: str) -> None:
                 values = [sum(value_TR[t, r] * v[b, h, t] for t in range(length)) for r in range(4)]
                 weight = torch.stack([(q[b, h, i] * key).sum() / 2 for key in keys]).softmax(-1)
                 heads.append(sum(w * value for w, value in zip(weight, values)))
-            same(found[b, i], module.out(torch.cat(heads)))
+            assert_same(found[b, i], module.out(torch.cat(heads)))
 
 
 def test_linformer_is_limited_to_max_length() -> None:
@@ -257,7 +257,7 @@ def test_other_sentences_and_padding_have_no_influence(name: str, position: str)
     x_BTC = make_inputs(rows)
     found = run_attention(module, x_BTC, rows)
     for b, length in enumerate((41, 5, 17, 1)):
-        same(found[b, :length], run_attention(module, x_BTC[b : b + 1, :length], make_unpacked_rows(length))[0])
+        assert_same(found[b, :length], run_attention(module, x_BTC[b : b + 1, :length], make_unpacked_rows(length))[0])
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -271,12 +271,12 @@ def test_decoding_steps_equal_one_causal_forward_pass(name: str, position: str) 
     for t in range(45):
         positions = torch.full((2, 1), t)
         context = StepContext(positions, module.make_step_mask(positions, cache[0].size(2), torch.float64))
-        same(module.step(x_BTC[:, t : t + 1], cache, context), full[:, t : t + 1])
+        assert_same(module.step(x_BTC[:, t : t + 1], cache, context), full[:, t : t + 1])
         other_BTC = x_BTC.clone()
         other_BTC[:, t] += 1
         after = run_attention(module, other_BTC, rows)
-        same(after[:, :t], full[:, :t])
-        differ(after[:, t], full[:, t])
+        assert_same(after[:, :t], full[:, :t])
+        assert_different(after[:, t], full[:, t])
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -304,7 +304,7 @@ def test_bfloat16_is_close_to_float64(name: str, position: str, device: str) -> 
     exact = partial(module.relate.attend, attend_reference)
     expected = module.pattern(q.double(), k.double(), v.double(), mask, exact)
     assert found.dtype == torch.bfloat16
-    same(found[1, :, :31], expected[1, :, :31])
+    assert_same(found[1, :, :31], expected[1, :, :31])
 
 
 def measure_largest_allocation(step: Any) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dragoman.kernels.attention import RowLayout
 from dragoman.models.single_sequence import POOLS
-from tolerance import same
+from tolerance import assert_same
 
 ALL_POOLS = pytest.mark.parametrize("kind", POOLS)
 FORMULAS = {
@@ -44,10 +44,10 @@ def test_pools_equal_their_formulas(kind: str) -> None:
     for b, row_lengths in enumerate(LENGTHS):
         for number in range(len(row_lengths)):
             expected_BTC[b, number] = FORMULAS[kind](states_BSC[b][rows.segment_BT[b] == number + 1])
-    same(pooled_BTC, expected_BTC)
+    assert_same(pooled_BTC, expected_BTC)
     weight_BTC = torch.randn_like(pooled_BTC)
     gradients = [torch.autograd.grad((x * weight_BTC).sum(), states_BSC)[0] for x in (pooled_BTC, expected_BTC)]
-    same(gradients[0], gradients[1])
+    assert_same(gradients[0], gradients[1])
 
 
 @ALL_POOLS
@@ -56,7 +56,7 @@ def test_padding_and_other_texts_have_no_influence(kind: str) -> None:
     states_BSC = torch.randn(4, 12, 6)
     before = POOLS[kind](states_BSC, rows, 4)
     other: Tensor = states_BSC.masked_fill((rows.segment_BT != 1)[..., None], 1e4)
-    same(POOLS[kind](other, rows, 4)[:, 0], before[:, 0])
+    assert_same(POOLS[kind](other, rows, 4)[:, 0], before[:, 0])
     assert POOLS[kind](other, rows, 4).isfinite().all()
 
 
@@ -67,5 +67,7 @@ def test_packed_texts_are_pooled_independently(kind: str) -> None:
     for b, row_lengths in enumerate(LENGTHS):
         for number, length in enumerate(row_lengths, 1):
             states_SC = states_BSC[b][rows.segment_BT[b] == number]
-            same(pooled_BTC[b, number - 1], POOLS[kind](states_SC[None], make_rows([length], width=length), 1)[0, 0])
+            assert_same(
+                pooled_BTC[b, number - 1], POOLS[kind](states_SC[None], make_rows([length], width=length), 1)[0, 0]
+            )
         assert (pooled_BTC[b, len(row_lengths) :] == 0).all()

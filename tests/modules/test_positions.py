@@ -13,7 +13,7 @@ from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, compute_attention_weights
 from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 
 ALL_SCHEMES = pytest.mark.parametrize("name", [name for name, scheme in POSITIONS.items() if not scheme.features])
 
@@ -43,7 +43,9 @@ def test_sinusoids_match_the_paper(width: int) -> None:
 
 def test_sinusoids_are_added_to_embeddings() -> None:
     x_BTC, rows = torch.randn(2, 3, 8), make_rows([0, 1, 2], [0, 0, 1])
-    same(POSITIONS["sinusoidal"].embed(make_settings())(x_BTC, rows), x_BTC + make_sinusoids(rows.position_BT, 8))
+    assert_same(
+        POSITIONS["sinusoidal"].embed(make_settings())(x_BTC, rows), x_BTC + make_sinusoids(rows.position_BT, 8)
+    )
 
 
 def test_scheme_none_returns_its_input() -> None:
@@ -54,7 +56,7 @@ def test_scheme_none_returns_its_input() -> None:
 def test_learned_positions_are_limited_to_max_length() -> None:
     embed: Any = POSITIONS["learned"].embed(make_settings(max_length=4))
     found = embed(torch.zeros(1, 4, 8), make_rows([0, 1, 2, 3]))
-    same(found[0], embed.table.weight * 8**0.5)
+    assert_same(found[0], embed.table.weight * 8**0.5)
     with pytest.raises(UserError, match=r"a sentence of 5 tokens .* model\.max_length is 4"):
         embed(torch.zeros(1, 5, 8), make_rows([0, 1, 2, 3, 4]))
 
@@ -101,9 +103,9 @@ def test_output_depends_on_positions_not_on_columns(name: str) -> None:
     x_BTC = torch.randn(1, 3, 8, dtype=torch.float64).repeat(1, 2, 1)
     packed = RowLayout(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
     found = attend_with_scheme(name, packed, x_BTC)
-    same(found[:, :, :3], found[:, :, 3:])
+    assert_same(found[:, :, :3], found[:, :, 3:])
     unpacked_rows = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), unpacked=True)
-    same(attend_with_scheme(name, unpacked_rows, x_BTC[:, :3]), found[:, :, :3])
+    assert_same(attend_with_scheme(name, unpacked_rows, x_BTC[:, :3]), found[:, :, :3])
 
 
 @ALL_SCHEMES
@@ -116,16 +118,16 @@ def test_order_matters_except_without_positions(name: str) -> None:
         attend_with_scheme(name, rows, x_BTC)[:, :, order],
     )
     if POSITIONS[name] == PositionScheme():
-        same(permuted, expected)
+        assert_same(permuted, expected)
     else:
-        differ(permuted, expected)
+        assert_different(permuted, expected)
 
 
 @pytest.mark.parametrize("name", ["relative", "rotary", "alibi"])
 def test_relative_schemes_depend_only_on_distances(name: str) -> None:
     """Shifting all positions does not change the output."""
     x_BTC = torch.randn(1, 4, 8, dtype=torch.float64)
-    same(
+    assert_same(
         attend_with_scheme(name, make_rows([7, 8, 9, 10]), x_BTC),
         attend_with_scheme(name, make_rows([0, 1, 2, 3]), x_BTC),
         torch.float32,
@@ -154,7 +156,7 @@ def test_alibi_matches_the_paper() -> None:
     bias = -slope[:, None, None] * distance
     expected = compute_attention_weights(q, k, AttentionMask(bias=bias)) @ v
     for kernel in KERNELS.values():
-        same(relate.attend(kernel, q, k, v, AttentionMask(relative_position=relative_position)), expected)
+        assert_same(relate.attend(kernel, q, k, v, AttentionMask(relative_position=relative_position)), expected)
 
 
 def test_relative_matches_the_paper() -> None:
@@ -169,4 +171,4 @@ def test_relative_matches_the_paper() -> None:
     score = (q[..., :, None, :] * (k[..., None, :, :] + key_QKD)).sum(-1) / 4**0.5
     weight = score.softmax(-1)
     expected = (weight[..., None] * (v[..., None, :, :] + value_QKD)).sum(-2)
-    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=relative_position)), expected)
+    assert_same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=relative_position)), expected)

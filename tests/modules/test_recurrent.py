@@ -21,7 +21,7 @@ from dragoman.modules.recurrent import (
     RecurrentLayer,
     SentenceEnds,
 )
-from tolerance import DEVICES, differ, same
+from tolerance import DEVICES, assert_different, assert_same
 
 CELLS_AND_NONLINEARITIES = [
     (kind, name)
@@ -90,11 +90,11 @@ def test_cell_matches_pytorch(kind: str, nonlinearity: str, method: str, dtype: 
         grads = compute_gradients(out, x_BTI, *state, cell.input_weight, cell.hidden_weight, cell.bias, *content_bias)
         expected, _ = torch_cell(x_BTI, tuple(initial) if len(initial) > 1 else initial[0])
         *expected_grads, hidden_bias_grad = compute_gradients(expected, x_BTI, *state, *weights)
-    same(out, expected)
+    assert_same(out, expected)
     for actual, wanted in zip(
         grads, [*expected_grads, hidden_bias_grad[2 * C :]] if content_bias else expected_grads, strict=True
     ):
-        same(actual, wanted)
+        assert_same(actual, wanted)
 
 
 @ALL_CELLS
@@ -106,10 +106,10 @@ def test_fused_kernel_matches_steps(kind: str, nonlinearity: str) -> None:
         current = cell.step(x_BI, current)
         out.append(current[0])
     expected = torch.stack(out, 1)
-    same(fused, expected)
+    assert_same(fused, expected)
     leaves = [x_BTI, *state, *(p for p in cell.parameters())]
     for actual, wanted in zip(compute_gradients(fused, *leaves), compute_gradients(expected, *leaves), strict=True):
-        same(actual, wanted)
+        assert_same(actual, wanted)
 
 
 def test_lstm_equals_its_equations() -> None:
@@ -124,7 +124,7 @@ def test_lstm_equals_its_equations() -> None:
         c = f * c + i * gate["c"].tanh()
         h = o * c.tanh()
         out.append(h)
-    same(cell(x_BTI, make_inputs(cell, leaf=False)[1]), torch.stack(out, 1))
+    assert_same(cell(x_BTI, make_inputs(cell, leaf=False)[1]), torch.stack(out, 1))
 
 
 @ALL_CELLS
@@ -136,11 +136,11 @@ def test_bfloat16_is_close_to_float32(kind: str, nonlinearity: str, device: str)
     with torch.autocast(device, torch.bfloat16):
         rounded = cell(x_BTI, state)
     assert rounded.dtype == torch.bfloat16
-    same(rounded, exact)
+    assert_same(rounded, exact)
     leaves = [x_BTI, *state, *cell.parameters()]
     for actual, wanted in zip(compute_gradients(rounded, *leaves), compute_gradients(exact, *leaves), strict=True):
         assert actual.dtype == torch.float32
-        same(actual, wanted, torch.bfloat16)
+        assert_same(actual, wanted, torch.bfloat16)
 
 
 def test_lstm_keeps_its_memory_with_an_open_forget_gate() -> None:
@@ -151,7 +151,7 @@ def test_lstm_keeps_its_memory_with_an_open_forget_gate() -> None:
     state = make_inputs(cell, leaf=False)[1]
     for x_BI in make_inputs(cell, leaf=False)[0].unbind(1):
         after = cell.step(x_BI, state)
-        same(after[1], state[1])
+        assert_same(after[1], state[1])
         state = after
     assert (CELLS["lstm"](CellSettings(), I, C).bias[C : 2 * C] == 1).all()
 
@@ -167,7 +167,7 @@ def test_initial_state(kind: str, nonlinearity: str, learned: bool) -> None:
         return
     assert cell.start is not None
     for part_BC, start_C in zip(state, cell.start, strict=True):
-        same(part_BC, start_C.expand(B, C))
+        assert_same(part_BC, start_C.expand(B, C))
     [start_grad] = compute_gradients(cell(make_inputs(cell)[0], state), cell.start)
     assert (start_grad.abs() > 1e-6).all()
 
@@ -201,11 +201,11 @@ def test_layer_encodes_sentences_independently(kind: str, nonlinearity: str, bid
     out_BTC, last_BC = layer(x_BTI, SentenceEnds(make_rows(LENGTHS, T)))
     for b, length in enumerate(LENGTHS[:-1]):
         single, last = layer(x_BTI[b : b + 1, :length], SentenceEnds(make_rows([length], length)))
-        same(out_BTC[b, :length], single[0])
-        same(last_BC[b], last[0])
+        assert_same(out_BTC[b, :length], single[0])
+        assert_same(last_BC[b], last[0])
         half = C // 2 if bidirectional else C
-        same(last[0, :half], single[0, -1, :half])
-        same(last[0, half:], single[0, 0, half:])  # the backward cell ends at the first token
+        assert_same(last[0, :half], single[0, -1, :half])
+        assert_same(last[0, half:], single[0, 0, half:])  # the backward cell ends at the first token
     assert out_BTC.isfinite().all()
 
 
@@ -234,7 +234,7 @@ def test_stack_steps_equal_one_forward_pass(kind: str, nonlinearity: str) -> Non
     for x_BI in x_BTI.unbind(1):
         top, states = stack.advance(stack.cells[0].project_input(x_BI), states)
         out.append(top)
-    same(stack(x_BTI, stack.make_initial_state(B)), torch.stack(out, 1))
+    assert_same(stack(x_BTI, stack.make_initial_state(B)), torch.stack(out, 1))
 
 
 def test_dropout_is_only_between_layers() -> None:
@@ -242,10 +242,12 @@ def test_dropout_is_only_between_layers() -> None:
     cells = [CELLS["gru"](CellSettings(), width, C) for width in (I, C)]
     x_BTI = torch.randn(B, T, I)
     one_layer, two_layers = CellStack(cells[:1], dropout=0.9).train(), CellStack(cells, dropout=0.9).train()
-    same(one_layer(x_BTI, one_layer.make_initial_state(B)), one_layer(x_BTI, one_layer.make_initial_state(B)))
-    differ(two_layers(x_BTI, two_layers.make_initial_state(B)), two_layers(x_BTI, two_layers.make_initial_state(B)))
+    assert_same(one_layer(x_BTI, one_layer.make_initial_state(B)), one_layer(x_BTI, one_layer.make_initial_state(B)))
+    assert_different(
+        two_layers(x_BTI, two_layers.make_initial_state(B)), two_layers(x_BTI, two_layers.make_initial_state(B))
+    )
     two_layers.eval()
-    same(
+    assert_same(
         two_layers(x_BTI, two_layers.make_initial_state(B)),
         cells[1](one_layer(x_BTI, one_layer.make_initial_state(B)), cells[1].make_initial_state(B)),
     )

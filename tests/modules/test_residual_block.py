@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForward, FeedForwardSettings, Residual
 from dragoman.modules.norms import NORMS, NormSettings
-from tolerance import same
+from tolerance import assert_same
 
 ALL_NORM_PLACES = pytest.mark.parametrize("place", NORM_PLACES)
 FORMULAS = {
@@ -43,17 +43,17 @@ def make_residual(
 def test_norm_before_or_after_the_sublayer() -> None:
     layer = NORMS["layer"](NormSettings(width=8))
     pre, x = make_residual("pre")
-    same(pre(x, None, 3.0), x + 2 * layer(x) + 3.0)
+    assert_same(pre(x, None, 3.0), x + 2 * layer(x) + 3.0)
     post, _ = make_residual("post")
-    same(post(x, None, 3.0), layer(x + 2 * x + 3.0))
+    assert_same(post(x, None, 3.0), layer(x + 2 * x + 3.0))
 
 
 def test_without_skip_the_input_is_not_added() -> None:
     layer = NORMS["layer"](NormSettings(width=8))
     pre, x = make_residual("pre", skip=False)
-    same(pre(x, None, 3.0), 2 * layer(x) + 3.0)
+    assert_same(pre(x, None, 3.0), 2 * layer(x) + 3.0)
     post, _ = make_residual("post", skip=False)
-    same(post(x, None, 3.0), layer(2 * x + 3.0))
+    assert_same(post(x, None, 3.0), layer(2 * x + 3.0))
 
 
 def test_norm_places() -> None:
@@ -67,15 +67,15 @@ def test_normalize_input_is_the_input_of_the_sublayer(place: str, norm: str) -> 
     seen: list[Tensor] = []
     residual.sublayer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     residual(x, None)
-    same(residual.normalize_input(x, None), seen[0])
+    assert_same(residual.normalize_input(x, None), seen[0])
 
 
 @ALL_NORM_PLACES
 def test_function_replaces_the_sublayer(place: str) -> None:
     residual, x = make_residual(place)
-    same(residual(x, None, function=residual.sublayer), residual(x, None))
+    assert_same(residual(x, None, function=residual.sublayer), residual(x, None))
     norm, step = NORMS["layer"](NormSettings(width=8)), residual.sublayer.step
-    same(residual(x, None, function=step), x - norm(x) if place == "pre" else norm(x - x))
+    assert_same(residual(x, None, function=step), x - norm(x) if place == "pre" else norm(x - x))
 
 
 @ALL_NORM_PLACES
@@ -87,7 +87,7 @@ def test_dropout_applies_to_the_output_of_the_sublayer(place: str) -> None:
     assert (dropped | kept).all()
     assert dropped.any()
     assert kept.any()
-    same(residual.eval()(x, None), 3 * x)
+    assert_same(residual.eval()(x, None), 3 * x)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -98,10 +98,10 @@ def test_feed_forward_equals_its_formula(name: str) -> None:
     net = kind(FeedForwardSettings(width=6, feedforward_width=9)).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     expected = FORMULAS[name](x @ net.wide.weight.T + net.wide.bias) @ net.narrow.weight.T + net.narrow.bias
-    same(net(x), expected)
+    assert_same(net(x), expected)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FEEDFORWARDS.values() if kind])
 def test_feed_forward_computes_tokens_independently(kind: type[FeedForward]) -> None:
     net, x = kind(FeedForwardSettings(width=6, feedforward_width=9)).double(), torch.randn(2, 3, 6, dtype=torch.float64)
-    same(net(x)[1:, 2:], net(x[1:, 2:]))
+    assert_same(net(x)[1:, 2:], net(x[1:, 2:]))

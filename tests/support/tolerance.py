@@ -9,13 +9,13 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}  # rounding, times a few dozen
 
 
-def same(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
+def assert_same(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
     """Equal up to the rounding of `dtype` (by default that of `actual`), measured against the largest number."""
     limit = TOLERANCE[dtype or actual.dtype]
     size = expected.detach().abs().max().item() if expected.numel() else 0.0
     torch.testing.assert_close(actual.cpu().double(), expected.cpu().double(), rtol=limit, atol=limit * max(size, 1e-3))
 
 
-def differ(one: Tensor, other: Tensor) -> None:
+def assert_different(one: Tensor, other: Tensor) -> None:
     """Not equal by more than any rounding."""
     assert (one.detach().double() - other.detach().double()).abs().max().item() > 1e-3

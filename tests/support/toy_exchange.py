@@ -27,7 +27,7 @@ from toy_requests import beam_search
 LETTERS = (string.ascii_lowercase + string.digits)[: VOCABULARY - 4]
 
 
-def letters(text: str = LETTERS) -> Tokenizers:
+def make_letter_tokenizers(text: str = LETTERS) -> Tokenizers:
     """One vocabulary for both sides, as large as that of the toy models."""
     one = train_tokenizer([text], TokenizerSettings(kind="char", byte_fallback=False))
     assert one.size == len(text) + 4
@@ -60,7 +60,7 @@ def combinations(**menus: Sequence[Any]) -> list[Section]:
     ]
 
 
-def refused(holds: SupportedValues) -> dict[str, Section]:
+def list_unsupported(holds: SupportedValues) -> dict[str, Section]:
     """Every choice of a Transformer that a format cannot hold, by the words that name it."""
     return {
         f"{name}={format_setting(choice)}": {name: choice}
@@ -70,7 +70,7 @@ def refused(holds: SupportedValues) -> dict[str, Section]:
     }
 
 
-def some_jobs(count: int = 6, *, limit: int = 8, seed: int = 0) -> list[Job]:
+def make_jobs(count: int = 6, *, limit: int = 8, seed: int = 0) -> list[Job]:
     """Sources of random tokens; every other one may be answered at more length."""
     rng = np.random.default_rng(seed)
     return [Job(rng.integers(4, VOCABULARY, rng.integers(1, 8)).tolist(), limit + i % 2 * 3) for i in range(count)]
@@ -120,4 +120,4 @@ def assert_same(ours: list[list[SearchResult]], theirs: list[list[SearchResult]]
 def loaded_run(model: Any, tokenizers: Tokenizers | None = None) -> Predictor[Any]:
     """The model as if it came from a run folder."""
     recipe = Recipe(model=model.settings.model_dump(mode="json"))
-    return Predictor(model, tokenizers or letters(), recipe, 9, torch.device("cpu"))
+    return Predictor(model, tokenizers or make_letter_tokenizers(), recipe, 9, torch.device("cpu"))

@@ -11,7 +11,7 @@ from random import Random
 
 import yaml
 
-from toy_run import sentences, write_lines
+from toy_run import make_sentences, write_lines
 
 NEXT = {"a": "bc", "b": "cd", "c": "de", "d": "ef", "e": "f\n", "f": "\na", "\n": "ab"}
 BACKBONES: dict[str, dict[str, object]] = {"transformer": {"layers": 1, "heads": 2}, "rnn": {"layers": 1}}
@@ -58,7 +58,7 @@ def lm_recipe(folder: Path, backbone: str = "transformer", *, documents: str = "
 
 def classifier_recipe(folder: Path, backbone: str = "transformer", **train: object) -> Path:
     """Sentences with their labels, one to a line of a TSV file, and the recipe of a small model of them."""
-    many = sentences(900)
+    many = make_sentences(900)
     for name, some in (("train", many[:700]), ("dev", many[700:800]), ("test", many[800:])):
         write_lines(folder / f"{name}.tsv", (f"{label(sentence)}\t{sentence}" for sentence in some))
     corpora = {name: {"tsv": f"{name}.tsv", "columns": [1, 0]} for name in ("train", "dev", "test")}

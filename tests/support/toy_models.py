@@ -53,14 +53,14 @@ FORM = {"translate": "pairs", "generate": "lines", "classify": "labels"}
 LABELS = 5
 
 
-def one_by_one(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Section]:
+def vary_one_setting(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Section]:
     """The base, and the base with every single choice of every menu in turn."""
     for name, menu in menus.items():
         for choice in menu:
             yield {**base, name: choice}
 
 
-def cases() -> dict[str, Section]:
+def make_model_sections() -> dict[str, Section]:
     """Every entry of every menu, in a model that is small otherwise; of recurrent ones every two entries."""
     found: dict[str, Section] = {
         "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
@@ -70,17 +70,17 @@ def cases() -> dict[str, Section]:
         "one width apart hybrid": {**SMALL_HYBRID, "decoder_width": 6, "score": "additive", "score_width": 4},
         "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10},
     }
-    for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
+    for section in vary_one_setting(SMALL_TRANSFORMER, TRANSFORMER):
         if PATTERNS[section.get("decoder_attention", "full")].causal:
-            found[f"transformer {differences(section, SMALL_TRANSFORMER)}"] = section
+            found[f"transformer {describe_differences(section, SMALL_TRANSFORMER)}"] = section
     for cell in (name for name, kind in CELLS.items() if "nonlinearity" in kind.uses):
         for nonlinearity in NONLINEARITIES:
             found[f"rnn {cell} {nonlinearity}"] = {**SMALL_RNN, "cell": cell, "nonlinearity": nonlinearity}
     others = {name: menu for name, menu in RNN.items() if name != "nonlinearity"}
-    for choices in pairwise(others, lambda choices: not refusal({**SMALL_RNN, **choices})):
+    for choices in pairwise(others, lambda choices: not find_refusal({**SMALL_RNN, **choices})):
         found[" ".join(["rnn", *(f"{name}={choice}" for name, choice in choices.items())])] = {**SMALL_RNN, **choices}
-    for section in one_by_one(SMALL_HYBRID, HYBRID):
-        found[f"hybrid {differences(section, SMALL_HYBRID)}"] = section
+    for section in vary_one_setting(SMALL_HYBRID, HYBRID):
+        found[f"hybrid {describe_differences(section, SMALL_HYBRID)}"] = section
     for backbone in MODEL_KINDS["lm"]:
         small = SMALL_RNN if backbone == "rnn" else SMALL_TRANSFORMER
         found[f"lm {backbone}"] = {**small, "kind": "lm", "backbone": backbone}
@@ -89,7 +89,7 @@ def cases() -> dict[str, Section]:
     return found
 
 
-def refusal(section: Section) -> str:
+def find_refusal(section: Section) -> str:
     """Why there can be no such model; nothing if there can."""
     try:
         settings_of(section)
@@ -98,7 +98,7 @@ def refusal(section: Section) -> str:
     return ""
 
 
-def differences(section: Section, base: Section) -> str:
+def describe_differences(section: Section, base: Section) -> str:
     return " ".join(f"{name}={choice}" for name, choice in section.items() if base.get(name) != choice)
 
 
@@ -116,7 +116,7 @@ def build_small_model(section: Section, *, seed: int = 0, dtype: torch.dtype = t
     return model.to(dtype)
 
 
-def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: int = 9) -> list[Example]:
+def make_examples(section: Section, count: int = 6, *, seed: int = 3, longest: int = 9) -> list[Example]:
     rng, task = np.random.default_rng(seed), settings_of(section).task
 
     def ids() -> Any:
@@ -136,10 +136,10 @@ def collate_rows(
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
     batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
-    return with_chains(batch) if settings_of(section).features else batch
+    return add_chain_trees(batch) if settings_of(section).features else batch
 
 
-def with_chains(batch: Batch) -> Batch:
+def add_chain_trees(batch: Batch) -> Batch:
     """The batch with the simplest of trees: every token hangs on the one before it."""
     segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
     same = (segment_BS[:, :, None] == segment_BS[:, None]) & (segment_BS > 0)[:, None]
@@ -148,7 +148,7 @@ def with_chains(batch: Batch) -> Batch:
     return replace(batch, features={"tree_depth": depth_BS, "tree_distance": way_BSS.to(torch.int8)})
 
 
-def states_of(model: Model, batch: Batch) -> list[Tensor]:
+def compute_states(model: Model, batch: Batch) -> list[Tensor]:
     """The states of every segment's targets, row by row."""
     states_BTC, segment_BT = model(batch), batch.target_segment_BT
     return [
@@ -158,7 +158,7 @@ def states_of(model: Model, batch: Batch) -> list[Tensor]:
     ]
 
 
-def loss_of(model: Model, batch: Batch) -> Tensor:
+def compute_loss(model: Model, batch: Batch) -> Tensor:
     real_BT = batch.target_segment_BT > 0
     logits_NV = model.project(model(batch)[real_BT]).float()
     return torch.nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum")
@@ -176,6 +176,6 @@ OF_TRANSFORMERS = ["head_dropout", "layer_dropout", "activation_dropout"]
 RATES = ["dropout", "source_word_dropout", "target_word_dropout", *OF_TRANSFORMERS]
 
 
-def batch_of(section: Section) -> Batch:
+def make_batch(section: Section) -> Batch:
     rows = [[0, 1], [2], [3], [], [4, 5]] if settings_of(section).layout == "packed" else [[item] for item in range(6)]
-    return collate_rows(section, rows, some_examples(section), spare=2)
+    return collate_rows(section, rows, make_examples(section), spare=2)

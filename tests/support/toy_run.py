@@ -52,12 +52,12 @@ TIMES = {
 }  # fmt: skip
 
 
-def translated(source: str) -> str:
+def translate_toy(source: str) -> str:
     """The right answer to a sentence of the toy language."""
     return " ".join(WORDS[word] for word in reversed(source[:-1].split())) + source[-1]
 
 
-def sentences(count: int, seed: int = 1, longest: int = 5) -> list[str]:
+def make_sentences(count: int, seed: int = 1, longest: int = 5) -> list[str]:
     random, found = Random(seed), dict[str, None]()
     while len(found) < count:
         words = random.choices(list(WORDS), k=random.randint(1, longest))
@@ -66,7 +66,7 @@ def sentences(count: int, seed: int = 1, longest: int = 5) -> list[str]:
 
 
 def pairs(count: int, seed: int = 1) -> list[Pair]:
-    return [Pair(source, translated(source)) for source in sentences(count, seed)]
+    return [Pair(source, translate_toy(source)) for source in make_sentences(count, seed)]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
@@ -89,24 +89,24 @@ def write_recipe(path: Path, **sections: dict[str, object]) -> Path:
     return path
 
 
-def quietly(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
+def train_quietly(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
     return train(recipe, out=run, overrides=overrides, report=Report(quiet=True), **options)
 
 
-def events(run: Path) -> list[dict[str, Any]]:
+def read_run_events(run: Path) -> list[dict[str, Any]]:
     """The records of a run, without what depends on the clock."""
     lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
-def last_step(run: Path) -> int:
+def read_last_step(run: Path) -> int:
     """The last step on record; a line that is being written is not there yet."""
     text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
     whole = text.split("\n")[:-1]
     return int(json.loads(whole[-1])["step"]) if whole else 0
 
 
-def tensors(run: Path) -> dict[str, bytes]:
+def read_tensor_files(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*.safetensors"))}
 
 
@@ -115,7 +115,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "home")
 
 
-class Answer(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -139,15 +139,15 @@ def fast_environment() -> dict[str, str]:
     return {**environment(), "PYTHON_EXEC": fast_python()}
 
 
-def process(*arguments: object, stdin: bytes = b"", python: str | None = None) -> Answer:
+def run_process(*arguments: object, stdin: bytes = b"", python: str | None = None) -> CommandResult:
     """Run a command as a process and return its output."""
     start = [python or fast_python(), "-m", "dragoman", *map(str, arguments)]
     done = subprocess.run(start, input=stdin, capture_output=True, env=environment(), check=False)
-    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextmanager
-def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+def start_process(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A running command, which is killed at the end of the context."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     with subprocess.Popen(command(*arguments), env=environment(), **pipes) as running:
@@ -160,21 +160,21 @@ def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[byt
                     stream.read()
 
 
-Call = Callable[..., Answer]
+Call = Callable[..., CommandResult]
 
 
 class Toy(NamedTuple):
     folder: Path  # holds the corpus and the recipe
     recipe: Path
     run: Path
-    said: Answer  # what the training said
+    output: CommandResult  # of the training command
 
     @property
     def translator(self) -> Translator:
         return load_as(Translator, self.run, device="cpu")
 
 
-def one_sentence(answer: Answer, *culprits: object, working: bool = False) -> None:
+def assert_user_error(answer: CommandResult, *culprits: object, working: bool = False) -> None:
     """The command was refused with a sentence that names the culprits, and nothing else was said before.
 
     With `working`, it may have told of its progress until then.
@@ -189,15 +189,15 @@ def one_sentence(answer: Answer, *culprits: object, working: bool = False) -> No
         assert str(culprit) in sentence
 
 
-def same_runs(run: Path, whole: Path) -> None:
+def assert_same_runs(run: Path, whole: Path) -> None:
     """Every tensor of the model, the checkpoints and the optimizer, every record, and nothing left lying about."""
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert tensors(run) == tensors(whole)
-    assert events(run) == events(whole)
+    assert read_tensor_files(run) == read_tensor_files(whole)
+    assert read_run_events(run) == read_run_events(whole)
     assert not list(run.rglob(".*.tmp"))
 
 
-def until(moment: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+def wait_until(moment: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
     late = time.monotonic() + 120
     while not moment():
         assert time.monotonic() < late

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.training.start import TOKEN_STEP, find_largest
-from toy_run import Call, one_sentence
+from toy_run import Call, assert_user_error
 
 
 @given(
@@ -40,7 +40,7 @@ def test_what_is_found_fits_and_not_much_more_would(fixed: float, slope: float, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is something to fit to")
 def test_without_a_gpu_there_is_nothing_to_fit_to(call: Call, small: Path) -> None:
-    one_sentence(call("fit", small), "memory of a GPU", "train.device=cpu")
+    assert_user_error(call("fit", small), "memory of a GPU", "train.device=cpu")
 
 
 @pytest.mark.gpu

@@ -24,9 +24,9 @@ from dragoman.training.loss import (
 )
 from dragoman.training.step import Learner, select_real_tokens, split_batch
 from dragoman.types import BOS, EOS, Batch
-from tolerance import DEVICES, differ, same
-from toy_models import KINDS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model
-from toy_run import Call, events, one_sentence, quietly, same_runs
+from tolerance import DEVICES, assert_different, assert_same
+from toy_models import KINDS, RATES, SMALL_TRANSFORMER, build_small_model, make_batch
+from toy_run import Call, assert_same_runs, assert_user_error, read_run_events, train_quietly
 
 METHODS = {name: terms for name, terms in CONSISTENCY.items() if terms.passes == 2}
 EVERY = pytest.mark.parametrize("name", METHODS)
@@ -121,7 +121,7 @@ def test_chunked_is_plain(name: str, smoothing: float, device: str, dtype: torch
     expected = run("plain", [*exact, inputs(N, device=device)[2]], METHODS[name], smoothing)
     found = run("chunked", inputs(N, device=device, dtype=dtype), METHODS[name], smoothing)
     for one, other in zip(found, expected, strict=True):
-        same(one, other, dtype)
+        assert_same(one, other, dtype)
 
 
 @pytest.mark.parametrize("right", [(0.0, 1.0), (0.8, 0.3)])
@@ -130,7 +130,7 @@ def test_every_part_of_the_loss_has_its_slope(right: tuple[float, float], togeth
     """However much each weighs; the next entry of the menu may ask for any of them."""
     method = LossTerms(right, together)
     for one, other in zip(run("chunked", inputs(20), method), run("plain", inputs(20), method), strict=True):
-        same(one, other)
+        assert_same(one, other)
 
 
 @EVERY
@@ -139,7 +139,7 @@ def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
     compiled = torch.compile(compute_consistency_gradient, backend="eager", fullgraph=True)
     given = (*inputs(20), METHODS[name]._replace(smoothing=0.1, consistency_weight=3.0))
     for one, other in zip(compute_chunked_loss(*given, compiled), compute_chunked_loss(*given), strict=True):
-        same(one, other)
+        assert_same(one, other)
 
 
 @EVERY
@@ -152,7 +152,7 @@ def test_under_autocast_too(name: str, device: str) -> None:
             found = run(way, inputs(50, device=device, dtype=torch.float32), METHODS[name])
         for one, other in zip(found, expected, strict=True):
             assert one.dtype == torch.float32
-            same(one, other, torch.bfloat16)
+            assert_same(one, other, torch.bfloat16)
 
 
 @EVERY
@@ -167,7 +167,7 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
     assert one.grad is not None
     assert table.grad is not None
     for found_, expected in zip(found, (loss.detach(), nll, none, one.grad, table.grad), strict=True):
-        same(found_.sum(0, keepdim=True) if found_.dim() == 3 else found_, expected)
+        assert_same(found_.sum(0, keepdim=True) if found_.dim() == 3 else found_, expected)
 
 
 def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
@@ -183,18 +183,18 @@ def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
     """To the second one tokens are missing."""
-    model, batch = build_small_model(KINDS[kind]), batch_of(KINDS[kind])
+    model, batch = build_small_model(KINDS[kind]), make_batch(KINDS[kind])
     both = repeat_rows(batch, METHODS["simcut"], 0.5)
     first, second = select_real_tokens(model(both), both)[0].unflatten(0, (2, -1))
     alone, _ = select_real_tokens(model(batch), batch)
-    same(first, alone)
-    differ(second, alone)
+    assert_same(first, alone)
+    assert_different(second, alone)
 
 
 def learner_of(kind: str, name: str, **rates: float) -> tuple[Learner, Batch]:
     section = {**KINDS[kind], **rates}
     settings = TrainSettings(consistency=name, cut=0.3 if METHODS[name].hides_tokens else TrainSettings().cut)
-    return Learner(build_small_model(section).train(), settings), batch_of(section)
+    return Learner(build_small_model(section).train(), settings), make_batch(section)
 
 
 def learned(learner: Learner, some: Sequence[Batch]) -> list[Tensor]:
@@ -215,7 +215,7 @@ def test_a_grid_in_parts_costs_what_it_costs_whole(kind: str, name: str) -> None
     whole = learned(learner, [batch])
     for count in (2, 3):
         for one, other in zip(learned(learner, split_batch(batch, count)), whole, strict=True):
-            same(one, other, torch.float64)
+            assert_same(one, other, torch.float64)
 
 
 @EVERY
@@ -245,9 +245,9 @@ def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
         Learner(build_small_model(section).train(), TrainSettings(consistency=name, loss=way))
         for way in (loss, "plain")
     ]
-    found = [learned(learner, [batch_of(section)]) for learner in learners]
+    found = [learned(learner, [make_batch(section)]) for learner in learners]
     for one, other in zip(*found, strict=True):
-        same(one, other, torch.float32)
+        assert_same(one, other, torch.float32)
 
 
 @EVERY
@@ -269,19 +269,19 @@ EVERYTHING = [f"model.{rate}=0.1" for rate in RATES]
 @EVERY
 def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, name: str) -> None:
     settings = (*EVERYTHING, f"train.consistency={name}", "train.schedule=constant", "data.dev=[]")
-    quietly(small, tmp_path / "run", *settings, "train.steps=6")
-    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
-    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
-    same_runs(tmp_path / "run", tmp_path / "whole")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    train_quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    assert_same_runs(tmp_path / "run", tmp_path / "whole")
 
 
 @EVERY
 def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -> None:
     flops, told = [], []
     for method in ("none", name):
-        run = quietly(small, tmp_path / method, f"train.consistency={method}", "train.steps=2", "data.dev=[]")
-        flops.append([event["flops"] for event in events(run) if event["event"] == "train"])
-        told.append([event.get("divergence", 0) > 0 for event in events(run) if event["event"] == "train"])
+        run = train_quietly(small, tmp_path / method, f"train.consistency={method}", "train.steps=2", "data.dev=[]")
+        flops.append([event["flops"] for event in read_run_events(run) if event["event"] == "train"])
+        told.append([event.get("divergence", 0) > 0 for event in read_run_events(run) if event["event"] == "train"])
     assert flops[1] == [2 * each for each in flops[0]]
     assert told == [[False, False], [True, True]]
 
@@ -301,13 +301,13 @@ def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -
 def test_what_has_no_use_is_refused(
     small: Path, tmp_path: Path, call: Call, settings: list[str], culprits: list[str]
 ) -> None:
-    one_sentence(call("train", small, "--out", tmp_path / "run", *settings), *culprits)
+    assert_user_error(call("train", small, "--out", tmp_path / "run", *settings), *culprits)
     assert not (tmp_path / "run").exists()
 
 
 def test_other_dropout_will_do(small: Path, tmp_path: Path) -> None:
     settings = ("train.consistency=rdrop", "model.dropout=0.0", "model.head_dropout=0.2", "data.dev=[]")
-    quietly(small, tmp_path / "run", *settings, "train.steps=1")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=1")
 
 
 def test_every_method_is_told() -> None:

@@ -14,7 +14,7 @@ from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, OptimizerFactory
 from dragoman.training.step import WARMUP_CALLS, Stepper, fetch_metrics
 from dragoman.types import Batch
-from tolerance import same
+from tolerance import assert_same
 from toy_batch import examples, in_rows
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, build_small_model
 
@@ -58,9 +58,9 @@ def compare(section: Section, **settings: Any) -> None:
     other, expected = trained(PLAIN, section, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)
     for name, tensor in collect_tensors(one.model).items():
-        same(tensor, collect_tensors(other.model)[name], torch.bfloat16)
+        assert_same(tensor, collect_tensors(other.model)[name], torch.bfloat16)
     for name, tensor in one.ema.items():
-        same(tensor, other.ema[name], torch.bfloat16)
+        assert_same(tensor, other.ema[name], torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)

@@ -33,18 +33,18 @@ from dragoman.process_group import agree_on_name as meet_at
 from dragoman.training.execution import PARALLEL
 from dragoman.training.prepare import check_same_data
 from dragoman.training.step import Learner
-from toy_models import FORM, SMALL_TRANSFORMER, build_small_model, cases, collate_rows, some_examples
+from toy_models import FORM, SMALL_TRANSFORMER, build_small_model, collate_rows, make_examples, make_model_sections
 from toy_run import (
     SMALL,
-    Answer,
+    CommandResult,
     command,
     environment,
-    events,
     fast_environment,
-    last_step,
-    quietly,
-    tensors,
+    read_last_step,
+    read_run_events,
+    read_tensor_files,
     torchrun,
+    train_quietly,
     write_corpus,
     write_recipe,
 )
@@ -77,8 +77,8 @@ def write(folder: Path) -> None:
 
 def close(run: Path, other: Path) -> None:
     """The same records: numbers within 1e-5, counts to the digit."""
-    assert len(events(run)) == len(events(other)) > 4
-    for one, two in zip(events(run), events(other), strict=True):
+    assert len(read_run_events(run)) == len(read_run_events(other)) > 4
+    for one, two in zip(read_run_events(run), read_run_events(other), strict=True):
         assert one.keys() == two.keys()
         for name, value in one.items():
             near = pytest.approx(value, abs=1e-5, rel=1e-5) if isinstance(value, float) else value
@@ -93,7 +93,7 @@ class Jobs:
         write(folder)
 
     def alone(self, recipe: str, run: str, *overrides: str, **options: Any) -> Path:
-        return quietly(self.folder / f"{recipe}.yaml", self.folder / run, *overrides, **options)
+        return train_quietly(self.folder / f"{recipe}.yaml", self.folder / run, *overrides, **options)
 
     def together(self, world: int, *jobs: tuple[str, str, list[str], bool], real: bool = False) -> None:
         """Train in processes that are forked from one server, or in real ones, each with its own hash seed."""
@@ -109,9 +109,9 @@ class Jobs:
         assert done.code == 0, done.err
 
 
-def complete(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> Answer:
+def complete(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> CommandResult:
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env or fast_environment(), check=False)
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @contextmanager
@@ -204,10 +204,10 @@ def test_a_checkpoint_is_for_any_number(jobs: Jobs, run: str) -> None:
 @pytest.mark.parametrize(("whole", "run"), [("transformer-4", "4-then-4-ddp"), ("transformer-4-fsdp", "4-then-4-fsdp")])
 def test_resumed_by_as_many_it_is_the_same_to_the_bit(jobs: Jobs, whole: str, run: str) -> None:
     """Of shards, the weights that are made of them: who writes what all hold alike is not the same every time."""
-    one, other = (tensors(jobs.folder / each) for each in (run, whole))
+    one, other = (read_tensor_files(jobs.folder / each) for each in (run, whole))
     assert one.keys() == other.keys()
     assert all(one[name] == other[name] for name in one if "/shard-" not in name)
-    assert events(jobs.folder / run) == events(jobs.folder / whole)
+    assert read_run_events(jobs.folder / run) == read_run_events(jobs.folder / whole)
 
 
 def test_a_published_model_is_whole(jobs: Jobs) -> None:
@@ -224,10 +224,10 @@ def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> No
     *_, shard = sorted((tmp_path / "run").glob(f"checkpoints/step-*/{part}/shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=f"{part}.*damaged"):
-        quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+        train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
     shard.unlink()
     with pytest.raises(UserError, match=f"{part}.*damaged"):
-        quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+        train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
 
 
 def test_a_full_disk_is_not_kept_full(jobs: Jobs) -> None:
@@ -242,7 +242,7 @@ def test_a_full_disk_is_not_kept_full(jobs: Jobs) -> None:
     assert "File too large" in sentence
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000004"]
     assert complete(command, cwd=jobs.folder).code == 0
-    assert last_step(run) == 8
+    assert read_last_step(run) == 8
 
 
 def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,15 +306,15 @@ def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) ->
 # What every model must do for it.
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", make_model_sections())
 def test_all_parameters_get_a_gradient(name: str) -> None:
     """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
-    section = cases()[name]
+    section = make_model_sections()[name]
     learner = Learner(build_small_model(section, dtype=torch.float32), TrainSettings())
     settings = settings_of(section)
     empty = EXAMPLE_FORMATS[FORM[settings.task]].collate(BatchPlan([[]], Widths(12, 12)), [], settings.features)
     batches = [
-        collate_rows(section, [[0], [1]], some_examples(section)),
+        collate_rows(section, [[0], [1]], make_examples(section)),
         *([empty] if section.get("norm") != "batch" else []),
     ]
     for batch in batches:
@@ -369,13 +369,13 @@ def test_stopped_by_two_resumed_by_one(small: Path, jobs: Jobs) -> None:
     """All processes end the same step, save, and say so once; as many others as there are then go on."""
     begin, go_on = map(words, blocks("sh"))
     with running(*begin, "train.log_every=1", "train.save_every=100", cwd=small) as started:
-        until(lambda: last_step(small / "run") >= 2, started)
+        until(lambda: read_last_step(small / "run") >= 2, started)
         started.send_signal(signal.SIGTERM)
         _, err = started.communicate(timeout=120)
     [sentence] = said(err)
     assert "stopped by SIGTERM at step" in sentence
     [newest] = (small / "run/checkpoints").glob("step-*")
-    assert int(newest.name.removeprefix("step-")) == last_step(small / "run") < 8
+    assert int(newest.name.removeprefix("step-")) == read_last_step(small / "run") < 8
     done = complete(torchrun(*("1" if word == "4" else word for word in go_on)), cwd=small)
     assert done.code == 0, done.err
     assert f"resuming from step {int(newest.name.removeprefix('step-'))}" in done.err
@@ -392,20 +392,20 @@ def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pyt
     changes = {"node1:29400": endpoint, "8": "1"}
     node = [changes.get(word, word) for word in words(block)]
     with running(*node, cwd=small) as one, running(*node, cwd=small) as two:
-        until(lambda: last_step(small / "run") >= 2, one, two)
+        until(lambda: read_last_step(small / "run") >= 2, one, two)
         os.kill(worker(two), signal.SIGKILL)
         answers = [each.communicate(timeout=120) for each in (one, two)]
     assert [one.returncode, two.returncode] == [0, 0], answers
     same = jobs.folder / "transformer-2"
     assert (small / "run/model.safetensors").read_bytes() == (same / "model.safetensors").read_bytes()
-    assert events(small / "run") == events(same)
+    assert read_run_events(small / "run") == read_run_events(same)
 
 
 def test_one_that_hangs_is_not_waited_for(small: Path) -> None:
     settings = ("--out", "run", "train.timeout=0.05", "train.steps=100000")
     begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", *settings)
     with running(*begin, cwd=small, real=True) as started:
-        until(lambda: last_step(small / "run") >= 2, started)
+        until(lambda: read_last_step(small / "run") >= 2, started)
         os.kill(stopped := worker(started), signal.SIGSTOP)
         assert started.stderr
         sentence = next(line for line in started.stderr if line.startswith("dragoman: "))

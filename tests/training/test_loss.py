@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dragoman.training import loss as loss_module
 from dragoman.training.loss import CHUNK, LOSSES, LossTerms, compute_chunked_loss
-from tolerance import DEVICES, same
+from tolerance import DEVICES, assert_same
 
 EVERY = pytest.mark.parametrize("name", LOSSES)
 SMOOTHED = LossTerms(smoothing=0.1)
@@ -75,7 +75,7 @@ def test_chunked_is_plain(smoothing: float, device: str, dtype: torch.dtype, N: 
     expected = run("plain", [*exact, tensors[2]], smoothing, 0.7)
     found = run("chunked", tensors, smoothing, 0.7)
     for one, other in zip(found, expected, strict=True):
-        same(one, other, dtype)
+        assert_same(one, other, dtype)
     sums_dtype = torch.promote_types(dtype, torch.float32)
     assert [tensor.dtype for tensor in found] == [sums_dtype, sums_dtype, dtype, dtype]
 
@@ -84,7 +84,7 @@ def test_chunks_of_the_real_size_change_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(loss_module, "CHUNK", CHUNK)
     N = 2 * CHUNK["cpu"] + 100
     for one, other in zip(run("chunked", inputs(N), 0.1), run("plain", inputs(N), 0.1), strict=True):
-        same(one, other)
+        assert_same(one, other)
 
 
 @SMOOTHING
@@ -97,7 +97,7 @@ def test_under_autocast_too(smoothing: float, device: str) -> None:
             found = run(name, inputs(50, device=device), smoothing)
         for one, other in zip(found, expected, strict=True):
             assert one.dtype == torch.float32
-            same(one, other, torch.bfloat16)
+            assert_same(one, other, torch.bfloat16)
         assert torch.equal(found[2], found[2].bfloat16().float())
         assert not torch.equal(found[0], expected[0])
 
@@ -110,7 +110,7 @@ def test_without_gradients_the_numbers_are_the_same(name: str, without: str) -> 
     with getattr(torch, without)():
         found = LOSSES[name](*tensors, SMOOTHED)[:2]
     for one, other in zip(found, expected, strict=True):
-        same(one, other)
+        assert_same(one, other)
         assert not one.requires_grad
 
 
@@ -135,7 +135,7 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: int) -> No
     assert tensors[frozen].grad is None
     other = tensors[1 - frozen].grad
     assert other is not None
-    same(other, expected)
+    assert_same(other, expected)
 
 
 def test_parts_add_up_to_the_whole() -> None:
@@ -147,8 +147,8 @@ def test_parts_add_up_to_the_whole() -> None:
         compute_chunked_loss(states_1NC[:, part], weight_VC, target_N[part], SMOOTHED)[0].backward()
     assert states_1NC.grad is not None
     assert weight_VC.grad is not None
-    same(states_1NC.grad, whole[2])
-    same(weight_VC.grad, whole[3])
+    assert_same(states_1NC.grad, whole[2])
+    assert_same(weight_VC.grad, whole[3])
 
 
 @EVERY
@@ -195,4 +195,4 @@ def test_what_does_not_count_costs_nothing(name: str, smoothing: float, device: 
     assert (found[2][:, ~counts_N] == 0).all()
     found[2] = found[2][:, counts_N]
     for one, other in zip(found, expected, strict=True):
-        same(one, other)
+        assert_same(one, other)

@@ -26,7 +26,7 @@ from dragoman.training.optim import (
     step_unless,
 )
 from dragoman.training.start import TRAIN_REGISTRIES
-from tolerance import same
+from tolerance import assert_same
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
 EVERY_SCHEDULE = pytest.mark.parametrize("name", SCHEDULES)
@@ -126,7 +126,7 @@ def test_an_optimizer_goes_down(name: str, shape: str) -> None:
     losses, x = fitted(name, 400, shape)
     assert losses[-1] < 1e-2 * losses[0]
     assert losses[50] < losses[0]
-    same(x, GOALS[shape], torch.bfloat16)
+    assert_same(x, GOALS[shape], torch.bfloat16)
 
 
 @EVERY_OPTIMIZER
@@ -167,8 +167,8 @@ def test_muon_has_the_momentum_that_is_set() -> None:
         x.grad = torch.ones(3, 4)
         optimizer.step()
         found.append(optimizer.state[x]["momentum_buffer"])
-    same(found[0], torch.full((3, 4), 0.05))
-    same(found[1], torch.full((3, 4), 0.5))
+    assert_same(found[0], torch.full((3, 4), 0.05))
+    assert_same(found[1], torch.full((3, 4), 0.5))
 
 
 @EVERY_OPTIMIZER
@@ -180,7 +180,7 @@ def test_weight_decay_pulls_to_zero(name: str, shape: str) -> None:
 
 def test_sgd_is_its_formula() -> None:
     losses, x = fitted("sgd", 1)
-    same(x, 0.05 * 2 * torch.tensor([1.0, 4.0, 0.5]) * torch.tensor([1.0, -2.0, 3.0]))
+    assert_same(x, 0.05 * 2 * torch.tensor([1.0, 4.0, 0.5]) * torch.tensor([1.0, -2.0, 3.0]))
     assert losses == [19.5 + 2.0]
 
 
@@ -188,7 +188,7 @@ def test_sgd_is_its_formula() -> None:
 def test_adams_first_step_is_the_rate(name: str) -> None:
     """Whatever the gradient's size: both running means are those of one gradient (Kingma 2015, section 2)."""
     _, x = fitted(name, 1, lr=0.1)
-    same(x, torch.tensor([0.1, -0.1, 0.1]))
+    assert_same(x, torch.tensor([0.1, -0.1, 0.1]))
 
 
 @EVERY_OPTIMIZER
@@ -282,7 +282,7 @@ def test_clipped_gradients_keep_their_direction(clip: float) -> None:
     for parameter, grad in zip(parameters, grads):
         parameter.grad = grad.clone()
     clip_gradients(parameters, compute_gradient_norm(parameters), clip)
-    same(torch.stack([parameter.grad for parameter in parameters[:2]]), grads * min(clip / 13.0, 1.0))  # type: ignore[misc]
+    assert_same(torch.stack([parameter.grad for parameter in parameters[:2]]), grads * min(clip / 13.0, 1.0))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 9), (2, 9, 5), (4, 6, 6), (1, 1, 7)], ids=str)
@@ -295,7 +295,7 @@ def test_muon_turns_and_does_not_stretch(shape: tuple[int, ...]) -> None:
     values = found.diagonal(dim1=1, dim2=2)
     assert (values > 0.4).all()
     assert (values < 1.4).all()
-    same(found, torch.diag_embed(values), torch.bfloat16)
+    assert_same(found, torch.diag_embed(values), torch.bfloat16)
 
 
 def muon_by_hand(x: torch.Tensor, grads: list[torch.Tensor], blocks: int, lr: float, decay: float) -> torch.Tensor:
@@ -329,7 +329,7 @@ def test_muon_is_its_formula(name: str, shape: tuple[int, int], blocks: int) -> 
     for grad in grads:
         x.grad = grad.clone()
         optimizer.step()
-    same(x.detach(), muon_by_hand(begin, grads, blocks, 0.1, 0.1), torch.float32)
+    assert_same(x.detach(), muon_by_hand(begin, grads, blocks, 0.1, 0.1), torch.float32)
 
 
 def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:
@@ -343,7 +343,7 @@ def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:
             one.grad = part
         optimizer.step()
         found.append(torch.cat([one.detach() for one in named.values()]))
-    same(found[0], found[1])
+    assert_same(found[0], found[1])
 
 
 def test_muon_moves_a_matrix_in_company_as_alone() -> None:
@@ -356,7 +356,7 @@ def test_muon_moves_a_matrix_in_company_as_alone() -> None:
             one.grad = grads[name].clone()
         OPTIMIZERS["muon"](named, TrainSettings(lr=1.0)).step()
         found += [one.detach() for one in named.values()]
-    same(torch.stack(found[:2]), torch.stack(found[2:]))
+    assert_same(torch.stack(found[:2]), torch.stack(found[2:]))
 
 
 @pytest.mark.parametrize(
@@ -373,4 +373,4 @@ def test_muon_leaves_tables_and_vectors_to_adamw(name: str) -> None:
         x.grad = grad.clone()
         OPTIMIZERS[optimizer]({name: x}, TrainSettings(lr=0.1, weight_decay=0.1)).step()
         found.append(x.detach())
-    same(found[0], found[1])
+    assert_same(found[0], found[1])

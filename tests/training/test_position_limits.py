@@ -14,7 +14,7 @@ from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
 from dragoman.recipe import Recipe, check_model
 from dragoman.types import EOS, Line
-from toy_run import SMALL, quietly, write_corpus, write_recipe
+from toy_run import SMALL, train_quietly, write_corpus, write_recipe
 from toy_sections import settings_of
 
 BOUNDED: list[dict[str, object]] = [{"position": "learned"}, {"attention": "linformer", "rank": 4}]
@@ -45,7 +45,7 @@ def test_long_lines_are_cut_to_fit(bounded: dict[str, object], tmp_path: Path, m
     recipe = write_recipe(
         tmp_path / "recipe.yaml", data={"max_length": 20}, model=model, train={**SMALL["train"], **sizes}
     )
-    translator = load(quietly(recipe, tmp_path / "run"), device="cpu")
+    translator = load(train_quietly(recipe, tmp_path / "run"), device="cpu")
     assert isinstance(translator, Translator)
     lines = [" ".join(["ba"] * count) for count in (1, 5, 10, 15, 18, 19, 20, 21, 22, 40, 600)] + ["q" * 300]
     pieces = [piece for line in lines for piece in translator.split_line(Line(line))]

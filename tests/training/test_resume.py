@@ -24,14 +24,14 @@ from dragoman.training.optim import OPTIMIZERS
 from toy_run import (
     SMALL,
     Call,
-    events,
-    last_step,
-    one_sentence,
-    quietly,
-    same_runs,
-    started,
-    tensors,
-    until,
+    assert_same_runs,
+    assert_user_error,
+    read_last_step,
+    read_run_events,
+    read_tensor_files,
+    start_process,
+    train_quietly,
+    wait_until,
     write_corpus,
     write_lines,
     write_recipe,
@@ -51,9 +51,9 @@ def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
     return [
         ("starting", lambda: time.monotonic() > wake),
         ("preparing", lambda: (run / "FORMAT").exists()),
-        ("training", lambda: last_step(run) >= early),
-        ("saving", lambda: last_step(run) > 8 and any((run / "checkpoints").glob(".*.tmp"))),
-        ("training late", lambda: last_step(run) >= late),
+        ("training", lambda: read_last_step(run) >= early),
+        ("saving", lambda: read_last_step(run) > 8 and any((run / "checkpoints").glob(".*.tmp"))),
+        ("training late", lambda: read_last_step(run) >= late),
     ]
 
 
@@ -63,8 +63,10 @@ def test_killed_five_times(tmp_path: Path, call: Call) -> None:
     small = write_recipe(tmp_path / "recipe.yaml", **EVERYTHING)
     run, whole = tmp_path / "run", tmp_path / "whole"
     for name, moment in moments(run, random):
-        with started("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}") as running:
-            until(moment, running)
+        with start_process(
+            "train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}"
+        ) as running:
+            wait_until(moment, running)
             time.sleep(random.uniform(0, 0.02))
             assert running.poll() is None, name
             running.kill()
@@ -73,57 +75,57 @@ def test_killed_five_times(tmp_path: Path, call: Call) -> None:
     ended = call("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
     assert ended.code == 0, ended.err
     assert "resuming from step" in ended.err
-    quietly(small, whole)
-    same_runs(run, whole)
-    assert [event["step"] for event in events(run) if event["event"] == "train"] == list(range(1, 25))
-    assert [event["step"] for event in events(run) if event["event"] == "validate"] == [6, 12, 18, 24]
+    train_quietly(small, whole)
+    assert_same_runs(run, whole)
+    assert [event["step"] for event in read_run_events(run) if event["event"] == "train"] == list(range(1, 25))
+    assert [event["step"] for event in read_run_events(run) if event["event"] == "validate"] == [6, 12, 18, 24]
 
 
 def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
     """The step ends, all is saved, and the exit code is the one that a shell expects."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 14)):
-        with started("train", small, "--out", run, "--resume") as running:
-            until(lambda step=step: last_step(run) >= step, running)  # type: ignore[misc]
+        with start_process("train", small, "--out", run, "--resume") as running:
+            wait_until(lambda step=step: read_last_step(run) >= step, running)  # type: ignore[misc]
             running.send_signal(number)
             _, said = running.communicate()
         assert running.returncode == 128 + number, said
         assert f"stopped by {number.name} at step" in said.decode().splitlines()[-1]
         assert b"Traceback" not in said
         [newest] = (run / "checkpoints").glob("step-*")
-        assert int(newest.name.removeprefix("step-")) == last_step(run)
-    quietly(small, run, resume=True)
-    quietly(small, whole)
-    same_runs(run, whole)
+        assert int(newest.name.removeprefix("step-")) == read_last_step(run)
+    train_quietly(small, run, resume=True)
+    train_quietly(small, whole)
+    assert_same_runs(run, whole)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, optimizer: str) -> None:
     settings = (f"train.optimizer={optimizer}", "train.schedule=constant", "train.log_every=5")
-    quietly(small, tmp_path / "run", *settings, "train.steps=6")
-    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
-    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
-    same_runs(tmp_path / "run", tmp_path / "whole")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    train_quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    assert_same_runs(tmp_path / "run", tmp_path / "whole")
 
 
 def test_running_means_of_a_norm_go_on(small: Path, tmp_path: Path) -> None:
     """Batch norm holds numbers that no gradient changes."""
     settings = ("model.norm=batch", "train.ema=0.8", "train.schedule=constant")
-    quietly(small, tmp_path / "run", *settings, "train.steps=6")
-    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
-    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
-    same_runs(tmp_path / "run", tmp_path / "whole")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    train_quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    assert_same_runs(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_finished_run_says_so(small: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "train.steps=3")
-    before = tensors(run)
+    train_quietly(small, run, "train.steps=3")
+    before = read_tensor_files(run)
     (run / "model.safetensors").unlink()  # as if killed between the last checkpoint and this
     again = call("train", small, "--out", run, "--resume", "train.steps=3")
     assert again.code == 0
     assert "already finished: train.steps=3 is reached" in again.err
-    assert tensors(run) == before
+    assert read_tensor_files(run) == before
 
 
 def test_nothing_to_resume_is_a_beginning(small: Path, tmp_path: Path, call: Call) -> None:
@@ -146,9 +148,9 @@ def test_nothing_to_resume_is_a_beginning(small: Path, tmp_path: Path, call: Cal
     ],
 )
 def test_another_run_is_refused_by_name(begun: Path, call: Call, change: str, culprit: str) -> None:
-    before = tensors(begun)
-    one_sentence(call("train", begun.parent / "recipe.yaml", "--out", begun, "--resume", change), culprit)
-    assert tensors(begun) == before
+    before = read_tensor_files(begun)
+    assert_user_error(call("train", begun.parent / "recipe.yaml", "--out", begun, "--resume", change), culprit)
+    assert read_tensor_files(begun) == before
 
 
 @pytest.fixture(scope="module")
@@ -157,22 +159,22 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     write_corpus(folder)
     small = write_recipe(folder / "recipe.yaml", **SMALL)
-    return quietly(small, folder / "run", "train.steps=2")
+    return train_quietly(small, folder / "run", "train.steps=2")
 
 
 def test_a_run_is_not_overwritten(begun: Path, call: Call) -> None:
-    before = tensors(begun)
-    one_sentence(call("train", begun.parent / "recipe.yaml", "--out", begun), begun, "--resume")
-    assert tensors(begun) == before
+    before = read_tensor_files(begun)
+    assert_user_error(call("train", begun.parent / "recipe.yaml", "--out", begun), begun, "--resume")
+    assert read_tensor_files(begun) == before
 
 
 def test_two_cannot_train_in_one_folder(small: Path, tmp_path: Path, call: Call) -> None:
     """A job that was started twice would otherwise ruin its own checkpoints."""
     run = tmp_path / "run"
-    with started("train", small, "--out", run, "train.steps=100000", "train.schedule=constant") as running:
-        until(lambda: last_step(run) > 0, running)
+    with start_process("train", small, "--out", run, "train.steps=100000", "train.schedule=constant") as running:
+        wait_until(lambda: read_last_step(run) > 0, running)
         again = call("train", small, "--out", run, "train.steps=100000", "train.schedule=constant", "--resume")
-        one_sentence(again, "another process", run)
+        assert_user_error(again, "another process", run)
     assert call("train", small, "--out", run, "train.steps=1", "train.schedule=constant", "--resume").code == 0
 
 
@@ -189,7 +191,7 @@ def test_a_folder_that_another_process_made_is_left_to_it(
 
         monkeypatch.setattr(start, "check_files", overtake)
         with pytest.raises(UserError, match="another process"):
-            quietly(small, folder.path)
+            train_quietly(small, folder.path)
         assert folder.check()
 
 
@@ -206,81 +208,83 @@ def test_an_interrupt_before_training_leaves_nothing(
     if made:
         (tmp_path / "run").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        quietly(small, tmp_path / "run")
+        train_quietly(small, tmp_path / "run")
     assert (tmp_path / "run").exists() == made
 
 
 def test_a_finished_run_keeps_its_end(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "run")
-    quietly(small, folder.path, "train.steps=1")
+    train_quietly(small, folder.path, "train.steps=1")
     before = folder.provenance()
     monkeypatch.setattr(provenance, "now", lambda: "later")
-    quietly(small, folder.path, "train.steps=1", resume=True)
+    train_quietly(small, folder.path, "train.steps=1", resume=True)
     assert folder.provenance() == before
-    quietly(small, folder.path, "train.steps=2", resume=True)
+    train_quietly(small, folder.path, "train.steps=2", resume=True)
     assert folder.provenance() == {**before, "ended": "later"}
 
 
 def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, call: Call) -> None:
     """Who corrects the mistake may give the same command again."""
     run = tmp_path / "run"
-    one_sentence(call("train", small, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000", working=True)
+    assert_user_error(
+        call("train", small, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000", working=True
+    )
     late = call("train", small, "--out", run, "tokenizer.kind=char", "train.freeze=[nothing]")
-    one_sentence(late, "train.freeze", working=True)
+    assert_user_error(late, "train.freeze", working=True)
     assert call("train", small, "--out", run, "train.steps=1").code == 0
     assert load(run).tokenizers.source.size == 310  # not the characters of the start before
 
 
 def test_a_changed_corpus_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
     run, source = tmp_path / "run", tmp_path / "train.src"
-    quietly(small, run, "train.steps=2")
+    train_quietly(small, run, "train.steps=2")
     text = source.read_bytes()
     source.write_bytes(text.replace(b"ba", b"ra", 1))
-    one_sentence(call("train", small, "--out", run, "--resume"), source, "has changed since", working=True)
+    assert_user_error(call("train", small, "--out", run, "--resume"), source, "has changed since", working=True)
     source.write_bytes(text)  # the same text at another time is the same corpus
     assert call("train", small, "--out", run, "--resume", "train.steps=3").code == 0
 
 
 def test_a_changed_dev_set_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
     """Else the best checkpoint would be the one that met the easier sentences."""
-    quietly(small, tmp_path / "run", "train.steps=2")
+    train_quietly(small, tmp_path / "run", "train.steps=2")
     write_lines(tmp_path / "dev.src", ["ba."] * 20)
-    one_sentence(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "dev.src", working=True)
+    assert_user_error(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "dev.src", working=True)
 
 
 def test_a_deleted_corpus_is_said(small: Path, tmp_path: Path, call: Call) -> None:
-    quietly(small, tmp_path / "run", "train.steps=2")
+    train_quietly(small, tmp_path / "run", "train.steps=2")
     (tmp_path / "train.trg").unlink()
-    one_sentence(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "train.trg")
+    assert_user_error(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "train.trg")
 
 
 def test_minutes_count_across_resumes(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     minutes = "train.minutes=1000"
-    quietly(small, run, minutes, "train.steps=2")
+    train_quietly(small, run, minutes, "train.steps=2")
     [state] = (run / "checkpoints").glob("step-*/state.json")
     progress = json.loads(state.read_text())
     assert progress["seconds"] > 0
     state.write_text(json.dumps({**progress, "seconds": 1000 * 60 - 1e-3}))
-    quietly(small, run, minutes, "train.steps=50", resume=True)
-    assert last_step(run) == 3
+    train_quietly(small, run, minutes, "train.steps=50", resume=True)
+    assert read_last_step(run) == 3
 
 
 def test_a_change_of_machine_is_said(small: Path, tmp_path: Path, call: Call) -> None:
-    quietly(small, tmp_path / "run", "train.steps=2")
+    train_quietly(small, tmp_path / "run", "train.steps=2")
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
     assert answer.code == 0
     assert "not bit for bit" in answer.err
 
 
 def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:
-    run = quietly(small, tmp_path / "run", "train.steps=4")
+    run = train_quietly(small, tmp_path / "run", "train.steps=4")
     (run / "FORMAT").write_text("2\n")
-    quietly(small, run, "train.steps=6", resume=True)
-    assert last_step(run) == 6
+    train_quietly(small, run, "train.steps=6", resume=True)
+    assert read_last_step(run) == 6
     (run / "FORMAT").write_text("1\n")
     with pytest.raises(UserError, match="started by an earlier Dragoman"):
-        quietly(small, run, "train.steps=8", resume=True)
+        train_quietly(small, run, "train.steps=8", resume=True)
 
 
 def test_a_resumed_run_reads_its_timeout_without_repeating_init_from(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, OptimizerFactory
 from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
-from tolerance import differ, same
+from tolerance import assert_different, assert_same
 from toy_batch import examples, in_rows
 from toy_models import SMALL_TRANSFORMER, build_small_model
 
@@ -36,7 +36,7 @@ def test_dropout_is_drawn_from_the_seed_the_step_and_the_batch() -> None:
     """The second batch of a step is not the first of the next, either."""
     first, both = loss(BATCH), loss(BATCH, BATCH)
     for one, other in combinations([first, 2 * both - first, loss(BATCH, step=2), loss(BATCH, seed=2)], 2):
-        differ(one, other)
+        assert_different(one, other)
     assert torch.equal(first, loss(BATCH))
 
 
@@ -56,7 +56,7 @@ def test_a_step_is_as_long_as_the_gradient_but_no_longer_than_clip(share: float)
     assert reported == norm
     assert free.norm().item() == pytest.approx(0.5 * norm, rel=1e-5)
     assert held.norm().item() == pytest.approx(0.5 * min(share * norm, norm), rel=1e-5)
-    same(held, min(share, 1.0) * free)
+    assert_same(held, min(share, 1.0) * free)
 
 
 def tensors_after(one: Stepper, steps: list[int], *, bad: int = 0) -> list[Tensor]:

@@ -33,18 +33,18 @@ from dragoman.training.step import Stepper
 from dragoman.training.trainer import ROLL_BACK_AFTER, Trainer, train
 from dragoman.training.validation import Validation, Validator
 from dragoman.types import Batch
-from tolerance import same
+from tolerance import assert_same
 from toy_batch import examples, in_rows
 from toy_run import (
     Call,
     Toy,
-    events,
+    assert_user_error,
     files,
-    one_sentence,
-    quietly,
-    sentences,
-    tensors,
-    translated,
+    make_sentences,
+    read_run_events,
+    read_tensor_files,
+    train_quietly,
+    translate_toy,
     write_corpus,
     write_lines,
     write_recipe,
@@ -65,11 +65,11 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     for name in one:
-        same(one[name], other[name])
+        assert_same(one[name], other[name])
 
 
 def of(run: Path, event: str) -> list[dict[str, Any]]:
-    return [record for record in events(run) if record["event"] == event]
+    return [record for record in read_run_events(run) if record["event"] == event]
 
 
 def train_steps(run: Path) -> list[int]:
@@ -89,16 +89,16 @@ def test_it_learns_a_toy_language(toy: Toy) -> None:
     """Through the command line, in seconds; on sentences that it has not seen."""
     assert of(toy.run, "validate")[-1]["bleu"] > 80
     seen = set((toy.folder / "train.src").read_text().splitlines())
-    new = [line for line in sentences(300, seed=7) if line not in seen][:60]
+    new = [line for line in make_sentences(300, seed=7) if line not in seen][:60]
     found = toy.translator.translate(new)
-    assert sum(one.text == translated(line) for line, one in zip(new, found, strict=True)) > 0.75 * len(new)
+    assert sum(one.text == translate_toy(line) for line, one in zip(new, found, strict=True)) > 0.75 * len(new)
 
 
 def test_it_talks_on_stderr_only(toy: Toy) -> None:
-    assert toy.said.out == ""
-    assert "\x1b" not in toy.said.err
-    assert "\r" not in toy.said.err
-    assert "done: 330 steps" in toy.said.err.splitlines()[-1]
+    assert toy.output.out == ""
+    assert "\x1b" not in toy.output.err
+    assert "\r" not in toy.output.err
+    assert "done: 330 steps" in toy.output.err.splitlines()[-1]
 
 
 def test_records_have_the_names_of_the_field(toy: Toy) -> None:
@@ -117,7 +117,7 @@ def test_loss_falls_and_records_are_json(toy: Toy) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_smoothing_is_in_the_loss_but_not_in_the_nll(small: Path, tmp_path: Path, smoothing: float) -> None:
-    quietly(small, tmp_path / "run", "train.steps=3", f"train.label_smoothing={smoothing}")
+    train_quietly(small, tmp_path / "run", "train.steps=3", f"train.label_smoothing={smoothing}")
     for record in of(tmp_path / "run", "train"):
         assert (record["loss"] == pytest.approx(record["nll"], rel=1e-6)) is (smoothing == 0)
 
@@ -135,7 +135,7 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", update)
-        quietly(small, tmp_path / "stepper", *overrides, "train.steps=3")
+        train_quietly(small, tmp_path / "stepper", *overrides, "train.steps=3")
     return seen[0][0], [batch for _, some in seen for batch in some]
 
 
@@ -166,7 +166,7 @@ def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
     moved = {name: results[0][1][name] - before[name] for name in before}
     assert max(float(change.abs().max()) for change in moved.values()) > 1e-2
     for name in before:
-        same(results[0][1][name], results[1][1][name])
+        assert_same(results[0][1][name], results[1][1][name])
 
 
 def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_validation_that_finds_no_room_is_tried_again(
         return evaluate(self, model)
 
     monkeypatch.setattr(Validator, "evaluate", limited)
-    quietly(small, tmp_path / "run", "train.steps=2")
+    train_quietly(small, tmp_path / "run", "train.steps=2")
     assert len(tried) == 2
 
 
@@ -201,7 +201,7 @@ def test_out_of_memory_halves_batches(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("model.dropout=0.0", "train.tokens=1024", "train.optimizer=sgd", "train.lr=0.5", "train.steps=4")
-    quietly(small, tmp_path / "whole", *settings)
+    train_quietly(small, tmp_path / "whole", *settings)
     greedy_for_memory(3, monkeypatch)
     train(small, out=tmp_path / "run", overrides=settings)
     said = capsys.readouterr().err
@@ -210,7 +210,7 @@ def test_out_of_memory_halves_batches(
     assert "train.tokens=256 train.accumulate=8" in said
     assert state(tmp_path / "run")["choices"]["split"] == 4
     close(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-    quietly(small, tmp_path / "run", *settings[:-1], "train.steps=6", resume=True)  # it remembers
+    train_quietly(small, tmp_path / "run", *settings[:-1], "train.steps=6", resume=True)  # it remembers
     assert "out of memory" not in capsys.readouterr().err
 
 
@@ -218,7 +218,7 @@ def test_a_row_that_does_not_fit_is_said(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     greedy_for_memory(0, monkeypatch)
-    one_sentence(call("train", small, "--out", tmp_path / "run"), "memory", "data.max_length", working=True)
+    assert_user_error(call("train", small, "--out", tmp_path / "run"), "memory", "data.max_length", working=True)
 
 
 def test_an_optimizer_that_does_not_fit_is_said(
@@ -232,7 +232,7 @@ def test_an_optimizer_that_does_not_fit_is_said(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.optim.AdamW, "step", full)
-    one_sentence(call("train", small, "--out", tmp_path / "run"), "optimizer", "train.parallel=fsdp", working=True)
+    assert_user_error(call("train", small, "--out", tmp_path / "run"), "optimizer", "train.parallel=fsdp", working=True)
     assert tried == [1]
 
 
@@ -263,7 +263,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     run, once = tmp_path / "run", (*LEVEL, "train.ema=0.5", "data.dev=[]")
-    quietly(small, tmp_path / "two", *once, "train.steps=2")
+    train_quietly(small, tmp_path / "two", *once, "train.steps=2")
     spoil(what, lambda tried: tried == 3, monkeypatch)
     train(small, out=run, overrides=[*once, "train.steps=3"])
     assert equal(weights(run), weights(tmp_path / "two"))
@@ -271,7 +271,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     assert "step 3 skipped" in capsys.readouterr().err
     assert "NaN" not in (run / "metrics.jsonl").read_text()
     assert "Infinity" not in (run / "metrics.jsonl").read_text()
-    quietly(small, run, *once, "train.steps=6", resume=True)
+    train_quietly(small, run, *once, "train.steps=6", resume=True)
     assert train_steps(run) == [1, 2, 3, 4, 5, 6]
     assert state(run)["skipped"] == 1
     assert not equal(weights(run), weights(tmp_path / "two"))
@@ -279,7 +279,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 
 def test_a_run_that_ends_amid_bad_steps_publishes_nothing(small: Path, tmp_path: Path, call: Call) -> None:
     settings = ("train.lr=1e30", "train.steps=4", "train.warmup=0", "train.validate_every=0", "train.save_every=100")
-    one_sentence(call("train", small, "--out", tmp_path / "run", *settings), "step 4", "train.lr", working=True)
+    assert_user_error(call("train", small, "--out", tmp_path / "run", *settings), "step 4", "train.lr", working=True)
     assert not (tmp_path / "run/model.safetensors").exists()
 
 
@@ -289,10 +289,10 @@ def test_repeated_ones_roll_back(
     """Back to the weights, the optimizer and the place in the data of the last checkpoint, at half the rate."""
     settings = (*LEVEL, "data.dev=[]", "train.validate_every=0", "train.save_every=5")
     expected = tmp_path / "expected"  # the same by hand: five steps, then on at half the rate
-    quietly(small, expected, *settings, "train.steps=5")
+    train_quietly(small, expected, *settings, "train.steps=5")
     [file] = (expected / "checkpoints").glob("step-*/state.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"scale": 0.5}))
-    quietly(small, expected, *settings, "train.steps=12", resume=True)
+    train_quietly(small, expected, *settings, "train.steps=12", resume=True)
 
     spoil("loss", lambda tried: 8 <= tried < 8 + ROLL_BACK_AFTER, monkeypatch)
     train(small, out=tmp_path / "run", overrides=[*settings, "train.steps=12"])
@@ -321,7 +321,7 @@ def test_a_roll_back_survives_a_kill(small: Path, tmp_path: Path, monkeypatch: p
 
     spoil("gradient", bad, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        quietly(small, tmp_path / "run", *settings)
+        train_quietly(small, tmp_path / "run", *settings)
     assert tried == 8 + ROLL_BACK_AFTER
     assert state(tmp_path / "run")["step"] == 5
     assert state(tmp_path / "run")["scale"] == 0.5
@@ -336,7 +336,7 @@ def test_no_checkpoint_is_written_in_the_midst_of_bad_steps(
         "dragoman.training.checkpoint.save", lambda _folder, _stepper, progress: folders.append(progress.step)
     )
     monkeypatch.setattr("dragoman.training.trainer.Trainer.publish", lambda _: None)
-    quietly(small, tmp_path / "run", "train.save_every=1", "train.validate_every=0", "train.steps=5")
+    train_quietly(small, tmp_path / "run", "train.save_every=1", "train.validate_every=0", "train.steps=5")
     assert folders == [1, 4, 5]
 
 
@@ -345,7 +345,7 @@ def test_a_run_that_never_recovers_ends(
 ) -> None:
     spoil("gradient", lambda tried: tried > 4, monkeypatch)
     answer = call("train", small, "--out", tmp_path / "run")
-    one_sentence(answer, "after step 4", "train.lr", working=True)
+    assert_user_error(answer, "after step 4", "train.lr", working=True)
     assert load(tmp_path / "run").translate(["ba."])
 
 
@@ -354,7 +354,7 @@ def test_never_finite_before_a_checkpoint(
 ) -> None:
     spoil("loss", lambda _: True, monkeypatch)
     answer = call("train", small, "--out", tmp_path / "run", "train.save_every=100", "train.validate_every=0")
-    one_sentence(answer, "train.lr", working=True)
+    assert_user_error(answer, "train.lr", working=True)
 
 
 # What is kept.
@@ -362,7 +362,7 @@ def test_never_finite_before_a_checkpoint(
 
 def test_best_and_last_are_kept(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "train.validate_every=1", "train.metric=loss", "train.keep=2", "train.steps=6")
+    train_quietly(small, run, "train.validate_every=1", "train.metric=loss", "train.keep=2", "train.steps=6")
     ranked = sorted(of(run, "validate"), key=lambda record: record["loss"])
     best = {f"best-{record['step']:010}.safetensors" for record in ranked[:2]}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-0000000006", *best}
@@ -371,18 +371,18 @@ def test_best_and_last_are_kept(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("average", [0, 3])
 def test_the_model_is_the_mean_of_the_best(small: Path, tmp_path: Path, average: int) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "train.validate_every=1", f"train.average={average}", "train.keep=3", "train.steps=6")
+    train_quietly(small, run, "train.validate_every=1", f"train.average={average}", "train.keep=3", "train.steps=6")
     ranked = [step for _, step in state(run)["best"]]
     chosen = [load_file(run / f"checkpoints/best-{step:010}.safetensors") for step in ranked[: average or 1]]
     assert len(chosen) == (average or 1)
     for name, tensor in weights(run).items():
-        same(tensor, torch.stack([one[name].double() for one in chosen]).mean(0).float())
+        assert_same(tensor, torch.stack([one[name].double() for one in chosen]).mean(0).float())
     assert equal(weights(run), mean(chosen))
 
 
 def test_without_dev_the_last_weights_are_the_model(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "data.dev=[]", "train.steps=3")
+    train_quietly(small, run, "data.dev=[]", "train.steps=3")
     assert equal(weights(run), load_file(run / "checkpoints/step-0000000003/model.safetensors"))
     assert not of(run, "validate")
 
@@ -399,7 +399,7 @@ def test_a_running_mean(small: Path, tmp_path: Path) -> None:
     live = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     assert one.ema.keys() == live.keys()
     for name in live:
-        same(one.ema[name], expected[name].float())
+        assert_same(one.ema[name], expected[name].float())
     with one.ema_weights():
         assert equal(dict(one.model.named_parameters()), one.ema)
     assert equal(dict(one.model.named_parameters()), live)
@@ -408,14 +408,14 @@ def test_a_running_mean(small: Path, tmp_path: Path) -> None:
 
 def test_the_running_mean_is_the_model(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "train.ema=0.9", "train.steps=3", "data.dev=[]")
+    train_quietly(small, run, "train.ema=0.9", "train.steps=3", "data.dev=[]")
     assert equal(weights(run), load_file(run / "checkpoints/step-0000000003/ema.safetensors"))
     assert not equal(weights(run), load_file(run / "checkpoints/step-0000000003/model.safetensors"))
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_the_loss_on_record_is_that_of_the_model(small: Path, tmp_path: Path, ema: float) -> None:
-    run = quietly(small, tmp_path / "run", f"train.ema={ema}", "train.steps=6")
+    run = train_quietly(small, tmp_path / "run", f"train.ema={ema}", "train.steps=6")
     [record] = of(run, "validate")
     sides = ((tmp_path / f"dev.{side}").read_text().splitlines() for side in ("src", "trg"))
     scores = load(run, device="cpu").score(*sides)
@@ -427,11 +427,11 @@ def test_the_loss_on_record_is_that_of_the_model(small: Path, tmp_path: Path, em
 
 
 def test_by_steps_epochs_or_minutes(small: Path, tmp_path: Path) -> None:
-    quietly(small, tmp_path / "steps", "train.steps=3", "train.epochs=50", "train.minutes=50")
+    train_quietly(small, tmp_path / "steps", "train.steps=3", "train.epochs=50", "train.minutes=50")
     assert train_steps(tmp_path / "steps") == [1, 2, 3]
-    quietly(small, tmp_path / "minutes", "train.steps=0", "train.minutes=1e-6")
+    train_quietly(small, tmp_path / "minutes", "train.steps=0", "train.minutes=1e-6")
     assert train_steps(tmp_path / "minutes") == [1]
-    quietly(small, tmp_path / "epochs", "train.steps=0", "train.epochs=2", "train.accumulate=1")
+    train_quietly(small, tmp_path / "epochs", "train.steps=0", "train.epochs=2", "train.accumulate=1")
     passed = [record["epoch"] for record in of(tmp_path / "epochs", "train")]
     assert passed[-1] == 2
     assert passed.count(2) == 1  # it ended with the second epoch, not after it
@@ -440,7 +440,7 @@ def test_by_steps_epochs_or_minutes(small: Path, tmp_path: Path) -> None:
 
 def test_by_epochs_too_the_rate_comes_down_step_by_step(small: Path, tmp_path: Path) -> None:
     settings = ("train.schedule=cosine", "train.warmup=0", "train.steps=0", "train.epochs=2", "train.accumulate=1")
-    quietly(small, tmp_path / "run", *settings)
+    train_quietly(small, tmp_path / "run", *settings)
     rates = [record["lr"] for record in of(tmp_path / "run", "train")]
     assert len(rates) > 6
     assert sorted(set(rates), reverse=True) == rates
@@ -465,7 +465,7 @@ def test_the_time_of_validations_is_none_of_training(
 
     monkeypatch.setattr(Stepper, "update", a_second)
     monkeypatch.setattr(Trainer, "validate", an_hour)
-    quietly(small, tmp_path / "run", "train.steps=12", "train.log_every=5", "train.validate_every=3")
+    train_quietly(small, tmp_path / "run", "train.steps=12", "train.log_every=5", "train.validate_every=3")
     lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     five, ten = (line for line in lines if line["event"] == "train")
     assert ten["tokens_per_second"] == pytest.approx((ten["tokens"] - five["tokens"]) / 5, abs=1)
@@ -480,7 +480,7 @@ def tokens_of(folder: Path) -> int:
 
 
 def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -> None:
-    quietly(small, tmp_path / "run", "train.steps=4")
+    train_quietly(small, tmp_path / "run", "train.steps=4")
     again = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6")
     assert "train.steps was 4 and is 6 from here on" in again.err
     assert "from here on" not in call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6").err
@@ -489,13 +489,13 @@ def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -
 def test_a_run_goes_on_from_another_folder(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may be written in another way; where another one is named, the message names that setting alone."""
     monkeypatch.chdir(tmp_path)
-    run = quietly(small, tmp_path / "run", "train.steps=2")
+    run = train_quietly(small, tmp_path / "run", "train.steps=2")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    quietly(Path("../recipe.yaml"), run, "train.steps=4", resume=True)
+    train_quietly(Path("../recipe.yaml"), run, "train.steps=4", resume=True)
     shutil.copy(tmp_path / "train.trg", "train.trg")
     with pytest.raises(UserError) as caught:
-        quietly(small, run, "train.steps=6", resume=True)
+        train_quietly(small, run, "train.steps=6", resume=True)
     new = tmp_path / "other" / "train.trg"
     assert "started with data.train.0.target=" in str(caught.value)
     assert f"cannot continue with {str(new)!r}; " in str(caught.value)
@@ -503,25 +503,25 @@ def test_a_run_goes_on_from_another_folder(small: Path, tmp_path: Path, monkeypa
 
 def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path) -> None:
     """At once, not with the next checkpoint: it may be what fills the disk."""
-    run = quietly(small, tmp_path / "run", "train.steps=4")
+    run = train_quietly(small, tmp_path / "run", "train.steps=4")
     before = files(run / "checkpoints")
     for half in (".step-0000000009.0123456z.dragoman.tmp", "step-0000000009.part"):  # the latter by an earlier version
         (run / "checkpoints" / half).mkdir()
         (run / "checkpoints" / half / "model.safetensors").write_bytes(b"half")
     (run / "checkpoints/best-0000000009.safetensors.part").write_bytes(b"half")
-    quietly(small, run, "train.steps=4", resume=True)
+    train_quietly(small, run, "train.steps=4", resume=True)
     assert files(run / "checkpoints") == before
 
 
 def test_files_of_the_user_stay_among_checkpoints(small: Path, tmp_path: Path) -> None:
     """A copy of a checkpoint is kept, and is not what the run goes on from."""
-    run = quietly(small, tmp_path / "run", "train.steps=4")
+    run = train_quietly(small, tmp_path / "run", "train.steps=4")
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "step-0000000004", checkpoints / "step-0000000004-good")
     (checkpoints / "best.safetensors").write_bytes(b"mine")
     (checkpoints / "film.part").write_bytes(b"mine")
     (checkpoints / "notes").mkdir()
-    quietly(small, run, "train.steps=8", resume=True)
+    train_quietly(small, run, "train.steps=8", resume=True)
     mine = {"step-0000000004-good", "best.safetensors", "film.part", "notes"}
     assert mine <= set(files(checkpoints))
     assert (checkpoints / "best.safetensors").read_bytes() == b"mine"
@@ -536,8 +536,8 @@ def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
     unused = ("train.metric=chrf", "train.validate_lines=0")
     with monkeypatch.context() as before:
         before.setattr(start, "check_scoring", lambda _: None)
-        quietly(small, tmp_path / "run", *unused, "train.steps=4")
-    quietly(small, tmp_path / "run", *unused, "train.steps=6", resume=True)
+        train_quietly(small, tmp_path / "run", *unused, "train.steps=4")
+    train_quietly(small, tmp_path / "run", *unused, "train.steps=6", resume=True)
     assert state(tmp_path / "run")["step"] == 6
 
 
@@ -550,7 +550,7 @@ def test_what_the_model_is(small: Path, tmp_path: Path, call: Call, average: int
 def test_when_validations_get_no_better(small: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
     still = ("train.lr=1e-30", "train.validate_every=1", "train.patience=2", "train.metric=loss")
-    quietly(small, run, *still)
+    train_quietly(small, run, *still)
     assert train_steps(run) == [1, 2, 3]
     assert state(run)["best"][0][1] == 1
     again = call("train", small, "--out", run, "--resume", *still)
@@ -561,7 +561,9 @@ def test_when_validations_get_no_better(small: Path, tmp_path: Path, call: Call)
 def test_an_end_without_a_validation_in_sight(small: Path, tmp_path: Path) -> None:
     """The last step is validated, saved and published, whatever the intervals are."""
     run = tmp_path / "run"
-    quietly(small, run, "train.steps=2", "train.validate_every=1000", "train.save_every=1000", "train.log_every=1000")
+    train_quietly(
+        small, run, "train.steps=2", "train.validate_every=1000", "train.save_every=1000", "train.log_every=1000"
+    )
     assert [record["step"] for record in of(run, "validate")] == [2]
     assert state(run)["step"] == 2
     assert load(run).translate(["ba."])
@@ -569,7 +571,7 @@ def test_an_end_without_a_validation_in_sight(small: Path, tmp_path: Path) -> No
 
 def test_validation_by_loss_alone(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "train.validate_lines=0", "train.validate_every=1", "train.steps=3")
+    train_quietly(small, run, "train.validate_lines=0", "train.validate_every=1", "train.steps=3")
     records = of(run, "validate")
     assert [record["bleu"] for record in records] == [None] * 3
     best = min(records, key=lambda record: record["loss"])
@@ -587,12 +589,12 @@ def test_init_from_begins_with_equal_weights(tmp_path: Path, toy: Toy) -> None:
     tuned = write_recipe(tmp_path / "tune.yaml", train={"steps": 2, "lr": 1e-30}, model={}, tokenizer={"kind": "char"})
     text = tuned.read_text()
     tuned.write_text(text[: text.index("model:")] + text[text.index("tokenizer:") :])
-    quietly(tuned, run, init_from=toy.run)
+    train_quietly(tuned, run, init_from=toy.run)
     assert equal(weights(run), weights(toy.run))
     assert tokenizer_files(run) == tokenizer_files(toy.run)
     assert load(run).recipe.model == load(toy.run).recipe.model
-    quietly(tuned, run, "train.steps=3", resume=True)  # what was taken over need not be said again
-    quietly(tuned, run, "train.steps=4", resume=True, init_from=toy.run)
+    train_quietly(tuned, run, "train.steps=3", resume=True)  # what was taken over need not be said again
+    train_quietly(tuned, run, "train.steps=4", resume=True, init_from=toy.run)
     assert train_steps(run) == []  # every tenth step
     assert state(run)["step"] == 4
 
@@ -604,13 +606,13 @@ def tokenizer_files(run: Path) -> dict[str, bytes]:
 def test_a_tuned_model_still_knows_long_sentences(small: Path, tmp_path: Path, toy: Toy) -> None:
     write_lines(tmp_path / "train.src", ["ba.", "ra."])
     write_lines(tmp_path / "train.trg", ["ak.", "zu."])
-    quietly(small, tmp_path / "run", "train.steps=1", "model.width=64", "model.heads=4", init_from=toy.run)
+    train_quietly(small, tmp_path / "run", "train.steps=1", "model.width=64", "model.heads=4", init_from=toy.run)
     assert load(tmp_path / "run").longest == load(toy.run).longest > 3
 
 
 def test_init_from_wrong_sizes_is_said(small: Path, tmp_path: Path, toy: Toy, call: Call) -> None:
     answer = call("train", small, "--out", tmp_path / "run", "--init-from", toy.run)
-    one_sentence(answer, "--init-from", "decoder.layers.0.", "x 64", "x 16", working=True)
+    assert_user_error(answer, "--init-from", "decoder.layers.0.", "x 64", "x 16", working=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -628,11 +630,11 @@ def test_a_tokenizer_that_init_from_would_ignore_is_refused(
     """Typed by hand, it is a mistake; at a later resume too."""
     run = tmp_path / "run"
     answer = call("train", toy.recipe, "--out", run, "--init-from", toy.run, "train.steps=2", setting)
-    one_sentence(answer, "has no effect: the tokenizer comes from", toy.run, its)
+    assert_user_error(answer, "has no effect: the tokenizer comes from", toy.run, its)
     assert not run.exists()
-    quietly(toy.recipe, run, "train.steps=2", "tokenizer.size=310", "tokenizer.sampling=0.1", init_from=toy.run)
+    train_quietly(toy.recipe, run, "train.steps=2", "tokenizer.size=310", "tokenizer.sampling=0.1", init_from=toy.run)
     again = call("train", toy.recipe, "--out", run, "--resume", "train.steps=3", setting, "tokenizer.sampling=0.1")
-    one_sentence(again, "has no effect: the tokenizer comes from", toy.run)
+    assert_user_error(again, "has no effect: the tokenizer comes from", toy.run)
 
 
 def test_what_init_from_takes_over_is_said_as_it_is(toy: Toy, tmp_path: Path, call: Call) -> None:
@@ -655,31 +657,31 @@ def test_what_init_from_takes_over_is_said_as_it_is(toy: Toy, tmp_path: Path, ca
 
 
 def test_init_from_nothing_is_said(small: Path, tmp_path: Path, call: Call) -> None:
-    one_sentence(call("train", small, "--out", tmp_path / "run", "--init-from", tmp_path / "no"), tmp_path / "no")
-    quietly(small, tmp_path / "run", "train.steps=1")
+    assert_user_error(call("train", small, "--out", tmp_path / "run", "--init-from", tmp_path / "no"), tmp_path / "no")
+    train_quietly(small, tmp_path / "run", "train.steps=1")
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "--init-from", tmp_path / "run")
-    one_sentence(answer, "not started with --init-from")
+    assert_user_error(answer, "not started with --init-from")
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_frozen_parameters_stay(small: Path, tmp_path: Path, ema: float) -> None:
     settings = (f"train.ema={ema}", "train.save_every=1", "data.dev=[]")
     frozen = "train.freeze=[encoder.*, decoder.layers.0.cross.*]"
-    quietly(small, tmp_path / "run", *settings, frozen, "train.steps=1", "train.lr=1e-30")
+    train_quietly(small, tmp_path / "run", *settings, frozen, "train.steps=1", "train.lr=1e-30")
     before = weights(tmp_path / "run")
-    quietly(small, tmp_path / "after", *settings, frozen, "train.steps=3")
+    train_quietly(small, tmp_path / "after", *settings, frozen, "train.steps=3")
     after = weights(tmp_path / "after")
     held = {name for name in before if name.startswith(("encoder.", "decoder.layers.0.cross."))}
     assert held < set(before)
     for name in before:
         assert torch.equal(before[name], after[name]) is (name in held), name
-    quietly(small, tmp_path / "after", *settings, frozen, "train.steps=4", resume=True)
+    train_quietly(small, tmp_path / "after", *settings, frozen, "train.steps=4", resume=True)
 
 
 @pytest.mark.parametrize(("pattern", "culprit"), [("[encodre.*]", "'encodre.*'"), ("['*']", "nothing to train")])
 def test_a_freeze_that_makes_no_sense(small: Path, tmp_path: Path, call: Call, pattern: str, culprit: str) -> None:
     answer = call("train", small, "--out", tmp_path / "run", f"train.freeze={pattern}")
-    one_sentence(answer, "train.freeze", culprit, working=True)
+    assert_user_error(answer, "train.freeze", culprit, working=True)
 
 
 # Small things.
@@ -688,17 +690,17 @@ def test_a_freeze_that_makes_no_sense(small: Path, tmp_path: Path, call: Call, p
 @pytest.mark.parametrize("count", [1, 9])
 def test_very_small_corpora(tmp_path: Path, count: int) -> None:
     """Fewer pairs than a batch, or one."""
-    lines = sentences(count)
+    lines = make_sentences(count)
     write_lines(tmp_path / "train.src", lines)
-    write_lines(tmp_path / "train.trg", map(translated, lines))
+    write_lines(tmp_path / "train.trg", map(translate_toy, lines))
     recipe = write_recipe(tmp_path / "r.yaml", tokenizer={"kind": "char"}, train={"steps": 120, "warmup": 10})
-    run = quietly(recipe, tmp_path / "run", "data.dev=[]", "train.tokens=4096", "train.lr=0.01")
-    assert [one.text for one in load(run).translate(lines)] == [translated(line) for line in lines]
+    run = train_quietly(recipe, tmp_path / "run", "data.dev=[]", "train.tokens=4096", "train.lr=0.01")
+    assert [one.text for one in load(run).translate(lines)] == [translate_toy(line) for line in lines]
 
 
 def test_bf16_is_close_to_float32(small: Path, tmp_path: Path) -> None:
     for precision in ("float32", "bf16"):
-        quietly(small, tmp_path / precision, *PLAIN, "train.steps=8", f"train.precision={precision}")
+        train_quietly(small, tmp_path / precision, *PLAIN, "train.steps=8", f"train.precision={precision}")
     pairs = zip(of(tmp_path / "float32", "train"), of(tmp_path / "bf16", "train"), strict=True)
     losses = [(one["loss"], other["loss"]) for one, other in pairs]
     assert all(one == pytest.approx(other, rel=2e-2) for one, other in losses)
@@ -707,7 +709,7 @@ def test_bf16_is_close_to_float32(small: Path, tmp_path: Path) -> None:
 
 def test_training_in_a_thread(small: Path, tmp_path: Path) -> None:
     """Only the main thread may listen to signals; the others train all the same."""
-    thread = threading.Thread(target=quietly, args=(small, tmp_path / "run", "train.steps=1"))
+    thread = threading.Thread(target=train_quietly, args=(small, tmp_path / "run", "train.steps=1"))
     thread.start()
     thread.join()
     assert load(tmp_path / "run").translate(["ba."])
@@ -748,9 +750,9 @@ def test_curves_for_tensorboard(small: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", killed)
         with pytest.raises(KeyboardInterrupt):
-            quietly(small, run, *settings)
+            train_quietly(small, run, *settings)
     assert train_steps(run) == [1, 2, 3, 4, 5]
-    quietly(small, run, *settings, resume=True)
+    train_quietly(small, run, *settings, resume=True)
     seen = EventAccumulator(str(run / "tensorboard"))
     seen.Reload()
     losses = {event.step: event.value for event in seen.Scalars("train/loss")}
@@ -781,30 +783,30 @@ def resize(disk: Path, size: int) -> None:
 def test_a_full_disk(small: Path, tmp_path: Path, disk: Path, call: Call) -> None:
     """One sentence; what was saved is whole, and with more room the run goes on as if nothing had been."""
     run, more = disk / "run", (*LEVEL, "train.validate_every=0", "train.save_every=2")
-    quietly(small, run, *more, "train.steps=2", "data.dev=[]")
+    train_quietly(small, run, *more, "train.steps=2", "data.dev=[]")
     resize(disk, shutil.disk_usage(disk).used + 80_000)
     answer = call("train", small, "--out", run, *more, "train.steps=6", "data.dev=[]", "--resume")
-    one_sentence(answer, run, "No space left", "--resume", working=True)
+    assert_user_error(answer, run, "No space left", "--resume", working=True)
     assert not list(run.rglob(".*.tmp"))
     assert load(run).translate(["ba."])
     resize(disk, 8_000_000)
     assert call("train", small, "--out", run, *more, "train.steps=6", "data.dev=[]", "--resume").code == 0
-    quietly(small, tmp_path / "whole", *more, "train.steps=6", "data.dev=[]")
-    assert tensors(run) == tensors(tmp_path / "whole")
+    train_quietly(small, tmp_path / "whole", *more, "train.steps=6", "data.dev=[]")
+    assert read_tensor_files(run) == read_tensor_files(tmp_path / "whole")
 
 
 def test_a_full_disk_anywhere(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     run = tmp_path / "run"
-    quietly(small, run, "train.steps=2")
-    before = tensors(run)
+    train_quietly(small, run, "train.steps=2")
+    before = read_tensor_files(run)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     answer = call("train", small, "--out", run, "--resume", "train.steps=4")
-    one_sentence(answer, run, "No space left on device", "--resume", working=True)
-    assert tensors(run) == before
+    assert_user_error(answer, run, "No space left on device", "--resume", working=True)
+    assert read_tensor_files(run) == before
     assert load(run).translate(["ba."])
 
 
@@ -813,14 +815,14 @@ def test_a_place_that_cannot_be_a_run(small: Path, tmp_path: Path, call: Call, p
     (tmp_path / "file").write_text("something")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("something")
-    one_sentence(call("train", small, "--out", tmp_path / place), tmp_path / place.partition("/")[0])
+    assert_user_error(call("train", small, "--out", tmp_path / place), tmp_path / place.partition("/")[0])
     assert (tmp_path / "full" / "thesis.txt").read_text() == (tmp_path / "file").read_text() == "something"
 
 
 def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, call: Call) -> None:
     (tmp_path / "file").write_text("something")
     answer = call("train", small, "--out", tmp_path / "run", f"data.cache={tmp_path / 'file'}")
-    one_sentence(answer, tmp_path / "file", "data.cache", working=True)
+    assert_user_error(answer, tmp_path / "file", "data.cache", working=True)
 
 
 # On a GPU.
@@ -830,12 +832,12 @@ def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, call: Call)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_a_few_steps_on_a_gpu(small: Path, tmp_path: Path, precision: str) -> None:
     settings = ("train.device=cuda", f"train.precision={precision}", "train.steps=30", "model.dropout=0.0")
-    quietly(small, tmp_path / "gpu", *settings)
-    quietly(small, tmp_path / "cpu", "train.device=cpu", "train.steps=30", "model.dropout=0.0")
+    train_quietly(small, tmp_path / "gpu", *settings)
+    train_quietly(small, tmp_path / "cpu", "train.device=cpu", "train.steps=30", "model.dropout=0.0")
     here, there = (of(tmp_path / name, "train") for name in ("gpu", "cpu"))
     rough = 5e-2 if precision == "bf16" else 5e-3
     assert [r["loss"] for r in here] == [pytest.approx(r["loss"], rel=rough) for r in there]
-    lines = sentences(20, seed=3)
+    lines = make_sentences(20, seed=3)
     gpu_found = load(tmp_path / "gpu", device="cuda").translate(lines)
     assert len(gpu_found) == 20
     assert [one.text for one in load(tmp_path / "gpu", device="cuda").translate(lines[::-1])][::-1] == [
@@ -846,8 +848,8 @@ def test_a_few_steps_on_a_gpu(small: Path, tmp_path: Path, precision: str) -> No
 @pytest.mark.gpu
 def test_resume_on_a_gpu(small: Path, tmp_path: Path) -> None:
     settings = ("train.device=cuda", "train.schedule=constant", "train.ema=0.9")
-    quietly(small, tmp_path / "run", *settings, "train.steps=6")
-    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
-    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    train_quietly(small, tmp_path / "whole", *settings, "train.steps=12")
     assert weights(tmp_path / "run").keys() == weights(tmp_path / "whole").keys()
     close(weights(tmp_path / "run"), weights(tmp_path / "whole"))

@@ -19,7 +19,7 @@ from dragoman.run_dir import RunFolder
 from dragoman.training.checkpoint import TrainState
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.validation import Validation
-from toy_run import Call, events, quietly, sentences, translated, write_lines
+from toy_run import Call, make_sentences, read_run_events, train_quietly, translate_toy, write_lines
 
 READ = TypeAdapter(Validation).validate_python  # as part of state.json
 
@@ -60,8 +60,8 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
     """As many lines of each while they last; each has the score that it would have alone, in whatever order."""
     corpora = {}
     for name, count, seed in (("long", 20, 7), ("short", 3, 8)):
-        source = write_lines(tmp_path / f"{name}.src", sentences(count, seed))
-        target = write_lines(tmp_path / f"{name}.trg", map(translated, sentences(count, seed)))
+        source = write_lines(tmp_path / f"{name}.src", make_sentences(count, seed))
+        target = write_lines(tmp_path / f"{name}.trg", map(translate_toy, make_sentences(count, seed)))
         corpora[name] = f"{{source: {source}, target: {target}, tag: '{tag}'}}"
 
     def judged(lines: int, *names: str) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
             f"train.validate_lines={lines}",
         )
         asked = (*asked, f"data.train.tag={tag}") if tag else asked
-        run = quietly(small, tmp_path / "-".join(names), *asked, "train.steps=6", "train.metric=chrf")
-        [event] = [event for event in events(run) if event["event"] == "validate"]
+        run = train_quietly(small, tmp_path / "-".join(names), *asked, "train.steps=6", "train.metric=chrf")
+        [event] = [event for event in read_run_events(run) if event["event"] == "validate"]
         return event
 
     both, other_way = judged(11, "long", "short"), judged(11, "short", "long")
@@ -82,12 +82,12 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
 
 
 def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None:
-    lines = sentences(6, 9)
-    rows = ({"source": line.split(), "target": ["x", translated(line)]} for line in lines)
+    lines = make_sentences(6, 9)
+    rows = ({"source": line.split(), "target": ["x", translate_toy(line)]} for line in lines)
     dev = write_lines(tmp_path / "dev.jsonl", map(json.dumps, rows))
     corpora = [f"data.{split}={{jsonl: {dev}}}" for split in ("train", "dev")]
     answer = call("train", small, "--out", tmp_path / "run", *corpora, "train.steps=6", "train.metric=chrf")
-    [event] = [event for event in events(tmp_path / "run") if event["event"] == "validate"]
+    [event] = [event for event in read_run_events(tmp_path / "run") if event["event"] == "validate"]
     assert event["signature"].startswith("nrefs:2|")
     assert "train: 6 further targets are left out; of several, the first is learned" in answer.err
     assert "dev: 6 further" not in answer.err
@@ -100,9 +100,9 @@ def test_the_first_format_knew_only_bleu() -> None:
 
 @pytest.mark.parametrize("metric", ["wer", "exact", "loss", "auto"])
 def test_the_best_model_is_the_best_by_its_metric(small: Path, tmp_path: Path, metric: str) -> None:
-    run = quietly(small, tmp_path / "run", f"train.metric={metric}", "train.validate_every=3", "train.steps=12")
+    run = train_quietly(small, tmp_path / "run", f"train.metric={metric}", "train.validate_every=3", "train.steps=12")
     name = {"loss": "bleu", "auto": "bleu"}.get(metric, metric)
-    found = {event["step"]: event for event in events(run) if event["event"] == "validate"}
+    found = {event["step"]: event for event in read_run_events(run) if event["event"] == "validate"}
     assert len(found) == 4
     assert all(event[name] is not None and event["signature"] for event in found.values())
 
@@ -142,8 +142,8 @@ def test_while_a_model_has_hardly_learned_the_loss_decides(
 
 def test_auto_is_the_first_of_the_recipes_metrics(small: Path, tmp_path: Path) -> None:
     """It stays so when the run is resumed with others."""
-    run = quietly(small, tmp_path / "run", "data.metrics=[chrf, bleu]", "train.steps=6")
-    quietly(small, run, "data.metrics=[bleu]", "train.steps=12", resume=True)
-    validated = [event for event in events(run) if event["event"] == "validate"]
+    run = train_quietly(small, tmp_path / "run", "data.metrics=[chrf, bleu]", "train.steps=6")
+    train_quietly(small, run, "data.metrics=[bleu]", "train.steps=12", resume=True)
+    validated = [event for event in read_run_events(run) if event["event"] == "validate"]
     assert len(validated) == 2
     assert all("chrf" in event and "bleu" not in event for event in validated)
