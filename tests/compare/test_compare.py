@@ -1,4 +1,4 @@
-"""Comparisons: the same for all, one process each, stopped and gone on with, and a page that holds what came out."""
+"""Tests of `compare`: comparable recipes, one process per run, resuming, measurements and the report page."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from toy_run import SMALL, Call, assert_user_error, read_tensor_files, start_pro
 pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"
 FOLDERS = [RECIPES / name for name in ("lectures", "depth", "lengths")]
-CLOCK = {"seconds", "tokens_per_second", "greedy", "beam", "peak_memory", "train_seconds"}
-CLOCK |= {"greedy_per_second", "beam_per_second"}
+TIMING_KEYS = {"seconds", "tokens_per_second", "greedy", "beam", "peak_memory", "train_seconds"}
+TIMING_KEYS |= {"greedy_per_second", "beam_per_second"}
 MODELS = {
     "attention": {"layers": 1, "width": 16, "heads": 2},
     "bottleneck": {"kind": "rnn", "layers": 1, "width": 16, "attention": "none"},
@@ -37,7 +37,7 @@ MODELS = {
 
 
 def write_recipes(folder: Path, **train: object) -> list[Path]:
-    """A Transformer and a recurrent model on the toy language."""
+    """Write recipes of a Transformer and a recurrent model on the toy language, and a question about them."""
     folder.mkdir(exist_ok=True)
     write_corpus(folder)
     paths = []
@@ -52,29 +52,29 @@ def write_recipes(folder: Path, **train: object) -> list[Path]:
     return paths
 
 
-def timeless(value: Any) -> Any:
-    """A report without what depends on the clock."""
+def remove_timings(value: Any) -> Any:
+    """Return a report without the values that depend on time and memory."""
     if isinstance(value, dict):
-        return {key: timeless(each) for key, each in value.items() if key not in CLOCK}
-    return [timeless(each) for each in value] if isinstance(value, list) else value
+        return {key: remove_timings(each) for key, each in value.items() if key not in TIMING_KEYS}
+    return [remove_timings(each) for each in value] if isinstance(value, list) else value
 
 
-def report(out: Path) -> dict[str, Any]:
+def read_report(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((out / "report.json").read_text())
     return found
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison that ran through; its recipes are beside it."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished comparison. The recipes are in the folder `recipes` beside it."""
     folder = tmp_path_factory.mktemp("compare")
     write_recipes(folder / "recipes")
     run_comparison([folder / "recipes"], out=folder / "out")
     return folder / "out"
 
 
-def test_the_report_has_all_that_was_asked_for(done: Path) -> None:
-    found = report(done)
+def test_report_has_all_measurements(finished: Path) -> None:
+    found = read_report(finished)
     assert found["title"] == "Toys"
     assert [model["name"] for model in found["models"]] == list(MODELS)
     assert found["about"]["budget"] == {"steps": 24}
@@ -89,48 +89,48 @@ def test_the_report_has_all_that_was_asked_for(done: Path) -> None:
 
 
 def measured_columns(numbers: dict[str, Any]) -> list[str]:
-    """All but the scores, which a toy may have none of."""
+    """Return the columns whose numbers are positive even if the toy models score 0."""
     wanted = {"parameters", "tokens_per_second", "greedy_per_second", "beam_per_second", "peak_memory", "flops"}
     assert wanted < numbers.keys()
     return sorted(wanted)
 
 
-def test_runs_are_ordinary_run_folders(done: Path, call: Call) -> None:
-    answer = call("info", done / "runs" / "bottleneck-seed1", "--json")
+def test_runs_are_ordinary_run_folders(finished: Path, call: Call) -> None:
+    answer = call("info", finished / "runs" / "bottleneck-seed1", "--json")
     assert answer.code == 0
     assert json.loads(answer.out)["model"]["attention"] == "none"
 
 
-def test_what_is_done_is_not_done_again(done: Path, call: Call) -> None:
-    before, bytes_before = read_tensor_files(done), (done / "report.json").read_bytes()
-    answer = call("compare", done.parent / "recipes", "--out", done)
+def test_finished_runs_are_not_repeated(finished: Path, call: Call) -> None:
+    before, bytes_before = read_tensor_files(finished), (finished / "report.json").read_bytes()
+    answer = call("compare", finished.parent / "recipes", "--out", finished)
     assert answer.code == 0, answer.err
     assert answer.out.splitlines()[0].split()[:3] == ["model", "BLEU", "dev.src"]
     assert "Who?" in answer.out
-    answer = call("compare", done.parent / "recipes", "--out", done, "--json")
+    answer = call("compare", finished.parent / "recipes", "--out", finished, "--json")
     assert "2 of 2 runs were done before" in answer.err
     assert json.loads(answer.out) == json.loads(bytes_before)
-    assert read_tensor_files(done) == before
-    assert (done / "report.json").read_bytes() == bytes_before
+    assert read_tensor_files(finished) == before
+    assert (finished / "report.json").read_bytes() == bytes_before
 
 
 @pytest.mark.usefixtures("fast_processes")
-def test_a_comparison_that_was_killed_goes_on(done: Path, tmp_path: Path) -> None:
-    """Killed at its first checkpoint, it leaves no process behind, and the same command ends in the same report."""
-    out, recipe = tmp_path / "out", done.parent / "recipes" / "attention.yaml"
+def test_killed_comparison_resumes(finished: Path, tmp_path: Path) -> None:
+    """Killed at its first checkpoint, it leaves no process behind. The same command then gives the same report."""
+    out, recipe = tmp_path / "out", finished.parent / "recipes" / "attention.yaml"
     arguments = ("compare", recipe, "--out", out)
     with start_process(*arguments) as running:
-        wait_for(lambda: any(out.glob("runs/attention-seed1/checkpoints/step-*")))
+        wait_until(lambda: any(out.glob("runs/attention-seed1/checkpoints/step-*")))
         running.kill()
-        running.communicate()  # waits until nobody holds its streams
+        running.communicate()  # wait until all its processes have closed their output
     assert not (out / "report.json").exists()
     kept = {file.name: file.read_bytes() for file in out.glob("runs/*.json")}
     run_comparison([recipe], out=out)
-    assert timeless(report(out)["models"]) == timeless(report(done)["models"][:1])
+    assert remove_timings(read_report(out)["models"]) == remove_timings(read_report(finished)["models"][:1])
     assert all((out / "runs" / name).read_bytes() == held for name, held in kept.items())
 
 
-def wait_for(ready: Any, most: float = 60.0) -> None:
+def wait_until(ready: Any, most: float = 60.0) -> None:
     until = time.monotonic() + most
     while not ready():
         assert time.monotonic() < until
@@ -138,7 +138,7 @@ def wait_for(ready: Any, most: float = 60.0) -> None:
 
 
 @pytest.mark.usefixtures("fast_processes")
-def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, call: Call) -> None:
+def test_failed_run_does_not_stop_the_others(tmp_path: Path, call: Call) -> None:
     write_recipes(tmp_path / "recipes")
     spoilt = tmp_path / "recipes" / "attention.yaml"
     whole = yaml.safe_load(spoilt.read_text())
@@ -147,7 +147,7 @@ def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, call:
     answer = call("compare", tmp_path / "recipes", "--out", tmp_path / "out", "--jobs", 2)
     assert answer.code == 2
     assert answer.err.splitlines()[-1].startswith("dragoman: runs of attention failed")
-    found = report(tmp_path / "out")
+    found = read_report(tmp_path / "out")
     assert "not finite" in found["models"][0]["failures"][0]["why"]
     assert found["models"][1]["numbers"]["parameters"]
     assert "not finite" in (tmp_path / "out" / "report.html").read_text()
@@ -167,7 +167,7 @@ def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, call:
         ("data", "test", {"tsv": "nowhere.tsv"}, ("bottleneck.yaml", "nowhere.tsv")),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_recipes_that_cannot_be_compared_are_refused(
     tmp_path: Path, call: Call, section: str, key: str, value: object, culprits: tuple[str, ...]
 ) -> None:
     paths = write_recipes(tmp_path / "recipes")
@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_one_budget_on_the_command_line_serves_all(tmp_path: Path) -> None:
+def test_overrides_apply_to_all_recipes(tmp_path: Path) -> None:
     paths = write_recipes(tmp_path / "recipes")
     paths[1].write_text(paths[1].read_text().replace("steps: 24", "steps: 7"))
     runs = plan_runs(paths, tmp_path / "out", ["train.steps=9"], 2)
@@ -186,24 +186,27 @@ def test_one_budget_on_the_command_line_serves_all(tmp_path: Path) -> None:
     assert [(run.name, run.seed) for run in runs] == [(name, seed) for seed in (1, 2) for name in MODELS]
 
 
-def test_results_of_other_settings_are_refused(done: Path, call: Call) -> None:
-    answer = call("compare", done.parent / "recipes", "--out", done, "train.lr=0.1")
+def test_runs_with_other_settings_are_refused(finished: Path, call: Call) -> None:
+    answer = call("compare", finished.parent / "recipes", "--out", finished, "train.lr=0.1")
     assert_user_error(answer, "attention-seed1", "train.lr=0.004", "0.1", "--out")
 
 
-def test_a_report_does_not_take_the_place_of_a_larger_one(done: Path, call: Call) -> None:
-    before, (first, *others) = (done / "report.json").read_bytes(), MODELS
-    answer = call("compare", done.parent / "recipes" / f"{first}.yaml", "--out", done)
+def test_report_does_not_replace_one_of_more_recipes(finished: Path, call: Call) -> None:
+    before, (first, *others) = (finished / "report.json").read_bytes(), MODELS
+    answer = call("compare", finished.parent / "recipes" / f"{first}.yaml", "--out", finished)
     assert_user_error(answer, "contains runs of other recipes", *others, "choose another --out")
-    assert (done / "report.json").read_bytes() == before
+    assert (finished / "report.json").read_bytes() == before
 
 
-def test_settings_that_change_no_result_may_differ(done: Path, call: Call) -> None:
-    assert call("compare", done.parent / "recipes", "--out", done, "train.log_every=2", "train.threads=2").code == 0
+def test_settings_without_effect_on_results_may_change(finished: Path, call: Call) -> None:
+    assert (
+        call("compare", finished.parent / "recipes", "--out", finished, "train.log_every=2", "train.threads=2").code
+        == 0
+    )
 
 
-def test_measurements_of_another_version_are_made_again(done: Path, tmp_path: Path) -> None:
-    [run, *_] = plan_runs([done.parent / "recipes"], done, [], 1)
+def test_measurements_of_another_version_are_ignored(finished: Path, tmp_path: Path) -> None:
+    [run, *_] = plan_runs([finished.parent / "recipes"], finished, [], 1)
     assert read_measurements(run) is not None
     copy = run._replace(folder=tmp_path / "runs" / "x-seed1")
     copy.folder.parent.mkdir()
@@ -222,7 +225,7 @@ def test_measurements_of_another_version_are_made_again(done: Path, tmp_path: Pa
         ({"figure": "setting", "x": "model.kind", "lines": "model.width"}, ("model.kind", "not a number")),
     ],
 )
-def test_what_cannot_be_asked_is_said_before_the_runs(
+def test_invalid_questions_are_refused_before_the_runs(
     tmp_path: Path, call: Call, question: dict[str, object], culprits: tuple[str, ...]
 ) -> None:
     write_recipes(tmp_path / "recipes")
@@ -232,14 +235,14 @@ def test_what_cannot_be_asked_is_said_before_the_runs(
     assert not (tmp_path / "out").exists()
 
 
-def test_only_models_of_one_task_are_compared(tmp_path: Path, call: Call) -> None:
+def test_models_of_different_tasks_are_refused(tmp_path: Path, call: Call) -> None:
     paths = write_recipes(tmp_path / "recipes")
     whole = yaml.safe_load(paths[1].read_text())
     paths[1].write_text(yaml.safe_dump({**whole, "model": {"kind": "lm", "layers": 1}}))
     assert_user_error(call("compare", *paths, "--out", tmp_path / "out"), "model.kind", "translate", "generate")
 
 
-def test_without_anything_to_evaluate_on_there_is_no_comparison(tmp_path: Path, call: Call) -> None:
+def test_recipes_without_test_data_are_refused(tmp_path: Path, call: Call) -> None:
     write_recipes(tmp_path / "recipes")
     nothing = ("data.test=[]", "data.dev=[]")
     assert_user_error(
@@ -247,7 +250,7 @@ def test_without_anything_to_evaluate_on_there_is_no_comparison(tmp_path: Path, 
     )
 
 
-def test_recipes_that_are_not_there(tmp_path: Path, call: Call) -> None:
+def test_missing_and_duplicate_recipes_are_refused(tmp_path: Path, call: Call) -> None:
     (tmp_path / "empty").mkdir()
     assert_user_error(call("compare", tmp_path / "empty", "--out", tmp_path / "out"), "no recipe", "empty")
     assert_user_error(call("compare", tmp_path / "none.yaml", "--out", tmp_path / "out"), "none.yaml")
@@ -260,8 +263,8 @@ def test_recipes_that_are_not_there(tmp_path: Path, call: Call) -> None:
 # The page
 
 
-class Whole(HTMLParser):
-    """Every tag that is opened is closed, in order."""
+class TagChecker(HTMLParser):
+    """Check that tags are closed in order, and collect references to other resources."""
 
     VOID = ("meta", "br", "input", "link", "img")
 
@@ -284,21 +287,21 @@ class Whole(HTMLParser):
 
 @pytest.mark.parametrize("models", [1, 3, 20])
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_the_page_is_whole_and_stands_alone(models: int, seeds: int) -> None:
+def test_page_is_valid_and_self_contained(models: int, seeds: int) -> None:
     text = render_comparison(report_of(models=models, seeds=seeds))
-    parser = Whole()
+    parser = TagChecker()
     parser.feed(text)
     parser.close()
     assert parser.open == parser.references == []
     assert not any(mark in text for mark in ("http:", "https:", "url(", "@import", "fetch("))
-    assert text.count("<svg") == (5 if models <= 6 else 10)  # five figures; of many models one for each family
+    assert text.count("<svg") == (5 if models <= 6 else 10)  # five figures; for many models, one chart per family
     assert ("Grey: the models of the other families" in text) == (models > 6)
     assert ("bands reach from the lowest seed" in text) == (seeds > 1)
     for number in range(models):
         assert f"model-{number}</th>" in text
 
 
-def test_the_page_shows_what_the_report_says() -> None:
+def test_page_shows_means_and_ranges() -> None:
     made = report_of(models=2, seeds=3)
     made["questions"] = [
         answer_question(question, made) for question in read_questions([RECIPES / "nowhere"]).questions
@@ -310,7 +313,7 @@ def test_the_page_shows_what_the_report_says() -> None:
     assert "1,024 MiB" in text
 
 
-def test_three_families_share_one_chart_in_three_colours() -> None:
+def test_few_models_share_one_chart() -> None:
     made = report_of(models=3, seeds=1)
     for number, model in enumerate(made["models"]):
         model["family"] = f"family {number}"
@@ -320,7 +323,7 @@ def test_three_families_share_one_chart_in_three_colours() -> None:
     assert 'class="behind"' not in curves
 
 
-def test_the_footer_has_words_and_no_folders() -> None:
+def test_footer_describes_the_data_without_folders() -> None:
     made = report_of(models=1, seeds=1)
     corpus = {"source": "/home/someone/train.en", "target": "/home/someone/<train>.de"}
     made["about"]["data"] = {"train": [corpus], "dev": [{"phrasebook": 500}], "max_length": 14, "metrics": ["bleu"]}
@@ -330,7 +333,7 @@ def test_the_footer_has_words_and_no_folders() -> None:
     assert "{" not in text.split("</table>")[-1].split("<script>")[0]
 
 
-def test_memory_is_called_what_it_is() -> None:
+def test_memory_heading_depends_on_the_device() -> None:
     made = report_of(models=1, seeds=1)
     assert ">peak memory of the process</th>" in render_comparison(made)
     made["about"]["devices"] = ["cuda"]
@@ -338,7 +341,7 @@ def test_memory_is_called_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "family_of_it", "missing"),
+    ("model", "family", "missing"),
     [
         ({"position": "none"}, "Transformer, ablated", ["positions"]),
         ({"norm": "none", "residual": False}, "Transformer, ablated", ["normalisation", "residual connections"]),
@@ -347,10 +350,10 @@ def test_memory_is_called_what_it_is() -> None:
         ({"kind": "rnn", "attention": "none"}, "recurrent, one vector", []),
     ],
 )
-def test_a_family_is_named_after_what_the_model_is(
-    tmp_path: Path, model: dict[str, object], family_of_it: str, missing: list[str]
+def test_family_and_missing_parts_of_a_model(
+    tmp_path: Path, model: dict[str, object], family: str, missing: list[str]
 ) -> None:
-    """And a Transformer without some part names the part."""
+    """An ablated Transformer lists the parts that it lacks."""
     [path, _] = write_recipes(tmp_path)
     whole = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**whole, "model": {"layers": 1, "width": 16} | model}))
@@ -358,7 +361,7 @@ def test_a_family_is_named_after_what_the_model_is(
     measured = measurements_of(20.0)
     found = summarise([run], {run.folder: measured}, {}, jobs=1) | {"title": "t", "questions": []}
     [told] = found["models"]
-    assert (told["family"], told["missing"]) == (family_of_it, missing)
+    assert (told["family"], told["missing"]) == (family, missing)
     assert (f"Transformer without {', '.join(missing)}</td>" in render_comparison(found)) == bool(missing)
 
 
@@ -368,17 +371,20 @@ def test_a_family_is_named_after_what_the_model_is(
         ({}, False),
         ({"tokens_per_second": 170.0, "steps": 25, "tokens": 2500, "flops": 2.5e10}, False),  # 18 % slower
         ({"tokens_per_second": 130.0, "steps": 20, "tokens": 2000, "flops": 2.02e10}, True),
-        ({"tokens_per_second": 130.0, "steps": 20, "tokens": 2000, "flops": 4e10}, False),  # it costs twice as much
-        ({"tokens_per_second": 130.0}, False),  # it made the same steps nevertheless
+        (
+            {"tokens_per_second": 130.0, "steps": 20, "tokens": 2000, "flops": 4e10},
+            False,
+        ),  # costs twice as much per token
+        ({"tokens_per_second": 130.0}, False),  # made as many steps nevertheless
         ({"tokens_per_second": None, "steps": 0, "tokens": 0, "flops": 0.0}, False),
-        ({"tokens_per_second": None, "steps": 20}, False),  # it logged no speed: the mean of 200 tokens/s counts
+        ({"tokens_per_second": None, "steps": 20}, False),  # logged no speed: the mean of 200 tokens/s is used
     ],
 )
 @pytest.mark.parametrize("budget", ["minutes", "steps"])
-def test_a_budget_in_minutes_that_was_unfair_is_said(
+def test_unfair_budget_in_minutes_is_reported(
     tmp_path: Path, changes: dict[str, Any], unfair: bool, budget: str
 ) -> None:
-    """Runs that cost the same per token are compared; a budget in steps is the same for all, however slow."""
+    """Runs with equally many FLOPs per token are compared. A budget in steps is always fair."""
     runs = plan_runs(write_recipes(tmp_path), tmp_path / "out", [f"train.{budget}=1"], 1)
     measurements = {run.folder: measurements_of(20.0) for run in runs}
     measurements[runs[1].folder]["training"] |= changes
@@ -390,19 +396,21 @@ def test_a_budget_in_minutes_that_was_unfair_is_said(
         assert warning in render_comparison(whole)
 
 
-def test_the_warning_comes_on_standard_error(done: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.compare.report.summarise", lambda *_, **__: {**report(done), "warnings": ["Unfair!"]})
-    monkeypatch.setattr("dragoman.compare.report.write_text", lambda *_: None)  # others read what lies there
-    answer = call("compare", done.parent / "recipes", "--out", done)
+def test_warnings_go_to_stderr(finished: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "dragoman.compare.report.summarise", lambda *_, **__: {**read_report(finished), "warnings": ["Unfair!"]}
+    )
+    monkeypatch.setattr("dragoman.compare.report.write_text", lambda *_: None)  # other tests read the files
+    answer = call("compare", finished.parent / "recipes", "--out", finished)
     assert "Unfair!" in answer.err
     assert "Unfair!" not in answer.out
 
 
-def test_the_page_of_a_real_comparison(done: Path) -> None:
-    text = (done / "report.html").read_text()
-    Whole().feed(text)
+def test_the_page_of_a_real_comparison(finished: Path) -> None:
+    text = (finished / "report.html").read_text()
+    TagChecker().feed(text)
     assert "Who?" in text
-    assert report(done)["questions"][0]["answer"].replace("&", "&amp;") in text
+    assert read_report(finished)["questions"][0]["answer"].replace("&", "&amp;") in text
     for svg in text.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
 
@@ -410,7 +418,7 @@ def test_the_page_of_a_real_comparison(done: Path) -> None:
 # Measuring
 
 
-def test_every_line_falls_into_one_bin() -> None:
+def test_every_line_is_in_one_length_bin() -> None:
     pairs = [Pair("w " * count, "a b") for count in range(1, 100)]
     rows = measure_lengths(pairs, ["a b"] * 99, "exact")
     assert sum(row["lines"] for row in rows) == 99
@@ -418,8 +426,8 @@ def test_every_line_falls_into_one_bin() -> None:
     assert [row["low"] for row in rows] == [low for low, _ in LENGTH_BINS]
 
 
-def test_grammar_by_distance_counts_every_phenomenon() -> None:
-    """A perfect translation has all right at every distance, an empty one none."""
+def test_every_phenomenon_is_in_one_distance_bin() -> None:
+    """The references have all phenomena right at every distance, empty translations none."""
     phrases = list(generate_phrases("test", 60))
     right = measure_distances(phrases, [phrase.target for phrase in phrases])
     wrong = measure_distances(phrases, [""] * 60)
@@ -430,39 +438,39 @@ def test_grammar_by_distance_counts_every_phenomenon() -> None:
 
 
 @pytest.mark.parametrize("write", [lm_recipe, classifier_recipe], ids=["lm", "classifier"])
-def test_other_tasks_are_measured_by_their_own_scores(tmp_path: Path, write: Any) -> None:
+def test_language_models_and_classifiers_are_measured(tmp_path: Path, write: Any) -> None:
     """Language models and classifiers have no lengths and no gradients in their reports, but all the rest."""
     [run] = plan_runs([write(tmp_path, steps=4, validate_every=2)], tmp_path / "out", [], 1)
     train(run.recipe, out=run.folder, report=Report(quiet=True))
     measured = measure_run(run.folder, device="cpu")
     [name] = measured["tests"]
-    assert "/" not in name  # a folder of this machine is no business of the report's readers
+    assert "/" not in name  # without folders, which mean nothing to readers
     metric = choose_metrics(run.recipe)[0]
     assert measured["tests"][name]["scores"][metric] >= 0
     whole = summarise([run], {run.folder: measured}, {}, jobs=1) | {"title": "t", "questions": []}
     assert whole["models"][0]["numbers"][f"{metric} {name}"] is not None
     text = render_comparison(whole)
-    Whole().feed(text)
+    TagChecker().feed(text)
     assert "Learning curves" in text
     assert "Quality by length" not in text
 
 
-# The recipes that come with the house
+# The recipes of this repository
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_recipes_of_a_folder_agree(folder: Path, tmp_path: Path) -> None:
-    """On data and budget, which `compare` asks for, and on all else that is no matter of the model."""
+def test_recipes_of_a_folder_differ_only_in_the_model(folder: Path, tmp_path: Path) -> None:
+    """`compare` checks data and budget; tokenizer, search and training must be equal too."""
     runs = plan_runs([folder], tmp_path, [], 1)
     assert len(runs) == len(find_recipes([folder]))
     check_questions(read_questions([folder]), runs)
     assert len({(run.recipe.tokenizer, run.recipe.search) for run in runs}) == 1
-    own = {"lr", "warmup"}  # a model may need its own
+    own = {"lr", "warmup"}  # may depend on the model
     assert len({run.recipe.train.model_dump_json(exclude=own) for run in runs}) == 1
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_questions_are_about_recipes_that_are_there(folder: Path) -> None:
+def test_questions_are_about_existing_recipes(folder: Path) -> None:
     names = [path.stem for path in find_recipes([folder])]
     made = report_of(models=len(names), seeds=1)
     for model, name in zip(made["models"], names, strict=True):
@@ -471,7 +479,7 @@ def test_questions_are_about_recipes_that_are_there(folder: Path) -> None:
         assert "No answer" not in answer_question(question, made)["answer"]
 
 
-def test_more_than_one_recipe_of_the_road(tmp_path: Path) -> None:
+def test_folders_with_different_data_cannot_be_compared(tmp_path: Path) -> None:
     assert len(plan_runs([RECIPES / "lectures"], tmp_path, [], 1)) >= 20
     with pytest.raises(UserError, match=r"data\.max_length"):
         plan_runs([RECIPES / "lectures", RECIPES / "lengths"], tmp_path, [], 1)

@@ -1,4 +1,4 @@
-"""Alignment error rate against counts by hand; links as text are read, written and checked."""
+"""Tests of alignment error rate and of the Pharaoh format."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dragoman.errors import UserError
 from dragoman.metrics.alignment import check_links, format_links, parse_links, score_alignments
 
 
-def test_by_hand() -> None:
-    """Of four links, three are possible and two of these sure; of three sure ones, two are found."""
+def test_scores_of_a_small_example() -> None:
+    """Of four predicted links, three are possible and two of these sure. There are three sure gold links."""
     gold = [parse_links("0-0 1-1 2?2", "gold"), parse_links("0-1", "gold")]
     score = score_alignments([[(0, 0), (1, 1), (2, 2)], [(0, 0)]], gold)
     assert score.precision == pytest.approx(75.0)
@@ -18,14 +18,14 @@ def test_by_hand() -> None:
     assert score.links == 4
 
 
-def test_perfect_and_empty() -> None:
+def test_perfect_and_empty_alignments() -> None:
     gold = [parse_links("0-0 1?1", "gold")]
     assert score_alignments([[(0, 0)]], gold).aer == 0.0
     assert score_alignments([[]], gold).aer == 100.0
     assert score_alignments([], []).aer == 0.0
 
 
-def test_text() -> None:
+def test_pharaoh_format() -> None:
     gold = parse_links("0-0 1?2 3p1", "gold.txt, line 1")
     assert gold.sure == {(0, 0)}
     assert gold.possible == {(0, 0), (1, 2), (3, 1)}
@@ -34,7 +34,7 @@ def test_text() -> None:
         parse_links("0-0 1:2", "gold.txt, line 2")
 
 
-def test_links_out_of_range() -> None:
+def test_links_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match=r"line 3: the link 2-0 is out of range; the source has 2 words"):
         check_links({(0, 0), (2, 0)}, ["a", "b"], ["c"], "gold, line 3")
     with pytest.raises(UserError, match=r"the link 1-1 .*the target has 1 words"):

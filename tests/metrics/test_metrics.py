@@ -1,4 +1,4 @@
-"""The metrics are those of the field's libraries, to the last digit, and refuse what cannot be scored."""
+"""Tests of metrics: equal to sacreBLEU, jiwer and rouge-score, with checks of the input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from toy_run import Call, read_run_events, train_quietly
 HYPOTHESES = ["The cat sat on the mat.", "Dogs bark at the moon, loudly!", "It is raining in Berlin today."]
 REFERENCE = ["The cat is sitting on the mat.", "Dogs bark loudly at the moon.", "Today it is raining in Berlin."]
 SECOND = ["A cat sat on a mat.", "The dogs bark at the moon, loudly!", "It rains in Berlin today."]
-DIRECT = {
+SACREBLEU_SCORES = {
     "bleu": lambda h, r: sacrebleu.corpus_bleu(h, r).score,
     "chrf": lambda h, r: sacrebleu.corpus_chrf(h, r).score,
     "ter": lambda h, r: sacrebleu.corpus_ter(h, r).score,
@@ -43,18 +43,18 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("references", [[REFERENCE], [REFERENCE, SECOND]], ids=["one", "two"])
-@pytest.mark.parametrize("name", DIRECT)
-def test_a_metric_equals_sacrebleu_and_carries_its_signature(name: str, references: list[list[str]]) -> None:
+@pytest.mark.parametrize("name", SACREBLEU_SCORES)
+def test_score_and_signature_equal_sacrebleu(name: str, references: list[list[str]]) -> None:
     score = METRICS[name](HYPOTHESES, references)
-    assert score.value == DIRECT[name](HYPOTHESES, references)
+    assert score.value == SACREBLEU_SCORES[name](HYPOTHESES, references)
     assert 0 < score.value < 100
     assert score.signature == SIGNATURES[name].format(n=len(references))
     assert score.name == name
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_perfect_system(name: str) -> None:
-    """Nothing is better than to equal one of the references, and nothing of them is as bad as it gets."""
+def test_perfect_and_worst_scores(name: str) -> None:
+    """Lines that equal one of the references have the best score, lines without a common word the worst."""
     metric, mixed = METRICS[name], [REFERENCE[0], *SECOND[1:]]
     best, middling, worst = (metric(lines, [REFERENCE, SECOND]).value for lines in (mixed, HYPOTHESES, ["x"] * 3))
     assert best == pytest.approx(100 if metric.higher_is_better else 0)
@@ -63,13 +63,13 @@ def test_a_perfect_system(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_the_order_of_lines_and_of_references_is_nothing(name: str) -> None:
+def test_order_of_lines_and_references_does_not_matter(name: str) -> None:
     one = METRICS[name](HYPOTHESES, [REFERENCE, SECOND])
     assert METRICS[name](HYPOTHESES[::-1], [SECOND[::-1], REFERENCE[::-1]]).value == pytest.approx(one.value)
 
 
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.best_reference])
-def test_a_further_reference_never_makes_it_worse(name: str) -> None:
+def test_further_reference_never_makes_a_score_worse(name: str) -> None:
     metric = METRICS[name]
     alone, both = (metric(HYPOTHESES, references).value for references in ([REFERENCE], [REFERENCE, SECOND]))
     assert metric.goodness(both) >= metric.goodness(alone)
@@ -80,16 +80,24 @@ TEXTS = st.lists(st.tuples(WORDS, WORDS.filter(bool)).map(lambda pair: tuple(map
 
 
 @cache
-def edits(one: str, other: str) -> int:
-    """The distance by its definition: every way to spend the next edit."""
+def count_edits(one: str, other: str) -> int:
+    """Return the edit distance by its recursive definition."""
     if not one or not other:
         return len(one) + len(other)
-    return min(edits(one[1:], other[1:]) + (one[0] != other[0]), edits(one[1:], other) + 1, edits(one, other[1:]) + 1)
+    return min(
+        count_edits(one[1:], other[1:]) + (one[0] != other[0]),
+        count_edits(one[1:], other) + 1,
+        count_edits(one, other[1:]) + 1,
+    )
 
 
 @given(WORDS, WORDS)
-def test_the_distance_is_the_fewest_edits(one: list[str], other: list[str]) -> None:
-    assert compute_edit_distance(one, other) == compute_edit_distance(other, one) == edits("".join(one), "".join(other))
+def test_edit_distance_is_the_minimum(one: list[str], other: list[str]) -> None:
+    assert (
+        compute_edit_distance(one, other)
+        == compute_edit_distance(other, one)
+        == count_edits("".join(one), "".join(other))
+    )
 
 
 @given(TEXTS)
@@ -106,7 +114,7 @@ def test_error_rates_are_per_word_of_the_nearest_reference() -> None:
 
 
 @given(TEXTS)
-def test_every_line_is_right_or_wrong(lines: list[tuple[str, str]]) -> None:
+def test_exact_and_line_error_rate_add_up_to_100(lines: list[tuple[str, str]]) -> None:
     found, wanted = [f" {line}  " for line, _ in lines], [line for _, line in lines]
     right = sum(line == reference for line, reference in lines)
     exact, accuracy, wrong = compute_metrics(found, [wanted], ["exact", "accuracy", "wrong"])
@@ -115,15 +123,15 @@ def test_every_line_is_right_or_wrong(lines: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL"])
-def test_rouge_is_the_mean_of_the_best_f1_of_every_line(name: str) -> None:
+def test_rouge_is_the_mean_of_the_best_f1_of_each_line(name: str) -> None:
     scorer = RougeScorer([name], use_stemmer=True)
     rows = zip(HYPOTHESES, REFERENCE, SECOND, strict=True)
     best = [max(scorer.score(reference, line)[name].fmeasure for reference in two) for line, *two in rows]
     assert METRICS[name](HYPOTHESES, [REFERENCE, SECOND]).value == pytest.approx(100 * sum(best) / 3)
 
 
-def test_rouge_by_hand() -> None:
-    """Of "cats sat on mats" and "the cat sat": cat and sat are common, and "cat sat" is the one common pair."""
+def test_rouge_of_a_small_example() -> None:
+    """The stemmed words "cat" and "sat" and the pair "cat sat" are common."""
     values = [s.value for s in compute_metrics(["cats sat on mats"], [["the cat sat"]], ["rouge1", "rouge2", "rougeL"])]
     assert values == pytest.approx([100 * 4 / 7, 100 * 2 / 5, 100 * 4 / 7])
 
@@ -145,7 +153,7 @@ def test_the_metric_of_the_best_checkpoint() -> None:
         choose_checkpoint_metric("bleu", "classify")
 
 
-def test_evaluate_gives_what_was_asked_for_in_that_order() -> None:
+def test_scores_are_in_the_order_of_the_names() -> None:
     assert [s.name for s in compute_metrics(HYPOTHESES, [REFERENCE])] == ["bleu", "chrf", "ter"]
     assert compute_metrics(HYPOTHESES, [REFERENCE], ["ter", "bleu"]) == [
         METRICS["ter"](HYPOTHESES, [REFERENCE]),
@@ -156,7 +164,7 @@ def test_evaluate_gives_what_was_asked_for_in_that_order() -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_lines_must_belong_together(name: str) -> None:
+def test_references_must_match_the_hypotheses(name: str) -> None:
     with pytest.raises(UserError, match="reference 2 of 2 has 1 line, but there are 3 hypotheses"):
         METRICS[name](HYPOTHESES, [REFERENCE, SECOND[:1]])
     with pytest.raises(UserError, match="reference 1 of 1 has 4 lines, but there are 3 hypotheses"):
@@ -176,7 +184,7 @@ def test_subword_text_is_refused(name: str, line: str) -> None:
         METRICS[name]([line], [[line]])
 
 
-def test_plain_text_that_mentions_a_mark_is_scored() -> None:
+def test_plain_text_with_a_subword_marker_is_scored() -> None:
     about = (
         "In subword text a mark such as ▁ or the older @@ says where one word ends and where the next begins, no more."
     )
@@ -184,13 +192,13 @@ def test_plain_text_that_mentions_a_mark_is_scored() -> None:
     assert METRICS["bleu"](lines, [lines]).value == pytest.approx(100)
 
 
-def test_empty_lines_are_scored_as_such() -> None:
+def test_empty_lines_are_scored() -> None:
     bleu, ter = compute_metrics(["", ""], [REFERENCE[:2]], ["bleu", "ter"])
     assert (bleu.value, ter.value) == (0, 100)
 
 
-def test_the_earlier_name_of_the_line_error_rate_still_works(small: Path, tmp_path: Path, call: Call) -> None:
-    """In recipes, on the command line and in records; what is written has today's name."""
+def test_old_name_of_line_error_rate_works(small: Path, tmp_path: Path, call: Call) -> None:
+    """It works in recipes, on the command line and in old files. New files have the new name."""
     assert METRICS["line_error_rate"].title == "line error rate"
     assert [score.name for score in compute_metrics(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
     assert choose_checkpoint_metric("wrong", "classify") is METRICS["line_error_rate"]
@@ -201,7 +209,7 @@ def test_the_earlier_name_of_the_line_error_rate_still_works(small: Path, tmp_pa
     assert "line_error_rate" in json.loads(call("evaluate", run, *files, "--metric", "wrong", "--json").out)
 
 
-def test_a_run_that_went_by_the_earlier_name_is_read_and_resumed(small: Path, tmp_path: Path) -> None:
+def test_run_with_the_old_metric_name_resumes(small: Path, tmp_path: Path) -> None:
     given = ("train.metric=line_error_rate", "train.validate_every=2")
     run = train_quietly(small, tmp_path / "run", "train.steps=4", *given)
     [state] = run.glob("checkpoints/*/state.json")
@@ -214,10 +222,10 @@ def test_a_run_that_went_by_the_earlier_name_is_read_and_resumed(small: Path, tm
 
 
 @pytest.mark.parametrize(("kind", "noted"), [("space", True), ("char", False)])
-def test_wer_of_phones_is_remarked_on(
+def test_wer_of_phones_is_explained(
     small: Path, tmp_path: Path, call: Call, kind: str, noted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line of phones is a word: `wer` counts its phones, and the field's word error rate is `line_error_rate`."""
+    """If a line is a word and its tokens are phones, the usual word error rate is `line_error_rate`, not `wer`."""
     settings = ["tokenizer.joint=false", f"tokenizer.target_kind={kind}", "data.metrics=[wer]", "train.steps=2"]
     train(small, out=tmp_path / "run", overrides=settings)
     assert ("the word error rate is line_error_rate" in capsys.readouterr().err) is noted

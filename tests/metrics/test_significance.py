@@ -1,4 +1,4 @@
-"""Intervals and tests of differences: those of sacreBLEU, quicker, and true to what they claim."""
+"""Tests of confidence intervals and significance tests: equal to those of sacreBLEU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as trying
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
@@ -30,23 +30,23 @@ NAMES = ("bleu", "chrf", "ter")
 REFERENCE = [translate_toy(line) for line in make_sentences(120, seed=3, longest=9)]
 
 
-def spoilt(share: float, seed: int) -> list[str]:
-    """The reference with so many of its words changed."""
+def corrupt(fraction: float, seed: int) -> list[str]:
+    """Return the reference with this fraction of the words replaced at random."""
     random = Random(seed)
     words = sorted({word for line in REFERENCE for word in line.split()})
     return [
-        " ".join(random.choice(words) if random.random() < share else word for word in line.split())
+        " ".join(random.choice(words) if random.random() < fraction else word for word in line.split())
         for line in REFERENCE
     ]
 
 
-def counted(lines: list[str], names: tuple[str, ...] = NAMES, times: int = 1) -> Counts:
+def count_metrics(lines: list[str], names: tuple[str, ...] = NAMES, times: int = 1) -> Counts:
     return {name: METRICS[name].check_and_count(lines * times, [REFERENCE * times]) for name in names}
 
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[Counts, Counts]:
-    return counted(spoilt(0.3, 1)), counted(spoilt(0.3, 4))
+    return count_metrics(corrupt(0.3, 1)), count_metrics(corrupt(0.3, 4))
 
 
 LINES = st.lists(st.text("ab c.", max_size=12), min_size=3, max_size=3)
@@ -54,9 +54,9 @@ LINES = st.lists(st.text("ab c.", max_size=12), min_size=3, max_size=3)
 
 @pytest.mark.parametrize("name", METRICS)
 @given(found=LINES, wanted=LINES)
-@trying(max_examples=60)
-def test_scores_of_sums_are_the_scores(name: str, found: list[str], wanted: list[str]) -> None:
-    """What a metric says of lines is a function of the sums of what it counts in each; the fast twin says the same."""
+@hypothesis_settings(max_examples=60)
+def test_scores_are_functions_of_summed_counts(name: str, found: list[str], wanted: list[str]) -> None:
+    """`compute_scores` on summed counts gives the score of all lines, and on single counts that of each line."""
     metric = METRICS[name]
     whole = metric.check_and_count(found, [wanted])
     alone = [metric.check_and_count([line], [[right]]) for line, right in zip(found, wanted, strict=True)]
@@ -66,8 +66,8 @@ def test_scores_of_sums_are_the_scores(name: str, found: list[str], wanted: list
 
 
 @given(found=LINES, wanted=LINES)
-def test_parts_of_bleu_are_those_of_sacrebleu(found: list[str], wanted: list[str]) -> None:
-    """Whatever is missing: lines, words or matches."""
+def test_components_of_bleu_equal_sacrebleu(found: list[str], wanted: list[str]) -> None:
+    """Also for empty lines and without any match."""
     metric = METRICS["bleu"]
     assert metric.decompose is not None
     parts = metric.decompose(metric.check_and_count(found, [wanted]).line_NK.sum(0))
@@ -77,17 +77,19 @@ def test_parts_of_bleu_are_those_of_sacrebleu(found: list[str], wanted: list[str
     assert (parts["hypothesis_length"], parts["reference_length"]) == (right.sys_len, right.ref_len)
 
 
-def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
-    """The bootstrap to the last digit, for the draws are the same; randomisation within the error of its coins.
+def test_p_values_equal_sacrebleu(pair: tuple[Counts, Counts]) -> None:
+    """The bootstrap is exactly equal, since the samples are the same; randomisation is equal within sampling error.
 
-    sacreBLEU leaves out trials that equal the real difference. TER counts whole edits, so that there are many of them.
+    sacreBLEU does not count trials that equal the observed difference. TER counts edits, so such ties are frequent.
     """
     first, second = pair
     found = compare_with_first(first, second, bootstrap_scores(first), bootstrap_scores(second))
-    systems: list[tuple[str, Sequence[str]]] = [("first", spoilt(0.3, 1)), ("second", spoilt(0.3, 4))]
-    theirs = {name: metric(references=[REFERENCE]) for name, metric in (("bleu", BLEU), ("chrf", CHRF), ("ter", TER))}
-    _, bootstrap = PairedTest(systems, theirs, None, test_type="bs")()
-    _, randomisation = PairedTest(systems, theirs, None, test_type="ar")()
+    systems: list[tuple[str, Sequence[str]]] = [("first", corrupt(0.3, 1)), ("second", corrupt(0.3, 4))]
+    sacrebleu_metrics = {
+        name: metric(references=[REFERENCE]) for name, metric in (("bleu", BLEU), ("chrf", CHRF), ("ter", TER))
+    }
+    _, bootstrap = PairedTest(systems, sacrebleu_metrics, None, test_type="bs")()
+    _, randomisation = PairedTest(systems, sacrebleu_metrics, None, test_type="ar")()
     for name, shown, error in (("bleu", "BLEU", 0.02), ("chrf", "chrF2", 0.02), ("ter", "TER", 0.06)):
         assert found[name].p_bootstrap == pytest.approx(bootstrap[shown][1].p_value, abs=1e-9)
         assert found[name].p_randomisation == pytest.approx(randomisation[shown][1].p_value, abs=error)
@@ -95,9 +97,9 @@ def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_system_against_itself(name: str) -> None:
-    """Nothing is the same as nothing: p is 1, and the interval holds the score."""
-    one = counted(spoilt(0.3, 1), (name,))
+def test_system_compared_with_itself(name: str) -> None:
+    """The difference is 0, p is 1, and the interval contains the score."""
+    one = count_metrics(corrupt(0.3, 1), (name,))
     values = bootstrap_scores(one, trials=400)
     [found] = compare_with_first(one, one, values, values).values()
     assert found == (0, 1, 1)
@@ -106,7 +108,7 @@ def test_a_system_against_itself(name: str) -> None:
     assert low <= one[name].value <= high
 
 
-def test_who_comes_first_turns_the_sign_alone(pair: tuple[Counts, Counts]) -> None:
+def test_order_of_systems_changes_only_the_sign(pair: tuple[Counts, Counts]) -> None:
     first, second = pair
     one, other = bootstrap_scores(first), bootstrap_scores(second)
     forth, back = compare_with_first(first, second, one, other), compare_with_first(second, first, other, one)
@@ -116,19 +118,19 @@ def test_who_comes_first_turns_the_sign_alone(pair: tuple[Counts, Counts]) -> No
         assert forth[name].p_randomisation == pytest.approx(back[name].p_randomisation, abs=1e-12)
 
 
-def test_more_lines_make_surer() -> None:
-    """Four times the lines: half the interval, and a difference that is no longer chance."""
-    few, many = (counted(spoilt(0.3, 1), times=times) for times in (1, 4))
+def test_more_lines_reduce_uncertainty() -> None:
+    """Four times the lines halve the interval; nine times the lines make a difference significant."""
+    few, many = (count_metrics(corrupt(0.3, 1), times=times) for times in (1, 4))
     for name in NAMES:
         wide, narrow = (np.ptp(compute_interval(bootstrap_scores(one)[name])) for one in (few, many))
         assert narrow == pytest.approx(wide / 2, rel=0.15)
-    close = [counted(spoilt(0.3, seed), times=times) for times in (1, 9) for seed in (1, 2)]
+    close = [count_metrics(corrupt(0.3, seed), times=times) for times in (1, 9) for seed in (1, 2)]
     unsure, sure = (run_randomisation_test(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))
     assert unsure > 0.05 > sure
 
 
-def test_chance_is_rarely_called_significant() -> None:
-    """Systems that are equally good: p below 0.1 comes up about one time in ten."""
+def test_equal_systems_are_rarely_significant() -> None:
+    """For equally good systems, p is below 0.1 in about one of ten comparisons."""
     lines = 60
     rng = np.random.default_rng(0)
 
@@ -162,12 +164,12 @@ def test_results_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch
     assert progress == [*range(10, 101, 10), 103]
 
 
-def test_metrics_that_only_one_has_are_not_compared(pair: tuple[Counts, Counts]) -> None:
+def test_only_common_metrics_are_compared(pair: tuple[Counts, Counts]) -> None:
     first, second = {"bleu": pair[0]["bleu"]}, {name: pair[1][name] for name in ("bleu", "ter")}
     assert set(compare_with_first(first, second, bootstrap_scores(first), bootstrap_scores(second))) == {"bleu"}
     assert compare_with_first(first, {"ter": pair[1]["ter"]}, bootstrap_scores(first), bootstrap_scores(second)) == {}
 
 
-def test_p_counts_the_real_one_too() -> None:
+def test_p_value_counts_the_observation() -> None:
     assert compute_p_value(np.zeros(99), 5.0) == pytest.approx(1 / 100)
     assert compute_p_value(np.full(99, 5.0), 5.0) == 1

