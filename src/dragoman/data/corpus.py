@@ -1,9 +1,11 @@
-"""Corpora: their settings, and readers of files (parallel, TSV, JSONL, dialogues, plain text) and of the phrasebook.
+"""Corpora: their settings (CorpusSettings, DataSettings) and the readers that turn files into Pairs.
 
-Files are read line by line and never held whole; .gz, .xz and .zst are read as they are. Only a newline (or a carriage
-return and a newline) ends a line, so that line n is the same line n in every tool that counts newlines.
+`read_pairs` yields the pairs of a corpus, from the phrasebook or through the reader for its kind of file: parallel
+text, TSV, JSONL, dialogues or plain text (READERS). Files may be compressed (.gz, .xz, .zst) and are read line by line.
+Only a newline, or a carriage return and a newline, ends a line, as in other tools that count lines.
 
-To add a kind of file: a field of CorpusSettings that names the file, a function that reads it, a line in READERS.
+To add a kind of file, write a field of CorpusSettings that names the file, a function that reads it, and an entry in
+READERS.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -39,16 +41,16 @@ from dragoman.io import LONGEST_LINE, WatchPosition, digest_bytes, read_lines
 from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair
 
-ReadLines = Callable[[Path], Iterator[str]]  # of a file
-LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # inside a text of a list, which is joined
+ReadLines = Callable[[Path], Iterator[str]]  # yields the lines of a file
+LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # with the spaces around it
 TURN_SEPARATOR = " | "  # between the turns of a dialogue
-MAX_TURN_DIGITS = 9  # of a turn's number
-QUOTED_ROWS = 5  # rows that a complaint quotes
+MAX_TURN_DIGITS = 9  # maximum number of digits in the number of a turn
+QUOTED_ROWS = 5  # maximum number of rows that an error message quotes
 IRRELEVANT_TO_PAIRS = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
 
 
 def wrap_in_list(value: Any) -> Any:
-    """Return one corpus or several as a list. A file name alone is refused: it does not tell what is in the file."""
+    """Return one corpus or several as a list. A file name alone is refused: it does not show the kind of the file."""
     for name in value if isinstance(value, list) else [value]:
         if isinstance(name, str):
             kind = "jsonl" if ".jsonl" in name else "tsv"
@@ -57,20 +59,19 @@ def wrap_in_list(value: Any) -> Any:
 
 
 def convert_to_text(value: Any) -> Any:
-    """Return a mapping with scalars as text: {0: train} names a column by its number, and 1 or true may be words."""
+    """Return a YAML scalar as text: in {0: train} a number names a column, and a value may be 1 or true."""
+    if isinstance(value, dict | list):
+        return value
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
-    def convert(word: Any) -> Any:
-        if isinstance(word, dict | list):
-            return word
-        return "" if word is None else str(word).lower() if isinstance(word, bool) else str(word)
 
-    return {convert(key): convert(word) for key, word in value.items()} if isinstance(value, dict) else value
+Word = Annotated[str, BeforeValidator(convert_to_text)]
 
 
 class CorpusSettings(Settings):
-    """Where pairs come from: two plain files, one TSV or JSONL file, dialogues, or the built-in phrasebook.
+    """One corpus: two parallel files, one TSV or JSONL file, dialogues, plain text, or the built-in phrasebook.
 
-    A language model takes plain text, or the targets of pairs. READERS says which files and options belong together.
+    A language model is trained on plain text, or on the targets of pairs. READERS has the options of each kind.
     """
 
     source: str = setting("", "text file with one source sentence per line")
@@ -88,9 +89,7 @@ class CorpusSettings(Settings):
     references: Annotated[tuple[str, ...], Listed] = setting(
         (), "JSON keys of all reference translations, for a test set"
     )
-    where: Annotated[dict[str, str], BeforeValidator(convert_to_text)] = setting(
-        {}, "read only rows with these values, {TSV column or JSON key: value}"
-    )
+    where: dict[Word, Word] = setting({}, "read only rows with these values, {TSV column or JSON key: value}")
     source_words: Amount = setting(0, "truncate each source to this number of words; 0: do not truncate")
     phrasebook: Amount = setting(0, "number of pairs to generate from the built-in phrasebook; 0: none")
     split: str = setting("", "phrasebook: split to generate; by default train, dev or test, where the corpus is listed")
@@ -101,11 +100,12 @@ class CorpusSettings(Settings):
 
     @property
     def reader(self) -> CorpusReader | None:
-        """The reader of its files; the phrasebook has none."""
+        """The reader for this kind of file; None for the phrasebook."""
         return next((reader for kind, reader in READERS.items() if getattr(self, kind)), None)
 
     @property
     def has_sources(self) -> bool:
+        """Whether there are sources: plain text has only targets."""
         return self.reader is None or self.reader.has_sources
 
     @property
@@ -115,6 +115,7 @@ class CorpusSettings(Settings):
 
     @property
     def files(self) -> list[str]:
+        """The paths of all files of the corpus."""
         return list(self.named_files.values())
 
     def map_paths(self, change: Callable[[str], str]) -> CorpusSettings:
@@ -128,25 +129,28 @@ class CorpusSettings(Settings):
 
     @property
     def selection_text(self) -> str:
-        """A suffix for the name of the corpus: the selected rows, part, direction and tag; empty if all is used."""
-        rows = [f"{name}: {word}" for name, word in self.where.items()]
-        rows += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
-        rows += ["reverse"] if self.reverse else []
-        rows += [f"tag {self.tag}"] if self.tag else []
-        return f" ({', '.join(rows)})" if rows else ""
+        """A suffix for the name of the corpus: the selected rows and part, the direction and the tag; "" by default."""
+        selections = [f"{name}: {word}" for name, word in self.where.items()]
+        selections += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
+        selections += ["reverse"] if self.reverse else []
+        selections += [f"tag {self.tag}"] if self.tag else []
+        return f" ({', '.join(selections)})" if selections else ""
 
     def check(self, key: str) -> None:
-        """Refuse a corpus that is not of exactly one kind, or options that its kind does not have."""
+        """Refuse a corpus that is not of exactly one kind, or options that its kind does not have.
+
+        `key` is the setting that names the corpus, such as data.train.
+        """
         given = [name for name in (*READERS, "phrasebook") if getattr(self, name)]
         files = self.reader.files if self.reader else ()
         if len(given) != 1 or {*self.named_files} - {"conllu"} != {*files}:
-            kinds = ", ".join(f"{{{', '.join(f'{name}: F' for name in one.files)}}}" for one in READERS.values())
+            kinds = ", ".join(f"{{{', '.join(f'{name}: F' for name in kind.files)}}}" for kind in READERS.values())
             raise UserError(
                 f"{key} needs one of {kinds} or {{phrasebook: N}}, "
                 f"got {self.model_dump(exclude_defaults=True) or 'nothing'}"
             )
         for name in ("where", "references", "conllu", "source_words", "part"):
-            works_with = [kind for kind, one in READERS.items() if name in one.options]
+            works_with = [kind for kind, reader in READERS.items() if name in reader.options]
             if getattr(self, name) != type(self).model_fields[name].default and given[0] not in works_with:
                 hint = "; dragoman data split makes files of parts" if name == "part" else ""
                 raise UserError(f"{key}: {name} works with {' and '.join(works_with)}, not with {given[0]}{hint}")
@@ -156,7 +160,7 @@ class CorpusSettings(Settings):
             )
         if self.reverse and (not self.has_sources or self.references or self.conllu):
             other = given[0] if not self.has_sources else "references" if self.references else "conllu"
-            raise UserError(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
+            raise UserError(f"{key}: reverse swaps the sides, which {other} does not allow; leave one of them out")
         if self.tag != " ".join(self.tag.split()):
             raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
         if self.tag and not self.has_sources:
@@ -179,18 +183,18 @@ class DataSettings(Settings):
     cache: str = setting("~/.cache/dragoman", "folder that caches the token ids of each corpus and tokenizer")
 
     def check(self) -> None:
-        """Refuse corpora that name no files, or files and options that do not go together."""
+        """Check all corpora (CorpusSettings.check)."""
         for split in SPLITS:
             for corpus in getattr(self, split):
                 corpus.check(f"data.{split}")
 
     def resolve_paths(self, folder: Path) -> DataSettings:
-        """Return the same with absolute paths: a file is looked up in the working directory, then in `folder`."""
+        """Return the settings with absolute paths: a file is looked up in the working directory, then in `folder`."""
 
         def resolve(name: str) -> str:
-            here = Path(os.path.expanduser(name))
-            beside = folder / here
-            return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
+            path = Path(os.path.expanduser(name))
+            in_folder = folder / path
+            return str((in_folder if not os.path.exists(path) and os.path.exists(in_folder) else path).absolute())
 
         resolved = {split: tuple(corpus.map_paths(resolve) for corpus in getattr(self, split)) for split in SPLITS}
         return self.model_copy(update=resolved)
@@ -198,12 +202,12 @@ class DataSettings(Settings):
     @property
     def training_corpora(self) -> tuple[CorpusSettings, ...]:
         """The corpora that a model is trained on: `train` and, with `both_ways`, each of them reversed."""
-        turned = (c.model_copy(update={"reverse": not c.reverse}) for c in self.train if self.both_ways)
-        return (*self.train, *turned)
+        swapped = (corpus.model_copy(update={"reverse": not corpus.reverse}) for corpus in self.train if self.both_ways)
+        return (*self.train, *swapped)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that sources of training have; "" where a corpus has none."""
+        """The different tags of the training corpora; "" stands for corpora without a tag."""
         return tuple(dict.fromkeys(corpus.tag for corpus in self.train))
 
 
@@ -224,9 +228,9 @@ def read_pairs(
     trees: bool = False,
     watch: WatchPosition | None = None,
 ) -> Iterator[Pair]:
-    """Yield the pairs of one corpus, in order, with the trees of the sources where `trees` is set and there are any.
+    """Yield the pairs of one corpus in order, with the trees of the sources if `trees` is set and the corpus has trees.
 
-    `split` and `direction` matter to the phrasebook alone. `watch` learns how far each file is read (`read_lines`).
+    Only the phrasebook depends on `split` and `direction`. `watch` is notified of the progress (see io.read_lines).
 
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
@@ -238,7 +242,7 @@ def read_pairs(
     else:
         reader = corpus.reader
         assert reader is not None
-        longest = LONGEST_LINE if reader.has_sources else math.inf
+        longest = LONGEST_LINE if reader.has_sources else math.inf  # plain text may have lines of any length
         pairs = reader.read(corpus, partial(read_lines, watch=watch, longest=longest))
         if corpus.reverse:
             pairs = (Pair(pair.target, pair.source) for pair in pairs)
@@ -247,55 +251,60 @@ def read_pairs(
 
             pairs = attach_trees(pairs, Path(corpus.conllu), corpus.files[0])
     if corpus.source_words:
-        beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
-        pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
-    return (Pair(p.source, p.target, p.tree, corpus.tag, p.alternatives) for p in pairs) if corpus.tag else pairs
+        first_words = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
+        pairs = (replace(pair, source=first_words.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
+    return (replace(pair, tag=corpus.tag) for pair in pairs) if corpus.tag else pairs
 
 
 def collect_references(pairs: Sequence[Pair]) -> list[list[str]]:
-    """Return the targets of pairs as references: one list, or as many as the pair with the most targets has.
+    """Return the references of pairs as lists with one reference per pair, as sacreBLEU takes them.
 
-    A pair with fewer has its first target again, which counts as if it were there once.
+    There are as many lists as the pair with the most targets has. A pair with fewer targets repeats its first target,
+    which does not change scores.
     """
-    most = max((len(pair.alternatives) for pair in pairs), default=0)
-    rows = [(pair.target, *pair.alternatives) for pair in pairs]
-    return [[row[i] if i < len(row) else row[0] for row in rows] for i in range(1 + most)]
+    targets = [(pair.target, *pair.alternatives) for pair in pairs]
+    count = max(map(len, targets), default=1)
+    return [[row[i] if i < len(row) else row[0] for row in targets] for i in range(count)]
 
 
 def phrasebook_direction(corpus: CorpusSettings, direction: str) -> str:
-    """Return the direction in which a corpus uses the phrasebook."""
+    """Return the direction of a phrasebook corpus, such as de-en if `direction` is en-de and the corpus is reversed."""
     return "-".join(direction.split("-")[::-1]) if corpus.reverse else direction
 
 
 def read_parallel(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+    """Read two files line by line. They must have the same number of lines."""
     source, target = Path(corpus.source), Path(corpus.target)
     sources, targets = lines_in(source), lines_in(target)
-    number = 0
-    for s, t in zip_longest(sources, targets):
-        if s is None or t is None:
-            rest = sum(1 for _ in (targets if s is None else sources)) + 1
-            s_count, t_count = (number, number + rest) if s is None else (number + rest, number)
-            if not number:
-                raise UserError(f"{source if s is None else target} is empty")
+    count = 0
+    for count, (s, t) in enumerate(zip_longest(sources, targets), 1):
+        if s is None or t is None:  # the end of one file
+            source_count, target_count = (
+                count - (line is None) + sum(1 for _ in rest) for line, rest in ((s, sources), (t, targets))
+            )
+            if not source_count or not target_count:
+                raise UserError(f"{target if source_count else source} is empty")
             raise UserError(
-                f"{source} has {s_count} lines but {target} has {t_count}; "
+                f"{source} has {source_count} lines but {target} has {target_count}; "
                 "line n of one must be the counterpart of line n of the other"
             )
         yield Pair(s, t)
-        number += 1
-    if not number:
+    if not count:
         raise UserError(f"{source} and {target} are empty")
 
 
+Row = dict[str, list[str]]  # the texts of each field, by column or key
+
+
 def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
-    """Read two columns of a table. Fields are what stands between tabs; there is no quoting."""
-    path = Path(corpus.tsv)
+    """Read two columns of a table. Columns are separated by tabs; there is no quoting."""
     for name in corpus.where:
         if not name.isdecimal():
-            raise UserError(f"{path}: where names the column {name!r}, but columns are numbered, from 0")
-    wanted = list(dict.fromkeys([*map(str, corpus.columns), *corpus.where]))
+            raise UserError(f"{corpus.tsv}: where names the column {name!r}, but columns are numbered, from 0")
+    source, target = map(str, corpus.columns)
+    wanted = list(dict.fromkeys([source, target, *corpus.where]))
 
-    def parse(line: str, place: str) -> dict[str, list[str]]:
+    def parse(line: str, place: str) -> Row:
         fields = line.split("\t")
         if len(fields) <= max(map(int, wanted)):
             raise UserError(
@@ -304,63 +313,81 @@ def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
             )
         return {name: [fields[int(name)]] for name in wanted}
 
-    left, right = map(str, corpus.columns)
-    return read_rows(lines_in(path), path, parse, corpus.where, left, right)
+    return read_rows(corpus, lines_in, parse, source, target)
 
 
 def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
-    """Read two keys of an object a line. A list of sources is joined; a list of targets is several references."""
-    path = Path(corpus.jsonl)
-    left, right = corpus.keys
+    """Read two keys of one object per line. A list of sources is joined; a list of targets has several references."""
+    source, target = corpus.keys
 
-    def parse(line: str, place: str) -> dict[str, list[str]]:
+    def parse(line: str, place: str) -> Row:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise UserError(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        row = {key: read_texts_of_key(record, key, place) for key in (left, right, *corpus.where)}
-        if not row[right]:
-            raise UserError(f"{place}: {right!r} is an empty list; it must hold a text, or several right ones")
+        row = {key: read_texts(record, key, place) for key in (source, target, *corpus.where)}
+        if not row[target]:
+            raise UserError(f"{place}: {target!r} is an empty list; it must hold a text, or several right ones")
         return row
 
-    return read_rows(lines_in(path), path, parse, corpus.where, left, right)
+    return read_rows(corpus, lines_in, parse, source, target)
+
+
+def read_texts(record: dict[str, Any], key: str, place: str) -> list[str]:
+    """Return the text at a key, or the texts if its value is a list. `place` is the line, for error messages."""
+    if key not in record:
+        names = ", ".join(record) or "none"
+        raise UserError(f"{place} has no key {key!r} (it has: {names}); set keys to the right names")
+    is_list = isinstance(record[key], list)
+    texts = []
+    for value in record[key] if is_list else [record[key]]:
+        text = json.dumps(value) if isinstance(value, int | float) else value  # a number may be a label
+        if not isinstance(text, str):
+            got = json.dumps(value)[:40]
+            raise UserError(f"{place}: {key!r} must be a string, a number or a list of them, got {got}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            raise UserError(f"{place}: {key!r} holds {half}, half of a surrogate pair, which is not text") from None
+        texts.append(LINE_BREAK.sub(" ", text.strip()) if is_list else text)
+    return texts
 
 
 def read_rows(
-    lines: Iterable[str],
-    path: Path,
-    parse: Callable[[str, str], dict[str, list[str]]],
-    where: dict[str, str],
-    left: str,
-    right: str,
+    corpus: CorpusSettings, lines_in: ReadLines, parse: Callable[[str, str], Row], source: str, target: str
 ) -> Iterator[Pair]:
-    """Yield a pair for each row of a file whose fields have the words in `where`. A field has one text or several."""
+    """Yield a pair for each row of a file that matches `corpus.where`.
+
+    `parse` returns the row of a line; `source` and `target` are the fields of a pair.
+    """
+    path = Path(corpus.tsv or corpus.jsonl)
     number = kept = 0
-    others: dict[str, None] = {}
-    for number, line in enumerate(lines, 1):
+    others: dict[str, None] = {}  # the fields in `where` of rows that do not match, for the error message
+    for number, line in enumerate(lines_in(path), 1):
         row = parse(line, f"{path} line {number}")
-        if all(row[name] == [word] for name, word in where.items()):
+        if all(row[name] == [word] for name, word in corpus.where.items()):
             kept += 1
-            yield Pair(" ".join(row[left]), row[right][0], alternatives=tuple(row[right][1:]))
+            yield Pair(" ".join(row[source]), row[target][0], alternatives=tuple(row[target][1:]))
         elif len(others) < QUOTED_ROWS:
-            others[", ".join(f"{name}: {' | '.join(row[name])[:40]}" for name in where)] = None
+            others[", ".join(f"{name}: {' | '.join(row[name])[:40]}" for name in corpus.where)] = None
     if not number:
         raise UserError(f"{path} is empty")
     if not kept:
-        wanted = ", ".join(f"{name}: {word[:40]}" for name, word in where.items())
+        wanted = ", ".join(f"{name}: {word[:40]}" for name, word in corpus.where.items())
         raise UserError(f"{path} has no line with {wanted}, as where asks; its lines have such as {'; '.join(others)}")
 
 
 def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
-    """Yield a pair for every answer: all turns and facts before it, and the answer.
+    """Yield a pair for every answer. Its source is the dialogue so far: all turns and facts before the answer.
 
-    A line is "3 what they say<tab>the answer" or "4 a fact"; the numbers begin anew with every dialogue.
+    A line is "3 what they say<tab>the answer" or "4 a fact". Lines are numbered from 1 in every dialogue.
     """
     path = Path(corpus.dialogue)
-    said: list[str] = []
-    answers = before = 0
+    history: list[str] = []
+    answers = previous = 0
     for number, line in enumerate(lines_in(path), 1):
         if not line.strip():
             continue
@@ -369,74 +396,49 @@ def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair
             raise UserError(
                 f"{path} line {number} must begin with the number of the turn, such as '1 hello', not {turn!r}"
             )
-        if int(turn) <= before:
-            said = []
-        before = int(turn)
+        if int(turn) <= previous:  # a new dialogue
+            history = []
+        previous = int(turn)
         utterance, tab, answer = text.partition("\t")
-        said.append(utterance)
+        history.append(utterance)
         if tab:
             answers += 1
-            yield Pair(TURN_SEPARATOR.join(said), answer.strip())
-            said.append(answer.strip())
+            yield Pair(TURN_SEPARATOR.join(history), answer.strip())
+            history.append(answer.strip())
     if not answers:
         raise UserError(f"{path} has no line with an answer, which stands behind a tab")
 
 
 def read_text_lines(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
-    """Yield every line of a text, empty ones too, as a target without a source.
+    """Yield every line of a text, including empty ones, as a target without a source.
 
-    A line is in the part of the text that its first character is in, so that parts that meet share no line.
+    A line belongs to the part of the text that contains its first character, so adjacent parts share no line.
     """
     path = Path(corpus.text)
-    whole = corpus.part == (0.0, 1.0)
-    total = math.inf if whole else sum(len(line) + 1 for line in read_lines(path, longest=math.inf))
-    first, last = (share and share * total for share in corpus.part)
-    at, found = 0, False
+    has_all = corpus.part == (0.0, 1.0)
+    characters = math.inf if has_all else sum(len(line) + 1 for line in read_lines(path, longest=math.inf))
+    start, end = (fraction and fraction * characters for fraction in corpus.part)  # 0 * inf would be nan
+    position, found = 0, False
     for line in lines_in(path):
-        if first <= at < last:
+        if start <= position < end:
             found = True
             yield Pair("", line)
-        at += len(line) + 1
+        position += len(line) + 1
     if not found:
-        raise UserError(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
-
-
-def read_texts_of_key(record: dict[str, Any], key: str, where: str) -> list[str]:
-    """Return the text of a key, or the texts if its value is a list."""
-    if key not in record:
-        names = ", ".join(record) or "none"
-        raise UserError(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
-    value = record[key]
-    if not isinstance(value, list):
-        return [read_text_value(value, key, where)]
-    return [LINE_BREAK.sub(" ", read_text_value(item, key, where).strip()) for item in value]
-
-
-def read_text_value(value: Any, key: str, where: str) -> str:
-    if isinstance(value, int | float):  # a label, such as 1
-        return json.dumps(value)
-    if not isinstance(value, str):
-        got = json.dumps(value)[:40]
-        raise UserError(f"{where}: {key!r} must be a string, a number or a list of them, got {got}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(value[error.start]):04x}"
-        raise UserError(f"{where}: {key!r} holds {half}, half of a surrogate pair, which is not text") from None
-    return value
+        raise UserError(f"{path} has no line in part {list(corpus.part)}" if position else f"{path} is empty")
 
 
 def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> str:
-    """Return a digest of a corpus without reading it, from its files and the settings that change its pairs.
+    """Return a digest that identifies the pairs of a corpus, without reading the corpus.
 
-    A file counts by its path, size and time of change; the phrasebook by its settings and the files of its package.
+    It covers the settings that change pairs and, for each file, the path, size and time of modification. For the
+    phrasebook, it covers the source files of its package.
     """
-    parts: list[Any]
+    parts: list[Any] = []
     if corpus.phrasebook:
         parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, hash_package()]
         parts += [corpus.reverse, corpus.tag]
     else:
-        parts = []
         for setting_name, name in corpus.named_files.items():
             try:
                 path = Path(name).resolve()
@@ -453,12 +455,12 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
 
 
 class CorpusReader(NamedTuple):
-    """A kind of corpus in files."""
+    """The reader for one kind of file."""
 
     read: Callable[[CorpusSettings, ReadLines], Iterator[Pair]]
-    files: tuple[str, ...]  # settings that name its files; the first is the name of the kind
-    options: tuple[str, ...] = ("conllu", "source_words")  # settings that not all kinds have
-    has_sources: bool = True  # plain text has targets alone, and lines of any length
+    files: tuple[str, ...]  # settings that name its files; the first is also the name of the kind
+    options: tuple[str, ...] = ("conllu", "source_words")  # settings of this kind that not all kinds have
+    has_sources: bool = True  # False: the pairs have only targets
 
 
 READERS = {
@@ -471,4 +473,4 @@ READERS = {
         CorpusReader(read_text_lines, ("text",), ("part",), has_sources=False),
     )
 }
-FILES = (*(name for reader in READERS.values() for name in reader.files), "conllu")  # settings that name a file
+FILES = (*(name for reader in READERS.values() for name in reader.files), "conllu")  # all settings that name a file
