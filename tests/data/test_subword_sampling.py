@@ -25,7 +25,7 @@ kinds = pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def without_dropping(tokenizer: BpeTokenizer, text: str) -> list[int]:
     words = escape(text).split(" ") if text else []
     lexicon = tokenizer.sampler.vocabulary
-    return [i for w in words for i in lexicon.spell(segment_bpe("▁" + w, lexicon, 0.0, generate_uniform("")))]
+    return [i for w in words for i in lexicon.to_ids(segment_bpe("▁" + w, lexicon, 0.0, generate_uniform("")))]
 
 
 @given(TEXT | st.lists(st.sampled_from(LINES)).map("".join))
@@ -76,7 +76,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = BpeTokenizer(BPE.content)
     for n in range(500):
         tokenizer.sample(f"word{n} {'x' * 1000}", rate=0.5, key=(1, 1, n))
-    cache = tokenizer.sampler.make_cached.cache_info()
+    cache = tokenizer.sampler.encode_cached.cache_info()
     assert cache.currsize == 100
     assert cache.hits + cache.misses == 500  # words, without the long ones
 
@@ -127,10 +127,10 @@ def test_all_variants_of_a_word_are_met() -> None:
     ways = {tuple(tokenizer.sample(WORD, rate=0.9, key=(1, epoch, 1))) for epoch in range(1000)}
     assert isinstance(tokenizer, SubwordTokenizer)
     sampler = tokenizer.sampler
-    variants = {tuple(sampler.make(WORD, v, 0.9)) for v in range(subwords.VARIANTS)}
+    variants = {tuple(sampler.encode_word(WORD, v, 0.9)) for v in range(subwords.VARIANTS)}
     assert ways == variants
     assert len(ways) > 20
 
 
 def test_a_run_of_unknown_characters_is_one_unknown() -> None:
-    assert SubwordVocabulary({"a": 7}, {"a": 0.0}, ()).spell(["a", "日", "本", "a", "日"]) == [7, UNK, 7, UNK]
+    assert SubwordVocabulary({"a": 7}, {"a": 0.0}, ()).to_ids(["a", "日", "本", "a", "日"]) == [7, UNK, 7, UNK]

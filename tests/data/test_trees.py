@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, TokenizerSettings, train_tokenizer
-from dragoman.data.trees import attach_trees, find_tree_fault, format_conllu, read_conllu
+from dragoman.data.trees import attach_trees, find_tree_error, format_conllu, read_conllu
 from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.types import Pair, TokenFeature, Tree
@@ -116,7 +116,7 @@ def test_any_file_is_trees_or_a_mistake(content: bytes, tmp_path_factory: pytest
         trees = list(read_conllu(path))
     except UserError:
         return
-    assert not any(find_tree_fault(tree) for tree in trees)
+    assert not any(find_tree_error(tree) for tree in trees)
 
 
 @given(st.lists(st.integers(0, 6), max_size=6))
@@ -127,11 +127,11 @@ def test_a_tree_is_what_leads_to_the_root(some: list[int]) -> None:
         return word == 0
 
     good = all(head <= len(some) for head in some) and all(leads(word) for word in range(1, len(some) + 1))
-    assert bool(find_tree_fault(Tree(("x",) * len(some), tuple(some)))) != good
+    assert bool(find_tree_error(Tree(("x",) * len(some), tuple(some)))) != good
 
 
 def test_words_and_heads_are_as_many() -> None:
-    assert find_tree_fault(Tree(("a", "b"), (0,))) == "there are 2 words but 1 heads"
+    assert find_tree_error(Tree(("a", "b"), (0,))) == "there are 2 words but 1 heads"
 
 
 def tokenizer_of(kind: str, byte_fallback: bool, lines: list[str]) -> Tokenizer:
@@ -194,7 +194,7 @@ def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> Non
     for direction in ("en-de", "de-en"):
         for pair in read_pairs(CorpusSettings(phrasebook=200), direction=direction, trees=True):
             assert pair.tree
-            assert not find_tree_fault(pair.tree)
+            assert not find_tree_error(pair.tree)
             ids = tokenizer.encode(pair.source)
             words = align(pair.tree, pair.source, ids, tokenizer).values
             assert set(words) == set(range(1, len(pair.tree.words) + 1))

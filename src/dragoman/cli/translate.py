@@ -102,7 +102,7 @@ def translate_command(options: TranslateOptions) -> None:
     else:
         line_io.process_lines(line_translator.translate, source, options.output_file, options.batch)
     if line_translator.trees:
-        line_translator.trees.end()  # raises a UserError if the file has more trees than there are lines
+        line_translator.trees.check_end()  # raises a UserError if the file has more trees than there are lines
 
 
 class LineTranslator:
@@ -169,7 +169,7 @@ class LineTranslator:
         from dragoman.inference.translator import NO_TREE_WARNING
 
         nbest, as_json = self.decode.search.nbest, self.options.as_json
-        trees = [self.trees.tree_of(line) for line in lines] if self.trees else None
+        trees = [self.trees.read_next(line) for line in lines] if self.trees else None
         requests = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
         results = self.translator.translate_nbest(requests, self.decode, trees=trees)
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), before):

@@ -1,11 +1,13 @@
-"""Worker processes for subword regularization (BPE dropout), used if the machine has spare cores.
+"""Worker processes for subword regularization (BPE-dropout, unigram sampling), used if there are spare cores.
 
-Each epoch a text gets a new random segmentation; `rate` is the strength of the regularization. A segmentation is a
-function of the text, the rate and (seed, epoch, index), so it does not depend on the process that computes it. A worker
-receives the tokenizers and then one task after the other through a pipe, and exits when the pipe closes, so no worker
-outlives the trainer. `multiprocessing` is not used because its children import the user's script again.
+In each epoch a text gets a new random segmentation; `rate` is the strength of the regularization. A segmentation is a
+function of the text, the rate and (seed, epoch, index), so it does not depend on the process that computes it.
 
-Workers must start quickly: neither this module nor what it imports may import numpy or torch.
+A SamplingPool has one thread per worker process. The thread sends the tokenizers and then one SamplingTask after the
+other through a pipe, and reads the results. A worker exits when the pipe is closed, so no worker outlives the trainer.
+`multiprocessing` is not used because its child processes import the user's script again.
+
+Workers must start quickly: neither this module nor the modules that it imports may import numpy or torch.
 """
 
 from __future__ import annotations
@@ -26,30 +28,30 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.hardware import usable_cores
 
 RESERVED_CORES = 2  # cores left to the trainer: one launches GPU kernels, one collates batches
-MAX_WORKERS = 8  # more would be idle: about eight workers keep one collating thread busy
+MAX_WORKERS = 8  # one thread collates what about eight workers produce, so more would be idle
 WORKER_COMMAND = (
     "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.sampling_workers import run_worker; run_worker()"
 )
-# Raised if a worker has exited, or if its output is not the result of a task.
+# Exceptions that are raised if a worker has exited, or if its output is not the result of a task.
 WORKER_FAILURES = (OSError, EOFError, TypeError, ValueError, pickle.UnpicklingError)
 
 
 def count_workers() -> int:
-    """Return how many workers to start: none if the machine has few cores, which trainers of torchrun share."""
+    """Return how many workers to start: 0 if there are few spare cores. The processes of torchrun share the cores."""
     spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - RESERVED_CORES
     return min(spare, MAX_WORKERS) if spare > 1 else 0
 
 
 class SamplingTask(NamedTuple):
-    """Pairs of one corpus to segment. Texts are UTF-8 bytes, as in the token store."""
+    """Pairs of one corpus to segment."""
 
     rate: float
     seed: int
     epoch: int
-    tag: str
-    max_tokens: int
-    indices: Sequence[int]
-    sources: Sequence[bytes]
+    tag: str  # of all sources
+    max_tokens: int  # maximum number of tokens per side
+    indices: Sequence[int]  # of the pairs in the stream
+    sources: Sequence[bytes]  # in UTF-8, as in the token store
     targets: Sequence[bytes]
 
     @property
@@ -59,21 +61,21 @@ class SamplingTask(NamedTuple):
 
 
 class SampledIds(NamedTuple):
-    """The token ids of one side of a task's pairs, concatenated, and the end of each pair in them."""
+    """One side of the pairs of a task as token ids."""
 
-    ids: array[int]
-    ends: array[int]
+    ids: array[int]  # of all pairs, concatenated
+    ends: array[int]  # end of each pair in `ids`
 
 
 def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
-    """Sample a segmentation of both sides of all pairs of a task, each source after its tag.
+    """Sample a segmentation of both sides of all pairs of a task. The ids of the tag precede those of a source.
 
-    A side that would have more than `max_tokens` tokens gets the deterministic segmentation.
+    A text that would have more than `max_tokens` tokens gets the deterministic segmentation, which is shorter.
     """
     tag_ids = tokenizers.tag_ids(task.tag)
     sampled = []
     # The seeds of the two sides differ, so that they are segmented independently.
-    for tokenizer, texts, before, seed in (
+    for tokenizer, texts, prefix, seed in (
         (tokenizers.source, task.sources, tag_ids, task.seed),
         (tokenizers.target, task.targets, [], ~task.seed),
     ):
@@ -81,27 +83,30 @@ def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds,
         for index, encoded in zip(task.indices, texts, strict=True):
             text = encoded.decode()
             ids = tokenizer.sample(text, rate=task.rate, key=(seed, task.epoch, index))
-            if len(before) + len(ids) > task.max_tokens:
+            if len(prefix) + len(ids) > task.max_tokens:
                 ids = tokenizer.encode(text)
-            side.ids.extend([*before, *ids])
+            side.ids.extend([*prefix, *ids])
             side.ends.append(len(side.ids))
         sampled.append(side)
     return tuple(sampled)
 
 
 class SamplingPool:
-    """A pool of worker processes. If a worker dies or cannot start, its tasks run in this process instead."""
+    """A pool of worker processes, used as a context manager.
+
+    If a worker exits or cannot start, its tasks run in a thread of this process instead.
+    """
 
     def __init__(self, tokenizers: Tokenizers, count: int) -> None:
         self.tokenizers, self.lock = tokenizers, threading.Lock()
         command = [sys.executable or "python", "-c", WORKER_COMMAND, *map(str, sys.path)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.processes: list[subprocess.Popen[bytes]] = []
-        with suppress(OSError):  # the limit of processes is reached
+        with suppress(OSError):  # raised if no more processes can be started
             for _ in range(count):  # in a new session, so that Ctrl-C in a terminal reaches only the trainer
                 self.processes.append(subprocess.Popen(command, start_new_session=True, **pipes))
         self.unassigned, self.thread_local = list(self.processes), threading.local()
-        self.threads = ThreadPoolExecutor(max(len(self.processes), 1), "samples", initializer=self.assign_worker)
+        self.threads = ThreadPoolExecutor(max(len(self.processes), 1), "sampling", initializer=self.assign_worker)
 
     def assign_worker(self) -> None:
         """Assign a worker process to the current thread and send it the tokenizers."""
@@ -110,6 +115,7 @@ class SamplingPool:
             self.send(self.tokenizers)
 
     def send(self, message: object) -> None:
+        """Send an object to the worker of the current thread; raise an OSError if there is none."""
         process = self.thread_local.process
         if not process:
             raise ProcessLookupError
@@ -121,7 +127,7 @@ class SamplingPool:
         return self.threads.submit(self.run_task, task)
 
     def run_task(self, task: SamplingTask) -> tuple[SampledIds, ...]:
-        """Return the result of the current thread's worker, or compute it here if the worker fails."""
+        """Return the result from the worker of the current thread, or compute it here if the worker fails."""
         with suppress(*WORKER_FAILURES):
             self.send(task)
             task_id, sampled = pickle.load(self.thread_local.process.stdout)
@@ -142,10 +148,10 @@ class SamplingPool:
 
 
 def run_worker() -> None:
-    """Run the tasks that arrive on stdin until it is closed: the main loop of a worker."""
+    """Run tasks from stdin and write the results to stdout until stdin is closed: the main loop of a worker."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently if the trainer has exited
     tasks, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # other output must not reach the pipe
+    os.dup2(2, 1)  # redirect other output of this process to stderr, so that the pipe has only results
     with suppress(*WORKER_FAILURES):
         tokenizers = pickle.load(tasks)
         while True:

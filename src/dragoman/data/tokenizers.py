@@ -293,8 +293,8 @@ class SubwordTokenizer(Tokenizer):
 
     @staticmethod
     @abstractmethod
-    def segment(word: str, vocabulary: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
-        """Return one random segmentation of a word."""
+    def segment(word: str, vocabulary: SubwordVocabulary, rate: float, uniform: Iterator[float]) -> list[str]:
+        """Return one random segmentation of a word; `uniform` yields random numbers in [0, 1)."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)

@@ -1,8 +1,9 @@
-"""Dependency trees in CoNLL-U files.
+"""Dependency trees in CoNLL-U files: reading, checking and writing.
 
-The n-th sentence of a CoNLL-U file belongs to the n-th line of text that is not empty. The columns ID, FORM and HEAD
-are read. Where one token stands for several words ("3-4  zum", then "zu" and "dem") and these do not spell it, its
-letters belong to the word nearest the root. Empty nodes ("5.1") are not part of the basic tree and are skipped.
+The n-th sentence of a CoNLL-U file is the tree of the n-th line of text that is not empty. The columns ID, FORM and
+HEAD are read. A multiword token ("3-4  zum", followed by the words 3 "zu" and 4 "dem") may differ from its joined
+words; then its form is assigned to the word nearest the root, and the other words get the form "". So the forms of a
+tree always spell the text. Empty nodes ("5.1") are not part of the basic tree and are skipped.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from dragoman.io import read_lines
 from dragoman.types import Pair, Tree
 
 CONLLU_COLUMNS = 10
+# The column ID: a word (3), a multiword token (3-4) or an empty node (3.1).
 WORD_NUMBER = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})|\d+\.\d+", re.ASCII)
 HEAD_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class ConlluRow(NamedTuple):
-    """A word or, where `last` is beyond `first`, one token that stands for several."""
+    """A word or, if `last` is greater than `first`, a multiword token."""
 
-    first: int
-    last: int
+    first: int  # number of the (first) word
+    last: int  # number of the (last) word
     form: str
-    head: int
+    head: int  # 0 for a root, and for a multiword token
 
 
 def read_conllu(path: Path) -> Iterator[Tree]:
@@ -39,20 +41,20 @@ def read_conllu(path: Path) -> Iterator[Tree]:
         print(tree.words, tree.heads)
     """
     rows: list[ConlluRow] = []
-    begun = number = 0
-    for number, line in enumerate(chain(read_lines(path), [""]), 1):  # an empty line ends the last sentence, too
+    start = number = 0  # `start` is the line where the sentence begins
+    for number, line in enumerate(chain(read_lines(path), [""]), 1):  # an empty line also ends the last sentence
         if line.strip() and not line.startswith("#"):
-            begun = begun if rows else number
+            start = start if rows else number
             rows += parse_row(line, f"{path} line {number}")
         elif not line.strip() and rows:
-            yield build_tree(rows, f"{path}: the sentence from line {begun} on")
+            yield build_tree(rows, f"{path}: the sentence from line {start} on")
             rows = []
     if number == 1:
         raise UserError(f"{path} is empty")
 
 
 def parse_row(line: str, place: str) -> list[ConlluRow]:
-    """Return the row of a line; an empty node has none."""
+    """Return a list with the row of a line; for an empty node the list is empty. `place` is used in error messages."""
     columns = line.split("\t")
     if len(columns) != CONLLU_COLUMNS:
         raise UserError(
@@ -72,17 +74,18 @@ def parse_row(line: str, place: str) -> list[ConlluRow]:
 
 
 def build_tree(rows: Sequence[ConlluRow], place: str) -> Tree:
-    """Return the tree of a sentence; the letters of a token that stands for several words are divided among them."""
+    """Return the tree of a sentence, after checking it. `place` is used in error messages."""
     words = [row for row in rows if row.first == row.last]
     if [row.first for row in words] != list(range(1, len(words) + 1)):
         raise UserError(
             f"{place} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
         )
     heads = tuple(row.head for row in words)
-    if wrong := find_tree_fault(Tree(("",) * len(heads), heads)):
-        raise UserError(f"{place} has no tree: {wrong}")
+    if error := find_tree_error(Tree(("",) * len(heads), heads)):
+        raise UserError(f"{place} has no tree: {error}")
 
     def compute_depth(word: int) -> int:
+        """Return the number of words from this word to its root, both included."""
         depth = 0
         while word:
             word, depth = heads[word - 1], depth + 1
@@ -94,65 +97,66 @@ def build_tree(rows: Sequence[ConlluRow], place: str) -> Tree:
             raise UserError(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
         span = slice(row.first - 1, row.last)
         if row.last > row.first and remove_spaces("".join(forms[span])) != remove_spaces(row.form):
-            highest = min(range(row.first, row.last + 1), key=compute_depth)
-            forms[span] = [row.form if word == highest else "" for word in range(row.first, row.last + 1)]
+            numbers = range(row.first, row.last + 1)
+            highest = min(numbers, key=compute_depth)
+            forms[span] = [row.form if word == highest else "" for word in numbers]
     return Tree(tuple(forms), heads)
 
 
-def find_tree_fault(tree: Tree) -> str:
-    """Return what is wrong with a tree, or "". Several roots are allowed."""
+def find_tree_error(tree: Tree) -> str:
+    """Return a description of the error in a tree, or "" if it is valid. Several roots are allowed."""
     words, heads = tree
     if len(words) != len(heads):
         return f"there are {len(words)} words but {len(heads)} heads"
-    rooted = {0}
+    valid = {0}  # words from which the heads lead to a root
     for word in range(1, len(heads) + 1):
-        path: dict[int, None] = {}
-        at = word
-        while at not in rooted:
-            if at in path:
-                return f"the heads of word {at} lead back to it"
-            path[at] = None
-            if not 0 <= heads[at - 1] <= len(heads):
-                return f"word {at} has the head {heads[at - 1]}, but there are {len(heads)} words"
-            at = heads[at - 1]
-        rooted.update(path)
+        path: set[int] = set()
+        current = word
+        while current not in valid:
+            if current in path:
+                return f"the heads of word {current} lead back to it"
+            path.add(current)
+            if not 0 <= heads[current - 1] <= len(heads):
+                return f"word {current} has the head {heads[current - 1]}, but there are {len(heads)} words"
+            current = heads[current - 1]
+        valid |= path
     return ""
 
 
 class TreeReader:
-    """The trees of a file, line by line; error messages call the lines `what`."""
+    """The trees of a file for the lines of a text, which error messages call `text_name`."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        self.path, self.what, self.given = path, what, 0
+    def __init__(self, path: Path, text_name: str) -> None:
+        self.path, self.text_name, self.count = path, text_name, 0
         self.trees = read_conllu(path)
 
-    def tree_of(self, line: str) -> Tree | None:
-        """Return the tree of the next line, None for an empty line."""
+    def read_next(self, line: str) -> Tree | None:
+        """Return the tree of the next line, or None if the line is empty."""
         if not line.strip():
             return None
         tree = next(self.trees, None)
         if tree is None:
             raise UserError(
-                f"{self.path} has {self.given} sentences, but {self.what} has more lines that are not empty"
+                f"{self.path} has {self.count} sentences, but {self.text_name} has more lines that are not empty"
             )
-        self.given += 1
+        self.count += 1
         return tree
 
-    def end(self) -> None:
-        """Check after the last line that no tree is left."""
-        if rest := sum(1 for _ in self.trees):
+    def check_end(self) -> None:
+        """Check after the last line that no trees remain in the file."""
+        if remaining := sum(1 for _ in self.trees):
             raise UserError(
-                f"{self.path} has {self.given + rest} sentences, but {self.what} has {self.given} lines "
+                f"{self.path} has {self.count + remaining} sentences, but {self.text_name} has {self.count} lines "
                 "that are not empty"
             )
 
 
-def attach_trees(pairs: Iterable[Pair], path: Path, what: str) -> Iterator[Pair]:
+def attach_trees(pairs: Iterable[Pair], path: Path, text_name: str) -> Iterator[Pair]:
     """Yield the pairs, each with the tree of its source."""
-    reader = TreeReader(path, what)
+    reader = TreeReader(path, text_name)
     for pair in pairs:
-        yield replace(pair, tree=reader.tree_of(pair.source))
-    reader.end()
+        yield replace(pair, tree=reader.read_next(pair.source))
+    reader.check_end()
 
 
 def remove_spaces(text: str) -> str:
@@ -161,7 +165,7 @@ def remove_spaces(text: str) -> str:
 
 
 def format_conllu(text: str, tree: Tree) -> str:
-    """Format a sentence as lines of a CoNLL-U file."""
+    """Format a sentence and its tree as lines of a CoNLL-U file."""
     lines, end = [f"# text = {text}"], 0
     for number, (word, head) in enumerate(zip(*tree, strict=True), 1):
         end = text.index(word, end) + len(word)

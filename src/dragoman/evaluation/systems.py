@@ -181,8 +181,8 @@ def read_parallel_files(paths: Sequence[Path]) -> list[list[str]]:
 def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
     """Return the dependency trees of these sources. `name` is the file of the sources, for messages."""
     reader = TreeReader(conllu, str(name))
-    trees = [reader.tree_of(line) for line in sources]
-    reader.end()
+    trees = [reader.read_next(line) for line in sources]
+    reader.check_end()
     return trees
 
 

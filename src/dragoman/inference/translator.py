@@ -27,7 +27,7 @@ import torch
 from dragoman.config.settings import build, pick, suggest_name
 from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import WordTokenizer
-from dragoman.data.trees import find_tree_fault
+from dragoman.data.trees import find_tree_error
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings, check_search_settings
 from dragoman.decoding.protocol import NEVER, DecodingConstraints, Job, SearchResult
@@ -251,7 +251,7 @@ class Translator(Predictor[Seq2Seq]):
         if len(trees) != lines:
             raise UserError(f"there are {lines} lines but {len(trees)} trees; give a tree or None for each line")
         for number, tree in enumerate(trees, 1):
-            if tree and (problem := find_tree_fault(tree)):
+            if tree and (problem := find_tree_error(tree)):
                 raise UserError(f"the tree of line {number} is not a tree: {problem}")
         return trees
 
