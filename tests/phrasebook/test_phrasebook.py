@@ -26,7 +26,7 @@ from dragoman.phrasebook.generate import (
     split_words,
 )
 from dragoman.phrasebook.german import DETERMINERS, German
-from dragoman.phrasebook.grammar import DETERMINER_CHOICES, Grammar
+from dragoman.phrasebook.grammar import Grammar
 from dragoman.phrasebook.lexicon import CASES, CONSTRUCTIONS, Adjective, Noun, Verb, load_lexicon
 from dragoman.phrasebook.realization import Clause, NounPhrase, SentencePlan
 from dragoman.types import Pair
@@ -142,7 +142,7 @@ def test_few_combinations_are_held_out() -> None:
 def test_sentence_count_is_a_lower_bound() -> None:
     """Count only pairs of clauses "DET ADJECTIVE NOUN verb DET ADJECTIVE NOUN" in the present tense."""
     lexicon = load_lexicon()
-    determiners = len(set(DETERMINER_CHOICES["any"][0]))
+    determiners = len(set(lexicon.determiners["any"][0]))
 
     def count_noun_phrases(nouns: tuple[Noun, ...]) -> int:
         return sum(determiners * len(lexicon.qualities[noun]) for noun in nouns)
@@ -343,7 +343,7 @@ def test_verb_forms(lemma: str, present: str, past: str, perfect: str) -> None:
 
 
 def test_every_determiner_has_german_forms() -> None:
-    used = {name for by_number in DETERMINER_CHOICES.values() for choices in by_number for name in choices}
+    used = {name for by_number in load_lexicon().determiners.values() for choices in by_number for name in choices}
     assert used <= set(DETERMINERS)
 
 

@@ -15,41 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import TypeVar
 
-from dragoman.phrasebook.lexicon import Adjective, Adverbial, Frame, Noun, Preposition, Verb, find_similar, load_lexicon
+from dragoman.phrasebook.lexicon import (
+    Adjective,
+    Frame,
+    Noun,
+    Preposition,
+    Verb,
+    expand_weights,
+    find_similar,
+    load_lexicon,
+)
 from dragoman.phrasebook.realization import BLOCK_SIZE, Clause, ClauseKind, NounPhrase, Offset, SentencePlan
 
 Choice = TypeVar("Choice")
 
 
-def expand_weights(text: str) -> tuple[str, ...]:
-    """Return the words of a text such as "the*3 a -", each repeated as often as its weight; "-" is the empty string."""
-    entries = [entry.partition("*") for entry in text.split()]
-    return tuple("" if name == "-" else name for name, _, weight in entries for _ in range(int(weight or 1)))
-
-
-DETERMINER_CHOICES = {  # for singular nouns, for plural nouns, and for mass nouns if they differ from the singular
-    name: tuple(map(expand_weights, weights))
-    for name, *weights in (
-        (
-            "any",
-            "the*18 a*8 this*4 every*2 my*3 our*3 his*3 her*3",
-            "the*18 -*5 this*4 two*2 three*2 four five six ten many*3 some*3 several*2 all*2 my*2 our*2 his*2 her*2",
-            "-*8 the*6 this*2",
-        ),
-        ("definite", *["the*12 this*3 my*2 our*2 his*2 her*2"] * 2, "the*6 this*2"),
-        ("negated", "the*8 a*5 this*2 my our his her", "the*8 -*5 this*2 my our his her", "-*6 the*6 this*2"),
-        ("possessor", "the*8 a*3 this*2 my*2 our*2 his*2 her*2", "the*8 this*2 my our his her"),
-        (
-            "recipient",
-            "the*9 a*4 this*2 every my*2 our*2 his*2 her*2",
-            "the*9 this*2 two three many some my our his her",
-        ),
-        ("carried", "the*3 a*3", "the*3 - two three many"),
-        ("the", "the", "the"),
-        ("which", "which", "which"),
-        ("no", "no", "the"),
-    )
-}
 POSSESSIVES = ("my", "our", "his", "her")
 POSSESSABLE_TAGS = frozenset(  # a noun with one of these tags may follow a possessive
     {"kin", "small", "pet", "vehicle", "furniture", "device", "instrument", "room", "house", "garden"}
@@ -74,10 +54,7 @@ COORDINATORS = expand_weights("but/aber*4 and/und*3")
 SUBORDINATORS = expand_weights("because/weil*5 although/obwohl*3 if/wenn*2 before/bevor*2 until/bis as_soon_as/sobald")
 TEMPORAL = ("before", "until", "as soon as")  # conjunctions that join events, not descriptions
 QUESTION_WORDS = expand_weights("-*4 who what whom which where when why")
-QUESTION_ADVERBS = {
-    english: Adverbial((english,), (german,))
-    for english, german in (("where", "wo"), ("when", "wann"), ("why", "warum"))
-}
+QUESTION_ADVERBS = ("where", "when", "why")
 RELATIVE_ROLES = expand_weights("subject*3 accusative*2 dative prepositional")
 WITH, DESPITE = Preposition.parse("with/mit+dat"), Preposition.parse("despite/trotz+gen")
 # The tags "in", "on" and "at" of a noun name the preposition with which it denotes a place.
@@ -226,7 +203,7 @@ class Grammar:
             clause.opening = role
         elif question_word in QUESTION_ADVERBS:
             clause.opening = "question_adverb"
-            clause.adverbials[clause.opening] = QUESTION_ADVERBS[question_word]
+            [clause.adverbials[clause.opening]] = self.lexicon.adverbials[question_word]
         noun, second = filler.noun if filler else None, position == "second"
         may_describe = not is_event and question_word in ("", "why")
         if frame is None and self.sample_is_description(role, noun, second, may_describe):
@@ -422,14 +399,13 @@ class Grammar:
     ) -> NounPhrase:
         """Sample a noun with a determiner and perhaps adjectives.
 
-        `determiners` is a key of `DETERMINER_CHOICES`. `extend` allows a possessor or a prepositional phrase after
-        the noun.
+        `determiners` is the name of a row in determiners.tsv. `extend` allows a possessor or a prepositional phrase
+        after the noun.
         """
         noun = self.sample_noun(nouns, role)
         phrase = NounPhrase(self.new_block(), noun, not noun.mass and self.random() < 0.36)
         self.noun_phrases.append(phrase)
-        choices = DETERMINER_CHOICES[determiners]
-        phrase.determiner = self.pick(choices[2 if noun.mass and len(choices) > 2 else phrase.plural])
+        phrase.determiner = self.pick(self.lexicon.determiners[determiners][2 if noun.mass else phrase.plural])
         if phrase.determiner in POSSESSIVES and not noun.tags & POSSESSABLE_TAGS:
             phrase.determiner = "the"
         elif phrase.determiner == "a" and "family" in noun.tags:

@@ -14,7 +14,10 @@ German articles and adjectives do not distinguish gender in the plural.
                      always precedes the object; after an underscore (pick_up) it follows an object pronoun. The columns
                      subject, dative, accusative and prepositional hold the tags of the nouns that may fill these
                      arguments; clauses and adjuncts list what else the verb may take.
-    adverbials.tsv   Affirmative adverbials ("every day") fit neither a negated clause nor one with "to be".
+    determiners.tsv  A row lists, with weights, the determiners that a noun phrase may have in some context. If mass is
+                     empty, mass nouns have the determiners of the singular.
+    adverbials.tsv   Affirmative adverbials ("every day") fit neither a negated clause nor one with "to be". The kind
+                     of a question adverb is the adverb itself.
 
 Each English word has exactly one German translation and vice versa, and no form belongs to two words. Therefore the
 content words of a pair can be read off either of its sentences. `generate.py` computes the split of a pair from them.
@@ -181,6 +184,12 @@ def read_table(name: str) -> list[Row]:
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
+def expand_weights(text: str) -> tuple[str, ...]:
+    """Return the words of a text such as "the*3 a -", each repeated as often as its weight; "-" is the empty string."""
+    entries = [entry.partition("*") for entry in text.split()]
+    return tuple("" if name == "-" else name for name, _, weight in entries for _ in range(int(weight or 1)))
+
+
 def select_nouns(nouns: tuple[Noun, ...], *tags: str) -> tuple[Noun, ...]:
     """Return the nouns with any of these tags, in the order of the table."""
     return tuple(noun for noun in nouns if noun.tags.intersection(tags))
@@ -246,6 +255,11 @@ class BilingualLexicon:
         self.places = select_nouns(nouns, "in", "on", "at")
         self.manners = [adjective for adjective in self.adjectives if adjective.adverb.english]
         self.moods = [adjective for adjective in self.adjectives if "person" in adjective.tags]
+        # By name of the row: the determiners of singular nouns, of plural nouns and of mass nouns.
+        self.determiners = {
+            row["name"]: [expand_weights(row[column] or row["singular"]) for column in ("singular", "plural", "mass")]
+            for row in read_table("determiners")
+        }
         self.adverbials: dict[str, list[Adverbial]] = {}  # by kind; adverbials of time by tense
         self.neutral_times: dict[str, list[Adverbial]] = {}  # without the affirmative ones
         for row in read_table("adverbials"):
