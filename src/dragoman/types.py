@@ -1,4 +1,4 @@
-"""The records that travel through Dragoman, in the order in which they are made.
+"""The records that packages exchange, in the order in which they are created.
 
     files -> Pair -> Example -> Batch -> logits -> loss -> run folder -> Hypothesis -> text -> Score
 
@@ -24,61 +24,49 @@ UNKNOWN_DISTANCE = -128  # distance of two tokens that are not in the same depen
 
 
 class Tree(NamedTuple):
-    """A dependency tree over the words of a sentence. Heads count words from 1, as in CoNLL-U, and 0 is the root.
+    """A dependency tree over the words of a sentence. The concatenated words are the sentence without spaces."""
 
-    The concatenated words are the sentence without spaces; a word without letters of its own is "".
-    """
-
-    words: tuple[str, ...]
-    heads: tuple[int, ...]
+    words: tuple[str, ...]  # "" for words that correspond to no letters of the sentence
+    heads: tuple[int, ...]  # the head of each word: words are numbered from 1, as in CoNLL-U, and 0 is the root
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its translation as raw text, with the dependency tree of the source if it is known and needed.
-
-    `tag` is put before the source and names the kind of pair, such as the target language. `alternatives` are further
-    reference translations for evaluation, in addition to `target`.
-    """
+    """A sentence and its translation as raw text."""
 
     source: str
     target: str
-    tree: Tree | None = None
-    tag: str = ""
-    alternatives: tuple[str, ...] = ()
+    tree: Tree | None = None  # dependency tree of the source, if it is known and the model needs it
+    tag: str = ""  # kind of the pair, such as the target language; precedes the source in the input of the model
+    alternatives: tuple[str, ...] = ()  # further reference translations, for evaluation
 
 
 class TokenFeature(NamedTuple):
-    """A feature of the tokens of one source, such as the word in a dependency tree of each token (data/features.py).
+    """A further input of the model for each token of a source, such as its word in a tree (data/features.py).
 
-    `record` is data that does not depend on the tokens, such as the tree. If the feature is unknown, `record` is empty
-    and the values are 0.
+    If the feature is unknown, `record` is empty and the values are 0.
     """
 
     values: NDArray[np.integer]  # one for each token
-    record: NDArray[np.integer]
+    record: NDArray[np.integer]  # data that does not depend on the tokenization, such as the tree
 
 
 class Example(NamedTuple):
-    """A pair as token ids, without <s> and </s>; `line` is its stable number in the corpus.
-
-    All examples of a batch have the same kinds of `features`: those that the model needs.
-    """
+    """A pair as token ids, without <s> and </s>."""
 
     source: NDArray[np.integer]
     target: NDArray[np.integer]
-    line: int
-    features: Mapping[str, TokenFeature] = {}
+    line: int  # number of the pair in the corpus
+    features: Mapping[str, TokenFeature] = {}  # those that the model needs, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows: a row may contain several pairs, the sources in `source_BS` and the targets in `target_..._BT`.
+    """Packed rows of token ids: a row may contain several pairs, with the sources and the targets in separate tensors.
 
     Segments number the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
-    The target is shifted: `target_in` begins with <s>, `target_out` ends with </s>. In an `unpacked` batch
-    no row has more than one segment. `features` of the source tokens are for models that need them (data/features.py).
-    A batch may contain only the rows of one process; `pairs` and the token counts are always those of all rows.
+    `target_in`, the input of the decoder, begins with <s>; `target_out`, the tokens to predict, ends with </s>. In
+    distributed training, a batch contains only the rows of one process.
     """
 
     source_BS: Tensor
@@ -88,11 +76,11 @@ class Batch:
     target_out_BT: Tensor
     target_segment_BT: Tensor
     target_position_BT: Tensor
-    pairs: int
-    source_tokens: int
+    pairs: int  # number of pairs in the rows of all processes
+    source_tokens: int  # number of tokens in the rows of all processes, without padding
     target_tokens: int
-    unpacked: bool = False
-    features: Mapping[str, Tensor] = field(default_factory=dict)
+    unpacked: bool = False  # whether no row has more than one segment
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # further inputs per source token (data/features.py)
     first_row: int = 0  # index of the first row among the rows of all processes
     total_rows: int = 0  # number of rows of all processes; 0 if this batch contains all of them
     source_visible_BS: Tensor | None = None  # False: the embedding is zeroed, the position stays; None: all are visible
@@ -100,7 +88,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens on both sides, without padding. Throughput is measured in these."""
+        """Return the number of tokens on both sides, without padding. Throughput is measured in these tokens."""
         return self.source_tokens + self.target_tokens
 
     def to(self, device: torch.device) -> Batch:
@@ -112,14 +100,14 @@ class Batch:
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with every tensor changed."""
+        """Return the batch with `change` applied to every tensor."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
         features = {name: changed.pop(name) for name in self.features}
         return replace(self, **changed, features=features)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, those of the features included."""
+        """Return all tensors by name, including those of the features."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if hasattr(value, "pin_memory")} | dict(self.features)
 
@@ -128,57 +116,53 @@ class Batch:
 class Line:
     """A line to translate, with constraints on its translation.
 
-    A term is a text that must appear in the translation (or, under `avoid`, must not), as complete words. A pair of two
-    texts is a term that applies only if the first text occurs in the line. The translation starts with `begin`. `tag`
-    is a tag that the model was trained with, such as the target language.
+    A term is one or more complete words. A pair of texts is a conditional term: if the first text occurs in the line,
+    the second one is the term.
     """
 
     text: str
-    terms: tuple[str | tuple[str, str], ...] = ()
-    avoid: tuple[str | tuple[str, str], ...] = ()
-    begin: str = ""
-    tag: str = ""
+    terms: tuple[str | tuple[str, str], ...] = ()  # terms that must appear in the translation
+    avoid: tuple[str | tuple[str, str], ...] = ()  # terms that must not appear in the translation
+    begin: str = ""  # the translation starts with this text
+    tag: str = ""  # a tag that the model was trained with, such as the target language
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """One output of a model.
 
-    `alignment[t][s]` is the attention weight of target token t on source token s; each row sums to one, over the tokens
-    of `source_tokens`. It is empty if attention does not distinguish source tokens (model.attention none and mean).
-    Hypotheses are ranked by `score`, as a rule the length-normalised log-probability; `logp` is the plain sum.
-    `warnings` name what was changed, skipped or truncated; `flags` name signs of errors (inference/postprocess.py).
+    `alignment[t][s]` is the attention weight of target token t on source token s; each row sums to one. The alignment
+    is empty if attention does not distinguish source tokens (model.attention none and mean).
     """
 
     text: str
-    score: float
+    score: float  # by which hypotheses are ranked; usually the length-normalised log-probability
     tokens: list[str]
     alignment: list[list[float]]
     source_tokens: list[str]
-    logp: float
-    warnings: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
+    logp: float  # log-probability of the tokens and EOS
+    warnings: tuple[str, ...] = ()  # what was changed, skipped or truncated
+    flags: tuple[str, ...] = ()  # signs of errors (inference/postprocess.py)
 
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
     """The log-probability (natural logarithm) of a target as the translation of a source.
 
-    `token_logps` are those of `tokens`, EOS last; `logp` is their sum and `mean` their mean. For a pair that is longer
-    than the model's positions, the numbers are nan and the lists are empty. An empty target of an empty source has
-    log-probability 0.
+    For a pair that is too long for the model, the numbers are nan and `token_logps` is empty. An empty target of an
+    empty source has log-probability 0.
     """
 
-    logp: float
-    mean: float
-    tokens: list[str]
-    token_logps: list[float]
+    logp: float  # sum of token_logps
+    mean: float  # mean of token_logps
+    tokens: list[str]  # of the target, EOS last
+    token_logps: list[float]  # log-probability of each token
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A metric's value, with the signature that makes it comparable."""
+    """The value of a metric, with the signature: the settings that make it comparable, as in sacreBLEU."""
 
     name: str
     value: float
