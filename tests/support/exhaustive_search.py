@@ -1,4 +1,4 @@
-"""Every sequence there is, for small cases: the truth that beam search is tested against.
+"""Exhaustive search over all sequences, for small cases: beam search is compared with it.
 
 Shapes   N prefixes   V vocabulary   S source width   T tokens so far
 """
@@ -14,7 +14,7 @@ from dragoman.decoding.protocol import NEVER, SearchResult, StateT, StepModel, s
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 
-MAX_PREFIXES = 1 << 20  # prefixes
+MAX_PREFIXES = 1 << 20
 
 
 @torch.inference_mode()
@@ -27,19 +27,19 @@ def search_exhaustively(
     alpha: float = 1.0,
     norm: str = "length",
 ) -> list[SearchResult]:
-    """All answers to one sentence of up to `limit` tokens, the end mark counted: whole ones by score, then cut ones.
+    """Return all hypotheses of up to `limit` tokens, including EOS: finished ones by score, then truncated ones.
 
-    Among equals the shorter comes first, then the one whose prefix was likelier, then the lower token.
+    Among equal scores the shorter hypothesis comes first, then the one with the likelier prefix, then the lower token.
     """
     norm_T = pick(LENGTH_NORMS, norm, "length norm")(limit, alpha).to(source_1S.device)
     state = model.start(source_1S, keep_1S)
-    said_NT = torch.full((1, 1), BOS, device=source_1S.device)
+    prefix_NT = torch.full((1, 1), BOS, device=source_1S.device)
     logp_N = torch.zeros(1, device=source_1S.device)
-    whole: list[SearchResult] = []
+    finished_results: list[SearchResult] = []
     for length in range(1, limit + 1):
-        logp_NV, state = model.step(said_NT[:, -1], state)
+        logp_NV, state = model.step(prefix_NT[:, -1], state)
         total_NV = logp_N[:, None] + sanitize_logp(logp_NV)
-        whole += list_results(said_NT, total_NV[:, EOS], norm_T[length], finished=True)
+        finished_results += list_results(prefix_NT, total_NV[:, EOS], norm_T[length], finished=True)
         total_NV[:, EOS] = NEVER
         order_N = total_NV.flatten().sort(descending=True, stable=True).indices
         rows_N, token_N = order_N // total_NV.size(1), order_N % total_NV.size(1)
@@ -47,15 +47,19 @@ def search_exhaustively(
         rows_N, token_N = rows_N[alive_N], token_N[alive_N]
         if len(rows_N) > MAX_PREFIXES:
             raise UserError(
-                f"there are more than {MAX_PREFIXES} sequences of {length} tokens; that is too many to try them all"
+                f"there are more than {MAX_PREFIXES} sequences of {length} tokens; that is too many to search"
             )
         logp_N = total_NV[rows_N, token_N]
-        said_NT = torch.cat([said_NT[rows_N], token_N[:, None]], 1)
+        prefix_NT = torch.cat([prefix_NT[rows_N], token_N[:, None]], 1)
         state = state.select(rows_N)
-    cut = list_results(said_NT, logp_N, norm_T[limit], finished=False)
-    return [found for some in (whole, cut) for found in sorted(some, key=lambda found: -found.score)]
+    truncated_results = list_results(prefix_NT, logp_N, norm_T[limit], finished=False)
+    return [
+        result
+        for results in (finished_results, truncated_results)
+        for result in sorted(results, key=lambda result: -result.score)
+    ]
 
 
-def list_results(said_NT: Tensor, logp_N: Tensor, norm: Tensor, *, finished: bool) -> list[SearchResult]:
-    rows = zip(said_NT[:, 1:].tolist(), logp_N.tolist(), (logp_N / norm).tolist())
+def list_results(prefix_NT: Tensor, logp_N: Tensor, norm: Tensor, *, finished: bool) -> list[SearchResult]:
+    rows = zip(prefix_NT[:, 1:].tolist(), logp_N.tolist(), (logp_N / norm).tolist())
     return [SearchResult(tokens, logp, score, finished) for tokens, logp, score in rows if logp > NEVER]

@@ -1,11 +1,11 @@
-"""A Python that starts at once: a server imports PyTorch and dragoman, and is forked for every command.
+"""A Python that starts without delay: a server imports PyTorch and dragoman once, and is forked for every command.
 
-Importing takes seconds of CPU time per process, far more than the training of a toy. `fast_python()` is an executable
-for `python -m MODULE`, `python -c CODE` and `python FILE`. Each command is a process with its own directory,
+The imports take seconds of CPU time per process, far more than training a toy model. `fast_python()` is an executable
+for `python -m MODULE`, `python -c CODE` and `python FILE`. Each command is a process with its own working directory,
 environment, limit of file sizes, streams and exit code. Signals reach it, and it is killed when its client is killed.
-All forks share the imports and the hash seed of the server; tests about these start a real Python instead.
+All forks share the imports and the hash seed of the server; tests of imports or of hash seeds start a real Python.
 
-`python fork_server.py SOCKET` is the server. It ends when its standard input is closed.
+`python fork_server.py SOCKET` runs the server. It ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-# The client imports little (-IS), sends its streams and command, forwards signals, and ends as the command ends.
+# The client imports little (-IS), sends its streams and command, forwards signals, and returns its exit code.
 CLIENT = """#!{python} -IS
 import array, json, os, resource, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -63,7 +63,7 @@ def fast_python() -> str:
 
 
 def stop(server: subprocess.Popen[bytes], owner: int) -> None:
-    """Let the server end, unless this is a fork of the process that started it."""
+    """Close the standard input of the server, so that it ends; do nothing in a fork of the process that started it."""
     if os.getpid() == owner:
         server.communicate()
 
@@ -76,7 +76,7 @@ def write_client(path: Path, address: Path, *arguments: str) -> str:
 
 
 def write_fast_commands(folder: Path) -> Path:
-    """Fill a folder for PATH with a `python` and a `dragoman` that start at once."""
+    """Create a folder for PATH with a `python` and a `dragoman` that start without delay."""
     folder.mkdir()
     (folder / "python").symlink_to(fast_python())
     write_client(folder / "dragoman", Path(fast_python()).parent / "socket", "-m", "dragoman")
@@ -84,6 +84,7 @@ def write_fast_commands(folder: Path) -> Path:
 
 
 def serve(address: str) -> None:
+    """Import everything that commands need, then fork a process for each client that connects to the socket."""
     import torch
     import torch._dynamo  # PyTorch imports it with the first optimizer step
     import torch.distributed.run
@@ -93,7 +94,7 @@ def serve(address: str) -> None:
     import dragoman.training.trainer  # noqa: F401
 
     torch.set_num_threads(1)
-    gc.freeze()  # the garbage collections of forks, also their last, skip what was imported
+    gc.freeze()  # garbage collections in forks, including the last, skip the imported objects
     helpers = set[int]()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
@@ -101,7 +102,7 @@ def serve(address: str) -> None:
         print("ready", flush=True)
         while listening in select.select([listening, sys.stdin], [], [])[0]:
             client, _ = listening.accept()
-            helpers.add(os.fork())  # one per command, so that commands run side by side
+            helpers.add(os.fork())  # one per command, so that commands run in parallel
             if 0 in helpers:
                 listening.close()
                 run_command(client)
@@ -133,7 +134,7 @@ def run_command(client: socket.socket) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         run_python(arguments)
         return
-    for number in (0, 1, 2, *streams):  # readers of the command's output wait for its end only
+    for number in (0, 1, 2, *streams):  # otherwise readers of the output would wait for this process, too
         os.close(number)
 
     def forward_signals() -> None:
@@ -148,8 +149,8 @@ def run_command(client: socket.socket) -> None:
 
 
 def run_python(arguments: list[str]) -> None:
-    """Run what `python ARGUMENTS` runs: a module, code or a file."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    """Run a module, code or a file, as `python ARGUMENTS` would."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
     sys.stdout = stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Folders that are made once for all workers of a test session."""
+"""Folders that are made once for all pytest-xdist workers of a test session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> tuple[Path, Path]:
     """Return the folder that `make` filled, and a copy of it for this worker, which tests may write into.
 
-    The first worker to call it makes the original; the others wait.
+    The first worker that calls this function makes the original folder; the others wait for it.
     """
     own = factory.getbasetemp()
     root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -22,7 +22,7 @@ def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     with (root / f"once-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            shutil.rmtree(original, ignore_errors=True)  # by a worker that failed
+            shutil.rmtree(original, ignore_errors=True)  # left by a worker that failed
             original.mkdir()
             make(original)
             made.touch()

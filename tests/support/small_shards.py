@@ -1,4 +1,4 @@
-"""The command line with shards of a few lines: what takes millions of lines otherwise happens with fifty."""
+"""The command line with shards of four lines, so that fifty lines of input make many shards."""
 
 from __future__ import annotations
 

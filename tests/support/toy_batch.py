@@ -1,4 +1,4 @@
-"""Made-up examples and lengths, for tests of what reads batches."""
+"""Random examples and lengths, for tests of code that reads batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = 40
 
 
 def examples(count: int, *, seed: int = 0, longest: int = 9, size: int = VOCABULARY) -> list[Example]:
-    """Random ids above the specials, of random lengths."""
+    """Return examples with random lengths and random token ids above those of the special tokens."""
     rng = np.random.default_rng(seed)
 
     def some_ids() -> NDArray[np.integer]:
@@ -24,7 +24,7 @@ def examples(count: int, *, seed: int = 0, longest: int = 9, size: int = VOCABUL
 
 
 def in_rows(rows: Sequence[Sequence[int]], some: Sequence[Example], widths: Widths | None = None) -> Batch:
-    """These examples in these rows, in rows as wide as need be, or wider."""
+    """Collate examples into rows, given as lists of indices; `widths` are by default as small as possible."""
     needed = (
         max(sum(len(getattr(some[item], side)) + 1 for item in row) for row in rows) for side in ("source", "target")
     )
@@ -34,7 +34,7 @@ def in_rows(rows: Sequence[Sequence[int]], some: Sequence[Example], widths: Widt
 def log_normal(
     count: int, *, mean: float, spread: float, ratio: float, noise: float, longest: int = 500
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lengths as corpora have them: sources log-normal about a mean, targets a noisy multiple of them."""
+    """Return realistic lengths: of sources from a log-normal distribution, of targets as a noisy multiple of these."""
     rng = np.random.default_rng(1)
     source = np.clip(rng.lognormal(np.log(mean) - spread**2 / 2, spread, count).round(), 1, longest)
     target = np.clip((source * ratio * np.exp(rng.normal(0, noise, count))).round(), 1, longest)

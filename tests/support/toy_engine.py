@@ -12,7 +12,7 @@ from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
 from toy_sections import settings_of
 
-SIZE = 40  # of the vocabulary
+SIZE = 40  # vocabulary size
 TRANSFORMERS: list[dict[str, Any]] = [
     {},
     {"norm_place": "post"},
@@ -31,7 +31,7 @@ MODELS: list[dict[str, Any]] = [
 
 
 def model_of(**settings: Any) -> Seq2Seq:
-    """A model whose words are not all alike, and which comes to an end now and then."""
+    """Return a model with scaled random weights, whose outputs vary and sometimes end with EOS."""
     base: dict[str, Any] = {"kind": "transformer", "layers": 2, "width": 32, "dropout": 0.0, **settings}
     if base["kind"] != "rnn":
         base = {"heads": 2, **base}

@@ -1,4 +1,4 @@
-"""Small models with tokenizers that fit them, and what our own search answers: what other engines are measured by."""
+"""Small models with matching tokenizers, and the results of Dragoman's beam search, for tests of other engines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LETTERS = (string.ascii_lowercase + string.digits)[: VOCABULARY - 4]
 
 
 def make_letter_tokenizers(text: str = LETTERS) -> Tokenizers:
-    """One vocabulary for both sides, as large as that of the toy models."""
+    """Return a character tokenizer for both sides, with the vocabulary size of the toy models."""
     one = train_tokenizer([text], TokenizerSettings(kind="char", byte_fallback=False))
     assert one.size == len(text) + 4
     return Tokenizers(one, one)
 
 
 def model_of(section: Section, **changes: Any) -> Transformer:
-    """A model that says several different things: larger embeddings make it surer of itself."""
+    """Return a model with varied outputs: larger embeddings give more peaked probabilities."""
     model = build_small_model({**SMALL_TRANSFORMER, **section, **changes}, dtype=torch.float32).eval()
     assert isinstance(model, Transformer)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def model_of(section: Section, **changes: Any) -> Transformer:
 
 
 def combinations(**menus: Sequence[Any]) -> list[Section]:
-    """All ways to choose one from each menu; the switches, which go with anything, take turns."""
+    """Return all combinations of one choice per menu. Switches that fit everything alternate between combinations."""
     found: list[Section] = [{}]
     for name, menu in {**menus, "norm_place": [*NORM_PLACES]}.items():
         found = [{**section, name: choice} for section in found for choice in menu]
@@ -61,24 +61,25 @@ def combinations(**menus: Sequence[Any]) -> list[Section]:
 
 
 def list_unsupported(holds: SupportedValues) -> dict[str, Section]:
-    """Every choice of a Transformer that a format cannot hold, by the words that name it."""
+    """Return every choice of a Transformer setting that a format does not support, by its text in the message."""
     return {
         f"{name}={format_setting(choice)}": {name: choice}
         for name, menu in TRANSFORMER.items()
         for choice in menu
-        if choice not in holds.get(name, menu) and (name, choice) != ("decoder_attention", "linformer")  # none has it
+        if choice not in holds.get(name, menu)
+        and (name, choice) != ("decoder_attention", "linformer")  # no model has it
     }
 
 
 def make_jobs(count: int = 6, *, limit: int = 8, seed: int = 0) -> list[Job]:
-    """Sources of random tokens; every other one may be answered at more length."""
+    """Return jobs with sources of random tokens; every other job has a higher length limit."""
     rng = np.random.default_rng(seed)
     return [Job(rng.integers(4, VOCABULARY, rng.integers(1, 8)).tolist(), limit + i % 2 * 3) for i in range(count)]
 
 
 @dataclass
 class WithoutMarks:
-    """The model as other engines see it: <pad> and <s> are out before probabilities are made."""
+    """A model that masks <pad> and <s> before the softmax, as other engines do."""
 
     model: Transformer
 
@@ -118,6 +119,6 @@ def assert_same(ours: list[list[SearchResult]], theirs: list[list[SearchResult]]
 
 
 def loaded_run(model: Any, tokenizers: Tokenizers | None = None) -> Predictor[Any]:
-    """The model as if it came from a run folder."""
+    """Return a predictor with this model, as if it was loaded from a run folder."""
     recipe = Recipe(model=model.settings.model_dump(mode="json"))
     return Predictor(model, tokenizers or make_letter_tokenizers(), recipe, 9, torch.device("cpu"))

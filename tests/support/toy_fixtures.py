@@ -1,4 +1,4 @@
-"""Fixtures around the toy language: commands within this process, and a model that is trained once."""
+"""Fixtures for the toy language: commands that run in this process, and a model that is trained once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toy_run import SMALL, Call, CommandResult, Toy, run_process, write_corpus, 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """A command within this process: the same entry, without the second that a new Python takes."""
+    """Return a function that runs a command in this process, which is faster than a new Python."""
 
     def run(*arguments: object, stdin: bytes = b"") -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["dragoman", *map(str, arguments)])
@@ -34,24 +34,24 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def fast_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the Python processes that a command starts from the server."""
+    """Start the Python processes of a command as forks of the server."""
     monkeypatch.setattr(sys, "executable", fast_python())
 
 
 def train_toy(folder: Path) -> None:
-    """Train by a command in a real process, not a fork of the server; keep its output in said.json."""
+    """Train by a command in a real process, not a fork of the server; keep its output in output.json."""
     write_corpus(folder, train=2000, dev=100)
     arguments = ("train", write_recipe(folder / "recipe.yaml"), "--out", folder / "run")
-    said = run_process(*arguments, python=sys.executable)
-    assert said.code == 0, said.err
-    (folder / "said.json").write_text(json.dumps(said))
+    output = run_process(*arguments, python=sys.executable)
+    assert output.code == 0, output.err
+    (folder / "output.json").write_text(json.dumps(output))
 
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     original, folder = make_once(tmp_path_factory, "toy", train_toy)
-    said = CommandResult(*json.loads((folder / "said.json").read_text()))
-    return Toy(folder, original / "recipe.yaml", folder / "run", said)  # a run is resumed with the paths it began with
+    output = CommandResult(*json.loads((folder / "output.json").read_text()))
+    return Toy(folder, original / "recipe.yaml", folder / "run", output)  # a run is resumed with the same paths
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,6 @@ def translator(toy: Toy) -> Translator:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """The recipe of a run that takes half a second, in a folder of its own."""
+    """Return the recipe of a run that takes half a second, in a separate folder."""
     write_corpus(tmp_path)
     return write_recipe(tmp_path / "recipe.yaml", **SMALL)

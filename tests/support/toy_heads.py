@@ -1,7 +1,7 @@
 """A toy text with a known entropy, a toy rule for labels, and recipes for models of them.
 
-In the text every character is followed by one of two, each as often: a model can do no better than ln 2 a token. A
-sentence of the toy language is "yes" when it has the word "ba", else "no".
+In the text every character is followed by one of two characters with equal probability, so the lowest possible loss is
+ln 2 per token. The label of a sentence of the toy language is "yes" if it has the word "ba", else "no".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRAIN = {
 
 
 def babble(length: int, seed: int = 1) -> str:
-    """So many characters of the toy text, the last of which ends a line."""
+    """Return at least `length` characters of the toy text, up to the end of a line."""
     random, text = Random(seed), "\n"
     while len(text) <= length or text[-1] != "\n":
         text += random.choice(NEXT[text[-1]])
@@ -39,7 +39,7 @@ def write_recipe(path: Path, **sections: object) -> Path:
 
 
 def lm_recipe(folder: Path, backbone: str = "transformer", *, documents: str = "file", **train: object) -> Path:
-    """A text, nine tenths of which are learned from, and the recipe of a small model of it."""
+    """Write a text and the recipe of a small language model; the last tenth of the text is for dev and test."""
     (folder / "text").write_bytes(babble(20_000).encode())
     return write_recipe(
         folder / f"{backbone}-{documents}.yaml",
@@ -57,7 +57,7 @@ def lm_recipe(folder: Path, backbone: str = "transformer", *, documents: str = "
 
 
 def classifier_recipe(folder: Path, backbone: str = "transformer", **train: object) -> Path:
-    """Sentences with their labels, one to a line of a TSV file, and the recipe of a small model of them."""
+    """Write TSV files of labels and sentences, and the recipe of a small classifier."""
     many = make_sentences(900)
     for name, some in (("train", many[:700]), ("dev", many[700:800]), ("test", many[800:])):
         write_lines(folder / f"{name}.tsv", (f"{label(sentence)}\t{sentence}" for sentence in some))

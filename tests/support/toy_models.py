@@ -54,14 +54,14 @@ LABELS = 5
 
 
 def vary_one_setting(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Section]:
-    """The base, and the base with every single choice of every menu in turn."""
+    """Yield the base section with one setting changed, for every choice of every menu."""
     for name, menu in menus.items():
         for choice in menu:
             yield {**base, name: choice}
 
 
 def make_model_sections() -> dict[str, Section]:
-    """Every entry of every menu, in a model that is small otherwise; of recurrent ones every two entries."""
+    """Return sections of small models that cover every registry entry, and for RNNs every pair of entries."""
     found: dict[str, Section] = {
         "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
         "widths apart": {**SMALL_TRANSFORMER, "query_width": 4, "value_width": 12},
@@ -90,11 +90,11 @@ def make_model_sections() -> dict[str, Section]:
 
 
 def find_refusal(section: Section) -> str:
-    """Why there can be no such model; nothing if there can."""
+    """Return the message of the UserError for an invalid section; an empty string if the section is valid."""
     try:
         settings_of(section)
-    except UserError as mistake:
-        return str(mistake)
+    except UserError as error:
+        return str(error)
     return ""
 
 
@@ -140,7 +140,7 @@ def collate_rows(
 
 
 def add_chain_trees(batch: Batch) -> Batch:
-    """The batch with the simplest of trees: every token hangs on the one before it."""
+    """Add the simplest dependency trees to a batch: the head of every token is the previous token."""
     segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
     same = (segment_BS[:, :, None] == segment_BS[:, None]) & (segment_BS > 0)[:, None]
     way_BSS = (position_BS[:, None] - position_BS[:, :, None]).masked_fill(~same, UNKNOWN_DISTANCE)
@@ -149,7 +149,7 @@ def add_chain_trees(batch: Batch) -> Batch:
 
 
 def compute_states(model: Model, batch: Batch) -> list[Tensor]:
-    """The states of every segment's targets, row by row."""
+    """Return the states of the target tokens of each segment, row by row."""
     states_BTC, segment_BT = model(batch), batch.target_segment_BT
     return [
         states_BTC[row][segment_BT[row] == number]

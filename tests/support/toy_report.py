@@ -1,4 +1,4 @@
-"""A made-up comparison, for tests of what reads one."""
+"""An invented comparison report, for tests of code that reads reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measurements_of(quality: float) -> dict[str, Any]:
 
 
 def report_of(*, models: int, seeds: int) -> dict[str, Any]:
-    """Models that differ in depth and in whether they have residual connections."""
+    """Return a report on models that differ in depth and in residual connections."""
     from dragoman.compare.report import TEXTS, summarise_values
 
     made = []

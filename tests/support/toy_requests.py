@@ -1,4 +1,4 @@
-"""Requests to search, over small step models and over small real ones."""
+"""Decoding requests for toy step models (toy_steps.py) and for small real models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toy_sections import settings_of
 from toy_steps import sources
 
 REAL = ("transformer", "rnn", "ensemble")
-SIZE = 8  # of the vocabulary: small enough to try everything
+SIZE = 8  # vocabulary size, small enough for exhaustive search
 PIECES = [b""] * 4 + [b" a", b" b", b"a", b"b", b" ab", b"."]  # a vocabulary that can spell a text in several ways
 
 
@@ -37,7 +37,7 @@ def term(text: str, pieces: Sequence[bytes] = PIECES) -> Term:
 
 
 def spelt(ids: Sequence[int]) -> str:
-    """A text for tokens: 4 is "a", 5 is "b", and so on."""
+    """Return the text of tokens: token 4 is "a", 5 is "b", and so on."""
     return " ".join(chr(ord("a") + token - EOS - 1) for token in ids)
 
 
@@ -46,11 +46,11 @@ def make_request(
     source_BS: torch.Tensor,
     real_BS: torch.Tensor,
     limits: Sequence[int],
-    wishes: Sequence[DecodingConstraints],
+    constraints: Sequence[DecodingConstraints],
     watch: Callable[[Any], None] = lambda _: None,
     **settings: Any,
 ) -> Request:
-    jobs = [Job([], limit, wish) for limit, wish in zip(limits, wishes, strict=True)]
+    jobs = [Job([], limit, constraint) for limit, constraint in zip(limits, constraints, strict=True)]
     run = partial(run_batch, model, source_BS, real_BS, observe=watch)
     return Request(jobs, SearchSettings(**settings), run, spelt)
 
@@ -66,14 +66,14 @@ def beam_search(
     norm: str = "length",
     **options: Any,
 ) -> list[list[SearchResult]]:
-    """Beam search of one batch; width 1 is greedy search."""
-    wishes = [DecodingConstraints()] * len(limit_B)
+    """Run beam search on one batch; width 1 is greedy search."""
+    constraints = [DecodingConstraints()] * len(limit_B)
     settings = {"beam": width, "length_penalty": alpha, "length_norm": norm, **options}
-    return decode(make_request(model, source_BS, real_BS, limit_B.tolist(), wishes, **settings))
+    return decode(make_request(model, source_BS, real_BS, limit_B.tolist(), constraints, **settings))
 
 
 def take_likeliest(model: Any, source_BS: torch.Tensor, real_BS: torch.Tensor, limit: int) -> list[list[int]]:
-    """The likeliest token at every step, without any search: tokens up to the end mark, or as many as the limit."""
+    """Return the likeliest token at every step, without the search code: the tokens before EOS, at most `limit`."""
     state, token_B = model.start(source_BS, real_BS), torch.full((len(source_BS),), BOS)
     columns = []
     with torch.inference_mode():
@@ -85,7 +85,7 @@ def take_likeliest(model: Any, source_BS: torch.Tensor, real_BS: torch.Tensor, l
 
 
 def search_reference(request: Request) -> list[list[SearchResult]]:
-    """The readable beam search."""
+    """Run the reference implementation of beam search."""
     settings = request.settings
     return request.run(request.jobs, partial(SentenceSearches, SentenceBeam, settings, settings.beam))
 
@@ -94,15 +94,15 @@ def asked(
     model: Any,
     firsts: Sequence[int],
     limits: Sequence[int],
-    wishes: Sequence[DecodingConstraints] = (),
+    constraints: Sequence[DecodingConstraints] = (),
     **settings: Any,
 ) -> Request:
-    given = wishes or [DecodingConstraints(text=str(first)) for first in firsts]
+    given = constraints or [DecodingConstraints(text=str(first)) for first in firsts]
     return make_request(model, *sources(*firsts), limits, given, **settings)
 
 
 def real(name: str, *, sharp: float = 3.0) -> Any:
-    """A small model with weights drawn at random, sharp enough to prefer something."""
+    """Return a small random model; `sharp` scales its logits, so that probabilities are not uniform."""
     if name == "ensemble":
         return Ensemble([real("transformer"), real("rnn")])
     section = SMALL_RNN if name == "rnn" else SMALL_TRANSFORMER
@@ -123,8 +123,8 @@ def real_sources(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def real_request(
-    name: str, count: int, limit: int, wishes: Sequence[DecodingConstraints] = (), **settings: Any
+    name: str, count: int, limit: int, constraints: Sequence[DecodingConstraints] = (), **settings: Any
 ) -> Request:
     source_BS, real_BS, _ = real_sources(count)
-    given = wishes or [DecodingConstraints(text=str(row)) for row in range(count)]
+    given = constraints or [DecodingConstraints(text=str(row)) for row in range(count)]
     return make_request(real(name), source_BS, real_BS, [limit] * count, given, **settings)

@@ -1,6 +1,6 @@
-"""A toy language with a model of it, trained once for all tests, and two ways to give commands.
+"""A toy language, recipes for models of it, and helpers that run commands and compare run folders.
 
-Every word has one counterpart, the order is turned round, and the mark at the end stays: "ba del fo!" is "ol ebi ak!".
+Every word has one translation, word order is reversed, and the final mark stays: "ba del fo!" is "ol ebi ak!".
 The fixtures are in toy_fixtures.py.
 """
 
@@ -53,7 +53,7 @@ TIMES = {
 
 
 def translate_toy(source: str) -> str:
-    """The right answer to a sentence of the toy language."""
+    """Return the correct translation of a sentence of the toy language."""
     return " ".join(WORDS[word] for word in reversed(source[:-1].split())) + source[-1]
 
 
@@ -82,7 +82,7 @@ def write_corpus(folder: Path, *, train: int = 200, dev: int = 20, seed: int = 1
 
 
 def write_recipe(path: Path, **sections: dict[str, object]) -> Path:
-    """RECIPE with other values in some sections, beside a corpus; its cache is there too."""
+    """Write RECIPE with other values in some sections. Its corpus and its cache are in the same folder."""
     whole = {name: {**section, **sections.get(name, {})} for name, section in RECIPE.items()}
     whole["data"]["cache"] = str(path.parent / "cache")
     path.write_text(yaml.safe_dump(whole))
@@ -90,17 +90,18 @@ def write_recipe(path: Path, **sections: dict[str, object]) -> Path:
 
 
 def train_quietly(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
+    """Train a recipe in this process without output."""
     return train(recipe, out=run, overrides=overrides, report=Report(quiet=True), **options)
 
 
 def read_run_events(run: Path) -> list[dict[str, Any]]:
-    """The records of a run, without what depends on the clock."""
+    """Return the records in metrics.jsonl of a run, without values that depend on the clock."""
     lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def read_last_step(run: Path) -> int:
-    """The last step on record; a line that is being written is not there yet."""
+    """Return the step of the last complete line of metrics.jsonl; 0 if there is none."""
     text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
     whole = text.split("\n")[:-1]
     return int(json.loads(whole[-1])["step"]) if whole else 0
@@ -111,11 +112,13 @@ def read_tensor_files(run: Path) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> list[str]:
-    """What lies in a test's folder, without the home that libraries may have furnished."""
+    """Return the names of files in a test's folder, without `home`, in which libraries may write."""
     return sorted(path.name for path in folder.iterdir() if path.name != "home")
 
 
 class CommandResult(NamedTuple):
+    """The exit code and the output of a command."""
+
     code: int
     out: str
     err: str
@@ -148,14 +151,14 @@ def run_process(*arguments: object, stdin: bytes = b"", python: str | None = Non
 
 @contextmanager
 def start_process(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A running command, which is killed at the end of the context."""
+    """Start a command as a process, which is killed at the end of the context."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     with subprocess.Popen(command(*arguments), env=environment(), **pipes) as running:
         try:
             yield running
         finally:
             running.kill()
-            for stream in (running.stdout, running.stderr):  # open until the forked process ends
+            for stream in (running.stdout, running.stderr):  # these streams are open until the forked process ends
                 if stream and not stream.closed:
                     stream.read()
 
@@ -164,7 +167,9 @@ Call = Callable[..., CommandResult]
 
 
 class Toy(NamedTuple):
-    folder: Path  # holds the corpus and the recipe
+    """A trained run of RECIPE, and the output of its training."""
+
+    folder: Path  # has the corpus and the recipe
     recipe: Path
     run: Path
     output: CommandResult  # of the training command
@@ -175,9 +180,9 @@ class Toy(NamedTuple):
 
 
 def assert_user_error(answer: CommandResult, *culprits: object, working: bool = False) -> None:
-    """The command was refused with a sentence that names the culprits, and nothing else was said before.
+    """Assert that a command failed with one sentence on stderr that contains all `culprits`, and printed nothing else.
 
-    With `working`, it may have told of its progress until then.
+    With `working`, progress messages may come before the sentence.
     """
     assert answer.code == 2, answer
     assert answer.out == ""
@@ -190,7 +195,7 @@ def assert_user_error(answer: CommandResult, *culprits: object, working: bool = 
 
 
 def assert_same_runs(run: Path, whole: Path) -> None:
-    """Every tensor of the model, the checkpoints and the optimizer, every record, and nothing left lying about."""
+    """Assert that two runs have the same tensors and records, and that no temporary file is left."""
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert read_tensor_files(run) == read_tensor_files(whole)
     assert read_run_events(run) == read_run_events(whole)
@@ -198,8 +203,9 @@ def assert_same_runs(run: Path, whole: Path) -> None:
 
 
 def wait_until(moment: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
-    late = time.monotonic() + 120
+    """Wait until `moment` returns true, at most two minutes; fail if the process ends before."""
+    deadline = time.monotonic() + 120
     while not moment():
-        assert time.monotonic() < late
+        assert time.monotonic() < deadline
         assert running.poll() is None, running.communicate()[1].decode()
         time.sleep(0.001)

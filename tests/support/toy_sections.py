@@ -1,4 +1,4 @@
-"""The model section of a recipe as a record."""
+"""Model settings from a dictionary, as in the model section of a recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dragoman.recipe import Recipe
 
 
 def settings_of(section: dict[str, Any]) -> Any:
-    """Return a model section as the record of its kind, checked."""
+    """Return the validated settings of a model section."""
     settings = build(Recipe, {"model": section}).model
     settings.check()
     return settings

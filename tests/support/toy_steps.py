@@ -1,4 +1,4 @@
-"""Small step models for the tests of search: exact, quick, and different for every prefix.
+"""Toy implementations of the decoding protocol for tests of search: fast, and different for every prefix.
 
 Shapes   B sentences   S source width   N rows   V vocabulary   T steps
 """
@@ -18,7 +18,7 @@ from dragoman.types import BOS, EOS
 
 @dataclass
 class ToyState:
-    """What a row has read, folded into one number, and how many tokens that were."""
+    """The state of hypotheses: a hash of source and prefix, the number of tokens read, and the first source token."""
 
     hash_N: Tensor
     age_N: Tensor
@@ -34,7 +34,7 @@ def mix(hash_N: Tensor, value: Tensor) -> Tensor:
 
 
 class Toy:
-    """Log-probabilities drawn from a hash of the source and the whole prefix. Few `levels` make many ties."""
+    """Log-probabilities computed from a hash of the source and the prefix. Few `levels` give many ties."""
 
     def __init__(self, *, vocabulary: int = 6, seed: int = 0, levels: int = 1 << 20, sharp: float = 4.0) -> None:
         self.vocabulary, self.seed, self.levels, self.sharp = vocabulary, seed, levels, sharp
@@ -52,13 +52,13 @@ class Toy:
         return self.logp(state), state
 
     def logp(self, state: ToyState) -> Tensor:
-        draw_NV = mix(state.hash_N[:, None], torch.arange(self.vocabulary, device=state.hash_N.device))
-        level_NV = ((draw_NV >> 24) & 0xFFFFFFFF) % self.levels
+        hash_NV = mix(state.hash_N[:, None], torch.arange(self.vocabulary, device=state.hash_N.device))
+        level_NV = ((hash_NV >> 24) & 0xFFFFFFFF) % self.levels
         return (level_NV / self.levels * self.sharp).log_softmax(-1)
 
 
 class Script(Toy):
-    """The same log-probabilities for all prefixes of one length, as written; the last row is repeated."""
+    """Given log-probabilities by length of the prefix, one row per length; the last row is repeated."""
 
     def __init__(self, *rows: list[float]) -> None:
         super().__init__(vocabulary=len(rows[0]))
@@ -69,7 +69,7 @@ class Script(Toy):
 
 
 class Broken(Toy):
-    """Says `value` for everything once it has read `age` tokens of the sentence whose source begins with `culprit`."""
+    """Returns `value` for all tokens after more than `age` tokens, for sentences whose source starts with `culprit`."""
 
     def __init__(self, value: float, age: int, culprit: int, *, seed: int = 0) -> None:
         super().__init__(seed=seed)
@@ -81,13 +81,13 @@ class Broken(Toy):
 
 
 def sources(*firsts: int) -> tuple[Tensor, Tensor]:
-    """Sources of two tokens and a pad, told apart by their first token, and their keep-mask."""
+    """Return sources of two tokens and padding that differ in their first token, and a mask (True: not padding)."""
     source_BS = torch.tensor([[first, 5, 0] for first in firsts]).reshape(-1, 3)
     return source_BS, source_BS != 0
 
 
 def rescore(model: Toy, first: int, tokens: list[int]) -> float:
-    """The sum of log-probabilities of these tokens, read one at a time."""
+    """Return the sum of the log-probabilities of tokens, computed step by step."""
     state, total, previous = model.start(*sources(first)), 0.0, BOS
     for token in tokens:
         logp_NV, state = model.step(torch.tensor([previous]), state)
@@ -96,7 +96,7 @@ def rescore(model: Toy, first: int, tokens: list[int]) -> float:
 
 
 def exhaustive(model: Toy, first: int, limit: int, alpha: float) -> list[SearchResult]:
-    """Every answer there is within the limit: whole ones by score, then cut ones by score."""
+    """Return every hypothesis of up to `limit` tokens: finished ones by score, then truncated ones by score."""
 
     def every(prefix: list[int], logp: np.float32, state: ToyState) -> Iterator[tuple[list[int], np.float32]]:
         logp_NV, state = model.step(torch.tensor([prefix[-1] if prefix else BOS]), state)

@@ -1,4 +1,4 @@
-"""A small made-up corpus for tests of tokenizers, odd texts, and one tokenizer of every kind trained on it."""
+"""A small invented corpus for tests of tokenizers, one tokenizer of every kind trained on it, and difficult texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _side(form: str) -> str:
 PAIRS = [Pair(_side("The dog, it {} {}/{} the {} {}!"), _side("Für {}: {} „{} {}“ ({}).")) for _ in range(200)]
 LINES = [side for pair in PAIRS for side in (pair.source, pair.target)]
 SIZE = 400
-SIZES = {  # words with the punctuation that they touch are more
+SIZES = {  # tokenizers that do not split off punctuation need more entries
     kind: SIZE if tokenizer.splits_punctuation else 4000 for kind, tokenizer in TOKENIZERS.items()
 }
 ALL = {kind: train_tokenizer(LINES, TokenizerSettings(kind=kind, size=SIZES[kind])) for kind in TOKENIZERS}

@@ -1,4 +1,4 @@
-"""Random dependency trees, and what is true of them by walking their arcs one by one."""
+"""Random dependency trees, and reference implementations of depth and distance that follow the arcs one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def heads(draw: st.DrawFn, *, most: int = 12) -> tuple[int, ...]:
-    """Any tree over some words: each hangs on one that was hung before it, wherever that stands in the sentence."""
+    """Draw the heads of a random tree: in a random order of words, the head of each word is an earlier one."""
     order = draw(st.permutations(range(1, draw(st.integers(1, most)) + 1)))
     found = [0] * len(order)
     for n, word in enumerate(order[1:], 1):
@@ -18,7 +18,7 @@ def heads(draw: st.DrawFn, *, most: int = 12) -> tuple[int, ...]:
 
 
 def to_root(word: int, heads: Sequence[int]) -> list[int]:
-    """The words on the way up, the word itself among them; 0 is above all roots."""
+    """Return the words on the path from a word, inclusive, to the root, and 0, which is above all roots."""
     way = [word]
     while way[-1]:
         way.append(heads[way[-1] - 1])
@@ -26,7 +26,7 @@ def to_root(word: int, heads: Sequence[int]) -> list[int]:
 
 
 def arcs(one: int, other: int, heads: Sequence[int]) -> int:
-    """Up from one word to where the way up from the other is met, and down again."""
+    """Return the number of arcs between two words, through their lowest common ancestor."""
     up, down = to_root(one, heads), to_root(other, heads)
     meeting = next(word for word in up if word in down)
     return up.index(meeting) + down.index(meeting)

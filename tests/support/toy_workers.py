@@ -1,7 +1,7 @@
-"""Several trainings, one after the other, in every process that torchrun starts: `toy_workers.py JOBS.json`.
+"""A script for torchrun that trains several runs one after the other: `toy_workers.py JOBS.json`.
 
-To start processes takes longer than to train a toy, so tests share a start where they can. A job is the arguments of
-`train`.
+Starting processes takes longer than training a toy model, so tests share processes where they can. A job has the
+arguments of `train`.
 """
 
 from __future__ import annotations
