@@ -440,7 +440,7 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ProcessGroup, "gather", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
     with pytest.raises(UserError) as caught:
         check_same_data(prepared, ProcessGroup(rank=rank, world_size=3))
-    sentence = "data.dev (b) is not the same for process 2 as for the first; give all machines the same files"
+    sentence = "data.dev (b) is not the same in process 2 as in process 0; give all machines the same files"
     assert str(caught.value) == (sentence if rank == 0 else "")
     others[2] = prepared.digests = same
     check_same_data(prepared, ProcessGroup(rank=rank, world_size=3))

@@ -13,7 +13,7 @@ from dragoman.data.stream import StreamPosition
 from dragoman.progress import Report
 from dragoman.training.checkpoint import TrainState
 from dragoman.training.execution import ExecutionPlan
-from dragoman.training.logging import MEASURED, Forecast
+from dragoman.training.logging import MEASURED_SECONDS, Forecast
 from dragoman.training.step import Stepper
 from dragoman.training.trainer import train
 
@@ -86,7 +86,7 @@ def test_nothing_is_said_before_the_speed_is_known() -> None:
     report = Heard()
     forecast = Forecast(report, TrainSettings())
     update(forecast, {"train.steps=10": 0.1}, 1, 0.0, 0.0)
-    update(forecast, {"train.steps=10": 0.2}, 2, 0.0, MEASURED - 0.1)
+    update(forecast, {"train.steps=10": 0.2}, 2, 0.0, MEASURED_SECONDS - 0.1)
     assert report.messages == []
 
 

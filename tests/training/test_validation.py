@@ -89,7 +89,7 @@ def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None
     answer = call("train", small, "--out", tmp_path / "run", *corpora, "train.steps=6", "train.metric=chrf")
     [event] = [event for event in read_run_events(tmp_path / "run") if event["event"] == "validate"]
     assert event["signature"].startswith("nrefs:2|")
-    assert "train: 6 further targets are left out; of several, the first is learned" in answer.err
+    assert "train: 6 further targets are left out; only the first of a pair is learned" in answer.err
     assert "dev: 6 further" not in answer.err
 
 

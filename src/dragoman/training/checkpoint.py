@@ -1,10 +1,10 @@
-"""Checkpoints: all that the next step depends on, written atomically, so that a resumed run continues to the bit.
+"""Checkpoints and provenance.json, written atomically. A run resumed from a checkpoint continues bit-identically.
 
-checkpoints/step-0000001000/   weights, optimizer, EMA, state.json: the newest only
-checkpoints/best-0000001000.safetensors   weights alone, of the best validations
-provenance.json                data counts, versions, dates and the parent run, for the model card
+checkpoints/step-0000001000/              weights, optimizer state, EMA and state.json; only the newest is kept
+checkpoints/best-0000001000.safetensors   only the weights, of the steps with the best validations
+provenance.json                           data counts, versions, dates and the parent run, for the model card
 
-Rank 0 writes. If tensors are sharded, all processes do (training/execution.py).
+Rank 0 writes. If tensors are sharded, all ranks write their shards (training/execution.py).
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
 from dragoman.io import move_into_place, remove_abandoned, report_write_errors, temporary_beside, write_text
 from dragoman.models.base import collect_tensors
-from dragoman.run_dir import RunFolder, load_tensors, mean, read_digest, read_json, save_tensors
+from dragoman.run_dir import RunFolder, format_json, load_tensors, mean, read_digest, read_json, save_tensors
 from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
 from dragoman.training.prepare import Prepared
 from dragoman.training.step import StepMetrics, Stepper
 from dragoman.training.validation import Validation
 
-WRITTEN = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names that `save` gives
-NO_SUMS = (0.0, 0.0, 0, 0.0)
+SAVED_NAME = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names of the files and folders that `save` writes
+NO_SUMS = (0.0, 0.0, 0, 0.0)  # of loss, nll, steps and divergence
 # Earlier releases saved no divergence.
 Sums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda sums: (*sums, 0.0)[:4])]
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that the next step depends on, except tensors.
+    """Everything except tensors that the next step depends on.
 
-    It is saved as state.json, whose keys are the names that earlier releases gave to the fields: their aliases.
+    The state is saved as state.json. A field with an alias has that name there, which earlier releases gave to it.
     """
 
     plan: Annotated[ExecutionPlan, Field(alias="choices")]
     data: dict[str, str]  # digest of each corpus
-    longest: int = 0  # source, in tokens, that the model was trained on
+    longest: int = 0  # length in tokens of the longest source that the model was trained on
     parent: str = ""  # the run from whose weights this run started
     step: int = 0
     position: Annotated[StreamPosition, Field(alias="place")] = field(default_factory=StreamPosition)
-    seconds: float = 0.0  # trained so far
+    seconds: float = 0.0  # of training so far, over all resumptions
     tokens: int = 0  # read so far, both sides
     flops: float = 0.0  # spent so far (models/registry.py)
     peak_memory: int = 0  # in bytes, of the GPU or, on a CPU, of the process
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # halved at every roll-back
+    lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # factor of the learning rate, halved at every roll-back
     best: tuple[tuple[tuple[float, float], int], ...] = ()  # (goodness, step), best first
     stale: int = 0  # validations since the best one
     last_validation: Annotated[Validation | None, Field(alias="last")] = None
-    sums: Annotated[Sums, Field(alias="running")] = NO_SUMS  # since the last log: loss, nll, steps, divergence
+    sums: Annotated[Sums, Field(alias="running")] = NO_SUMS  # since the last record in metrics.jsonl
 
     @property
     def epochs(self) -> float:
@@ -73,14 +73,8 @@ class TrainState:
 
     def advance(self, tokens: int, position: StreamPosition, seconds: float, flops: float) -> TrainState:
         """Count one more step, taken or skipped."""
-        return replace(
-            self,
-            step=self.step + 1,
-            position=position,
-            seconds=seconds,
-            tokens=self.tokens + tokens,
-            flops=self.flops + flops,
-        )
+        tokens, flops = self.tokens + tokens, self.flops + flops
+        return replace(self, step=self.step + 1, position=position, seconds=seconds, tokens=tokens, flops=flops)
 
     def add_metrics(self, metrics: StepMetrics) -> TrainState:
         """Add the metrics of a step, which on a GPU are read some steps later."""
@@ -91,21 +85,21 @@ class TrainState:
         return replace(self, skipped_in_a_row=0, sums=sums)
 
     def mean_losses(self) -> tuple[float, float, float]:
-        """Return the means of loss, nll and divergence since the last log."""
+        """Return the means of loss, nll and divergence since the last record; NaN if all steps were skipped."""
         loss, nll, count, divergence = self.sums
         steps = count or float("nan")
         return loss / steps, nll / steps, divergence / steps
 
     def add_validation(self, validation: Validation, metric: str, keep: int) -> TrainState:
-        """Add a validation: keep the `keep` best, and count how many there were since the best."""
+        """Add a validation: keep the `keep` best validations, and count how many came after the best one."""
         entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
 
-        def rank(each: tuple[tuple[float, float], int]) -> tuple[float, float]:
-            (score, loss), _ = each
+        def rank(entry: tuple[tuple[float, float], int]) -> tuple[float, float]:
+            (score, loss), _ = entry
             return max(score, floor), loss
 
         better = not self.best or rank(entry) > rank(self.best[0])
-        ranked = sorted([*self.best, entry], key=rank, reverse=True)  # of equals the earlier first
+        ranked = sorted([*self.best, entry], key=rank, reverse=True)  # stable: the earlier of two equal ones first
         stale = 0 if better else self.stale + 1
         return replace(self, best=tuple(ranked[:keep]), stale=stale, last_validation=validation)
 
@@ -121,8 +115,8 @@ def best_file(folder: RunFolder, step: int) -> Path:
 def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
     """Write a checkpoint, then remove older ones. A crash between the two leaves only superfluous files.
 
-    Rank 0 renames a temporary folder when all processes have written to it. What Dragoman did not write, such as a copy
-    of a checkpoint, stays.
+    All processes write to a temporary folder, which rank 0 then renames. Files that Dragoman did not write, such as a
+    copy of a checkpoint, are not removed.
     """
     group, target = stepper.group, folder.checkpoints / f"step-{state.step:010}"
     best = [best_file(folder, step) for _, step in state.best]
@@ -140,7 +134,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
 
     def remove_old() -> None:
         for old in folder.checkpoints.iterdir():
-            if WRITTEN.fullmatch(old.name) and old not in (target, *best):
+            if SAVED_NAME.fullmatch(old.name) and old not in (target, *best):
                 remove(old)
 
     if (file := best_file(folder, state.step)) in best:
@@ -150,7 +144,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
         with ExitStack() as held:
             made = group.broadcast(start)
             for name, tensors in stepper.tensors().items():
-                if stepper.parallel.sharded:
+                if stepper.sharded:
                     save_sharded(made / name, tensors, group)
                 else:
                     group.broadcast(partial(save_tensors, made / f"{name}.safetensors", tensors))
@@ -162,9 +156,9 @@ def remove_unfinished(folder: RunFolder) -> None:
     """Remove files that a killed process had not finished. The run is locked, so no other process is writing them."""
     remove_abandoned(folder.path, age=0.0)
     remove_abandoned(folder.checkpoints, age=0.0)
-    for half in folder.checkpoints.iterdir():
-        if half.name.endswith(".part") and WRITTEN.fullmatch(half.name.removesuffix(".part")):  # of earlier versions
-            remove(half)
+    for path in folder.checkpoints.glob("*.part"):  # earlier releases gave temporary files this suffix
+        if SAVED_NAME.fullmatch(path.name.removesuffix(".part")):
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -179,7 +173,7 @@ def save_state(path: Path, state: TrainState) -> None:
 
 def newest(folder: RunFolder) -> Path | None:
     """Return the newest checkpoint of a run."""
-    found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and WRITTEN.fullmatch(p.name)]
+    found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and SAVED_NAME.fullmatch(p.name)]
     return max(found, default=None)
 
 
@@ -192,30 +186,32 @@ def load_state(path: Path) -> TrainState:
 
 
 def restore(path: Path, stepper: Stepper) -> None:
-    """Load the tensors of a checkpoint, however many processes wrote it and however it was sharded."""
+    """Load the tensors of a checkpoint into the stepper. Any number of processes may have saved it, sharded or not."""
     like = collect_tensors(stepper.model)
 
-    def tensors(name: str) -> dict[str, Tensor]:
+    def load(name: str) -> dict[str, Tensor]:
         if (path / name).is_dir():
             return load_sharded(path / name, like, stepper.group)
-        found, _ = load_tensors(path / f"{name}.safetensors")
-        owners = {key: like.get(key.rpartition(":")[0] or key, tensor) for key, tensor in found.items()}
-        return {key: shard_like(tensor, owners[key]) for key, tensor in found.items()}
+        tensors, _ = load_tensors(path / f"{name}.safetensors")
+        # An optimizer state, such as "project.weight:exp_avg", is sharded like its parameter.
+        owners = {key: like.get(key.rpartition(":")[0] or key, tensor) for key, tensor in tensors.items()}
+        return {key: shard_like(tensor, owners[key]) for key, tensor in tensors.items()}
 
-    stepper.restore(tensors("model"), tensors("optimizer"), tensors("ema"))
+    stepper.restore(load("model"), load("optimizer"), load("ema"))
 
 
 def final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
-    """Return the best weights, or the mean of the best few."""
+    """Return the weights of the best validation, or the mean of the weights of the `average` best ones."""
     steps = [step for _, step in state.best[: max(average, 1)]]
     return mean(load_tensors(best_file(folder, step))[0] for step in steps)
 
 
 def now() -> str:
+    """Return the time, such as 2026-11-16T21:35:00+00:00."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from: str, resumed: bool) -> None:
+def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, init_from: str, resumed: bool) -> None:
     """Write provenance.json. A resumed run keeps the existing file."""
     if resumed and folder.provenance_file.exists():
         return
@@ -225,7 +221,7 @@ def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from:
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
         "started": None if resumed else now(),  # unknown if an earlier release began the run
-        "unit": EXAMPLE_FORMATS[form].noun,
+        "unit": EXAMPLE_FORMATS[example_format].noun,
         "corpora": [
             {"split": split, "count": len(part.store), "left_out": dict(part.store.dropped)} for split, part in parts
         ],
@@ -243,7 +239,7 @@ def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from:
 
 
 def record_end(folder: RunFolder, *, trained: bool) -> None:
-    """Note when training ended and with which versions. A run that had ended before and took no step keeps its note."""
+    """Add the end of training and the versions to provenance.json, unless a finished run was resumed without a step."""
     about = folder.provenance()
     if trained or not about.get("ended"):
         versions = {"dragoman": version("dragoman"), "torch": torch.__version__}
@@ -251,4 +247,4 @@ def record_end(folder: RunFolder, *, trained: bool) -> None:
 
 
 def write_provenance(folder: RunFolder, about: dict[str, Any]) -> None:
-    write_text(folder.provenance_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder.provenance_file, format_json(about))

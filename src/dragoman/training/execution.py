@@ -1,14 +1,14 @@
-"""How training runs: the plan for a machine, DDP and FSDP2 around the learner, and tensors that are saved sharded.
+"""How training is executed: the plan for a machine, data parallelism by DDP or FSDP2, and sharded checkpoints.
 
 The plan (device, precision, compilation, threads, CUDA graphs, processes) is made once, saved with every checkpoint and
-reused on resume. With the same plan, a run on the CPU of the same machine gives bit-identical results.
+reused on resume. On the CPU of one machine, runs with the same plan are bit-identical.
 
-Each of several processes works on its own rows of a batch; DDP and FSDP give every process the mean of all gradients.
-If tensors are sharded, `to_full` and `shard_like` convert between the local part and the full tensor. The registry is
-PARALLEL. A sharded checkpoint is a folder that any number of processes can read:
+If there are several processes, each computes some rows of a batch, and DDP or FSDP averages the gradients over all
+processes. If tensors are sharded, `to_full` and `shard_like` convert between the local shard and the full tensor. The
+tensors of a sharded checkpoint are a folder that any number of processes can read:
 
-FOLDER/shard-00002-model-00001-of-00001.safetensors ...   each file's header says which part of a tensor it holds
-FOLDER/digests.json                                       by the name of a file
+FOLDER/shard-00002-model-00001-of-00001.safetensors ...   the header of a file names the slices of tensors in it
+FOLDER/digests.json                                       digests of these files, by file name
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import resource
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,9 @@ from dragoman.modules.norms import BatchNorm
 from dragoman.process_group import ProcessGroup
 from dragoman.recipe import Recipe
 from dragoman.run_dir import read_json
-from dragoman.types import Batch
 
 SWITCH_SECONDS = 1e-4  # interval after which Python switches threads; the default is 5e-3
+DIGESTS = "digests.json"
 COMPILE_STEPS = 2000  # compilation pays off in runs with at least this many steps
 
 
@@ -54,14 +54,14 @@ class ExecutionPlan:
     """How one process trains.
 
     With `bucketed_shapes`, batches are padded to a small set of shapes, which CUDA graphs need. This changes which
-    pairs share a batch, so a resumed run must not change it. Aliases are the names of fields in state.json.
+    pairs share a batch, so a resumed run must keep it. In state.json, fields have the names given by `alias`.
     """
 
     device: str
     precision: str
     compile: bool
     threads: int
-    batch_parts: Annotated[int, Field(alias="split")] = 1  # into which a batch is split to fit into memory
+    batch_parts: Annotated[int, Field(alias="split")] = 1  # number of parts into which a batch is split to save memory
     bucketed_shapes: Annotated[bool, Field(alias="few_shapes")] = False
     use_cuda_graphs: Annotated[bool, Field(alias="capture")] = False  # steps run as CUDA graphs (training/step.py)
     world_size: Annotated[int, Field(alias="world")] = 1  # number of processes
@@ -97,12 +97,13 @@ def plan_execution(
 ) -> ExecutionPlan:
     """Return the plan for this process.
 
-    Explicit settings win; otherwise the plan of the resumed run; otherwise the fastest choice for this machine.
+    Explicit settings take precedence over the plan of the resumed run, and that over the fastest choice for this
+    machine.
     """
     settings, group = recipe.train, group or ProcessGroup()
     if resumed_plan and settings.device == "auto":
         device = torch.device(resumed_plan.device)
-        index = 0 if group.is_distributed else device.index or 0  # with several processes, the rank decides
+        index = 0 if group.is_distributed else device.index or 0  # with several processes, the local rank is the index
         if device.type == "cuda" and index >= torch.cuda.device_count():
             raise UserError(
                 f"this run was started on {resumed_plan.device}, which this machine does not have; set "
@@ -111,7 +112,8 @@ def plan_execution(
             )
     else:
         device = choose_device(settings.device)
-    on_gpu, parts = device.type == "cuda", resumed_plan.batch_parts if resumed_plan and not group.is_distributed else 1
+    on_gpu = device.type == "cuda"
+    parts = resumed_plan.batch_parts if resumed_plan and not group.is_distributed else 1
     precision: str = settings.precision
     if precision == "auto":
         precision = resumed_plan.precision if resumed_plan else best_precision(device)
@@ -123,7 +125,7 @@ def plan_execution(
             )
     elif resumed_plan and torch.device(resumed_plan.device).type == device.type:
         compiled = resumed_plan.compile
-    else:  # on a CPU, eager mode with the kernels of this project is faster than compiled code
+    else:  # on a CPU, eager code with this project's kernels is faster than compiled code
         is_long = settings.steps == 0 or settings.steps >= COMPILE_STEPS
         compiled = on_gpu and recipe.model.layout == "packed" and is_long
     same_world = resumed_plan and resumed_plan.world_size == group.world_size
@@ -155,102 +157,80 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class SingleProcess:
-    """Training in a single process."""
+@dataclass(frozen=True)
+class ParallelMethod:
+    """A way to train one model in several processes, an entry of the registry PARALLEL."""
 
-    sharded = False  # whether parameters are sharded over the processes
-
-    def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:  # noqa: ARG002 - all entries take both
-        self.module: Any = learner
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Return the sums of loss, nll and divergence, as `Learner.forward` does."""
-        sums_3: Tensor = self.module(batch)
-        return sums_3
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients are accumulated locally, without communication."""
-        return nullcontext()
-
-    @staticmethod
-    def check(model: nn.Module) -> None:
-        """Raise a UserError if it cannot train this model."""
+    wrap: Callable[[nn.Module, ProcessGroup], nn.Module]  # returns a module that averages gradients over all processes
+    check: Callable[[nn.Module], None]  # raises a UserError for a model that the method cannot train
+    sharded: bool = False  # whether every process has only a shard of each parameter
 
 
-class DataParallel(SingleProcess):
-    """Every process has the full model. Gradients are averaged in buckets during the backward pass."""
-
-    def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:
-        super().__init__(learner, group)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch have another name for it
-            self.module = DistributedDataParallel(
-                learner, process_group=group.tensor_group, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        context: AbstractContextManager[None] = self.module.no_sync()
-        return context
-
-    @staticmethod
-    def check(model: nn.Module) -> None:
-        if any(isinstance(module, BatchNorm) for module in model.modules()):
-            raise UserError(
-                "model.norm=batch needs the statistics of a whole batch, of which each process sees some rows; train "
-                "in one process, or with another norm, such as layer"
-            )
+def wrap_ddp(learner: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Keep the full model in every process. Gradients are averaged in buckets during the backward pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch rename an argument
+        return DistributedDataParallel(
+            learner, process_group=group.tensor_group, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
 
 
-class FullyShardedDataParallel(SingleProcess):
-    """Every process has a shard of each parameter, and the full parameters of a layer only while it is computed.
+def check_ddp(model: nn.Module) -> None:
+    """Refuse batch norm."""
+    if any(isinstance(module, BatchNorm) for module in model.modules()):
+        raise UserError(
+            "model.norm=batch needs the statistics of a full batch, but each process has only some rows; train in one "
+            "process, or use another norm, such as layer"
+        )
+
+
+def wrap_fsdp(learner: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Keep a shard of each parameter in every process, and the full parameters of a layer only while it is computed.
 
     Gradients are exchanged after every part of a batch: keeping them unsharded would take the memory that this saves.
     """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard  # a slow import
 
-    sharded = True
+    assert group.tensor_group
+    mesh = DeviceMesh.from_group(group.tensor_group, next(learner.parameters()).device.type)
+    for module in learner.modules():
+        if isinstance(module, TransformerLayer):  # in training only their `forward` is called, as FSDP requires
+            fully_shard(module, mesh=mesh)
+    fully_shard(learner, mesh=mesh)  # in place
+    return learner
 
-    def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import fully_shard  # a slow import
 
-        super().__init__(learner, group)
-        assert group.tensor_group
-        mesh = DeviceMesh.from_group(group.tensor_group, next(learner.parameters()).device.type)
-        for module in learner.modules():
-            if isinstance(module, TransformerLayer):  # training calls only their `forward`
-                fully_shard(module, mesh=mesh)
-        fully_shard(learner, mesh=mesh)
+def check_fsdp(model: nn.Module) -> None:
+    """Refuse batch norm and parameters without a dimension to shard."""
+    check_ddp(model)
+    if scalars := [name for name, parameter in model.named_parameters() if not parameter.dim()]:
+        raise UserError(
+            f"train.parallel=fsdp cannot shard {scalars[0]}, which is a single number; use another model.norm, such as "
+            "layer, or train.parallel=ddp"
+        )
 
-    @staticmethod
-    def check(model: nn.Module) -> None:
-        DataParallel.check(model)
-        single = [name for name, parameter in model.named_parameters() if not parameter.dim()]
-        if single:
-            raise UserError(
-                f"train.parallel=fsdp cannot shard {single[0]}, which is a single number; take another model.norm, "
-                "such as layer, or train.parallel=ddp"
-            )
+
+PARALLEL = {"ddp": ParallelMethod(wrap_ddp, check_ddp), "fsdp": ParallelMethod(wrap_fsdp, check_fsdp, sharded=True)}
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor."""
+    """Return whether the tensor is a DTensor."""
     return hasattr(tensor, "device_mesh")
 
 
 def to_full(tensor: Tensor) -> Tensor:
     """Return the full tensor. Collective if it is sharded: every rank must call it."""
-    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return full
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def to_local(tensor: Tensor) -> Tensor:
     """Return the local shard of a tensor, or the tensor itself if it is not sharded."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return part
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def gather_like(part: Tensor, like: Tensor) -> Tensor:
-    """Return the full tensor from local parts that are sharded as `like` is. Collective."""
+    """Return the full tensor from its local shard `part`; `like` is a tensor sharded in the same way. Collective."""
     from torch.distributed.tensor import DTensor
 
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
@@ -258,7 +238,7 @@ def gather_like(part: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a full tensor sharded as `like` is, if that has its shape and is sharded."""
+    """Shard a full tensor as `like` is sharded. If `like` has no shards or another shape, return the full tensor."""
     if not is_sharded(like) or is_sharded(tensor) or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -267,13 +247,8 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
 
 
-PARALLEL: dict[str, type[SingleProcess]] = {"ddp": DataParallel, "fsdp": FullyShardedDataParallel}
-
-DIGESTS = "digests.json"
-
-
 def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
-    """Write each process's part of the tensors. Collective: the files are complete when it returns."""
+    """Write the local shard of each tensor. Collective: all files are complete when it returns."""
 
     def make_folder() -> None:
         with report_write_errors(folder):
@@ -286,15 +261,19 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
             save_parts(dict(tensors), storage_writer=writer, process_group=group.control_group)
     except CheckpointException as error:
         if not group.is_main:
-            raise UserError("") from None
+            raise UserError("") from None  # the main process shows the message
         with report_write_errors(folder):
             raise _cause(error) from None
-    found = digest_files(folder, group)
-    group.broadcast(lambda: write_text(folder / DIGESTS, json.dumps(found, indent=1) + "\n"))
+    digests = digest_files(folder, group)
+    group.broadcast(lambda: write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n"))
 
 
 def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor]:
-    """Return all tensors of a folder, each sharded as the tensor of `like` with its name (before a colon) and shape."""
+    """Return all tensors of a folder, each sharded like the tensor of the model that it belongs to.
+
+    `like` has the tensors of the model by name. An optimizer state is named after its parameter, such as
+    "project.weight:exp_avg". A tensor without an owner of the same shape is not sharded.
+    """
     if read_json(folder / DIGESTS) != digest_files(folder, group):
         raise UserError(
             f"{str(folder)!r} is damaged: its files do not match their digests; copy it again or restore it"
@@ -302,30 +281,28 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
     if not any(folder.glob("*.safetensors")):
         return {}
     try:
-        about = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        found = {}
-        for name, one in about.items():
-            model = like.get(name.rpartition(":")[0] or name)
-            same = model is not None and model.shape == one.size  # type: ignore[union-attr]
-            new = torch.empty_like(model) if same else torch.empty(one.size)  # type: ignore[arg-type,union-attr]
-            found[name] = new.to(one.properties.dtype).detach()  # type: ignore[union-attr]
+        metadata: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        tensors = {}
+        for name, stored in metadata.items():
+            owner = like.get(name.rpartition(":")[0] or name)
+            same_shape = owner is not None and owner.shape == stored.size
+            new = torch.empty_like(owner) if same_shape else torch.empty(stored.size)  # type: ignore[arg-type]
+            tensors[name] = new.to(stored.properties.dtype).detach()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about reading in a single process
-            reader = HuggingFaceStorageReader(str(folder))
-            load_parts(
-                found, storage_reader=reader, process_group=group.control_group, no_dist=not group.is_distributed
-            )
+            reader, single = HuggingFaceStorageReader(str(folder)), not group.is_distributed
+            load_parts(tensors, storage_reader=reader, process_group=group.control_group, no_dist=single)
     except (CheckpointException, SafetensorError, OSError, ValueError, KeyError) as error:
         why = _cause(error)
         raise UserError(f"{str(folder)!r} is cut short or damaged ({why}); copy it again or restore it") from None
-    return found
+    return tensors
 
 
 def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
     """Return the digests of all files, each computed by one process."""
-    own = sorted(folder.glob("*.safetensors"))[group.rank :: group.world_size]
-    parts = group.gather(lambda: {file.name: digest_file(file) for file in own})
-    return dict(sorted(pair for part in parts for pair in part.items()))
+    files = sorted(folder.glob("*.safetensors"))[group.rank :: group.world_size]
+    digests = group.gather(lambda: {file.name: digest_file(file) for file in files})
+    return dict(sorted(item for of_rank in digests for item in of_rank.items()))
 
 
 def _cause(error: BaseException) -> OSError:

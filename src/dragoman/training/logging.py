@@ -1,4 +1,8 @@
-"""The output of training: the progress bar, metrics.jsonl, TensorBoard and a forecast of when training will end."""
+"""The output of training.
+
+`Metrics` writes metrics.jsonl and TensorBoard files, `TrainLogger` computes speeds and shows the progress bar, and
+`Forecast` predicts when training will end.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +29,17 @@ from dragoman.training.step import StepMetrics
 
 
 class Metrics:
-    """The records of metrics.jsonl, one a line, and the same numbers for TensorBoard."""
+    """The writer of metrics.jsonl, which has one JSON record a line, and of the same numbers for TensorBoard."""
 
     def __init__(self, path: Path | None, *, step: int, board: bool) -> None:
-        """Keep the records up to `step`. Without a path, as on ranks other than 0, nothing is written."""
-        self.path, self.wants_board = path, board
+        """Open the files and keep their records up to `step`. Without a path (on ranks other than 0) write nothing."""
+        self.path, self.use_board = path, board
         self.file: IO[str] | None = None
         self.board: Any = None
         self.truncate(step)
 
     def truncate(self, step: int) -> None:
-        """Remove the records after this step, and a last line that a killed process did not finish."""
+        """Remove the records after this step, and an incomplete last line, which a killed process leaves."""
         self.close()
         if self.path is None:
             return
@@ -46,7 +50,7 @@ class Metrics:
                     kept.append(line + "\n")
         write_text(self.path, "".join(kept))
         self.file = self.path.open("a", encoding="utf-8")
-        if self.wants_board:
+        if self.use_board:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
@@ -67,7 +71,7 @@ class Metrics:
                     self.board.add_scalar(f"{event}/{name}", value, step)
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the file and the TensorBoard writer."""
         for sink in (self.file, self.board):
             if sink:
                 with suppress(OSError):  # a full disk has already been reported
@@ -76,28 +80,29 @@ class Metrics:
 
 
 class TrainLogger:
-    """Show progress, write the metrics of training and forecast its end."""
+    """Show the progress bar and write a record every train.log_every steps."""
 
     def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings, plan: ExecutionPlan) -> None:
         self.metrics, self.settings = metrics, settings
         self.device = torch.device(plan.device)
+        # FLOPs per second that large matrix products reach on all devices together, measured here
         self.peak_flops = plan.world_size * measure_matmul_flops(self.device, plan.precision)
         self.forecast = Forecast(report, settings)
         self.bar = report.progress("training", total=100)  # percent of the limit that ends the run
 
     def reset(self, flops: float) -> None:
-        """Restart the measurement of speed; `flops` is the number of operations so far."""
+        """Restart the measurement of speed. `flops` is the total of the run so far."""
         self.tokens, self.flops, self.since = 0, flops, time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside, such as that of a validation, from the speed of training."""
+        """Exclude the time inside this context, such as that of a validation, from the measured speed."""
         paused = time.monotonic()
         yield
         self.since += time.monotonic() - paused
 
     def log(self, state: TrainState, newest: StepMetrics, done: float) -> None:
-        """Show the mean losses since the last record and write one if it is due; `done` is the fraction of the run."""
+        """Show the mean losses since the last record; write one if it is due. `done` is the fraction of the run."""
         seconds = time.monotonic() - self.since
         speed, loss, nll, divergence = self.tokens / seconds, *state.mean_losses()
         left = timedelta(seconds=round(state.seconds * max(1 / done - 1, 0)))
@@ -128,12 +133,12 @@ class TrainLogger:
             )
 
 
-MEASURED = 5.0  # seconds of training, without the slow first step, from which the speed is estimated
-FEW_EPOCHS = 0.5  # messages point out that a run reads less than this
+MEASURED_SECONDS = 5.0  # of training, without the slow first step, from which the speed is estimated
+FEW_EPOCHS = 0.5  # messages point out that a run reads less of the data than this
 
 
 class Forecast:
-    """Log once how long training will take, or how many steps a limit of time allows."""
+    """Logs once how long training will take, or how many steps it can take within train.minutes or another limit."""
 
     def __init__(self, report: Report, settings: TrainSettings) -> None:
         self.report, self.settings = report, settings
@@ -143,13 +148,13 @@ class Forecast:
     def update(self, now: TrainState, fractions: Mapping[str, float]) -> None:
         """Record the progress after a step; log the forecast as soon as the speed can be estimated.
 
-        `fractions` are those of the limits that are reached, such as {"train.steps=1000": 0.2}.
+        `fractions` maps each limit to the fraction of it that is reached, such as {"train.steps=1000": 0.2}.
         """
         if self.logged:
             return
-        if self.first is None or now.step <= self.first[0].step:  # the first step, or the first after a roll-back
+        if self.first is None or now.step <= self.first[0].step:  # also after a roll-back
             self.first = now, fractions
-        elif now.seconds - self.first[0].seconds >= MEASURED:
+        elif now.seconds - self.first[0].seconds >= MEASURED_SECONDS:
             self.logged = True
             self.report.log(*self.estimate(*self.first, now, fractions))
 
@@ -158,30 +163,27 @@ class Forecast:
     ) -> tuple[str, int]:
         """Return a message about the limit that will be reached first, and the level of the message."""
         measured = now.seconds - first.seconds
-        left = {
-            limit: (1 - fraction) * measured / (fraction - before[limit])
-            for limit, fraction in fractions.items()
-            if fraction > before[limit]
-        }
+        gains = {limit: fraction - before[limit] for limit, fraction in fractions.items()}
+        left = {limit: (1 - fractions[limit]) * measured / gain for limit, gain in gains.items() if gain > 0}
         if not left:
             return f"{next(iter(fractions))} cannot be estimated yet", INFO
-        limit = min(left, key=lambda name: left[name])
-        steps = now.step + round(left[limit] * (now.step - first.step) / measured)
-        epochs = now.epochs + left[limit] * (now.epochs - first.epochs) / measured
-        lasts = timedelta(seconds=round(now.seconds + left[limit]))
+        limit, seconds_left = min(left.items(), key=lambda item: item[1])
+        steps = now.step + round(seconds_left * (now.step - first.step) / measured)
+        epochs = now.epochs + seconds_left * (now.epochs - first.epochs) / measured
+        duration = timedelta(seconds=round(now.seconds + seconds_left))
         if limit.startswith("train.steps="):
-            return f"at this speed {limit} takes about {lasts} ({epochs:.2g} epochs)", INFO
+            return f"at this speed {limit} takes about {duration} ({epochs:.2g} epochs)", INFO
         small = describe_small_epochs(epochs)
-        gives = f"at this speed {limit} gives about {steps:,} steps ({small or f'{epochs:.2g} epochs'})"
+        message = f"at this speed {limit} gives about {steps:,} steps ({small or f'{epochs:.2g} epochs'})"
         warmup, by_clock = self.settings.warmup, limit.startswith("train.minutes=")
         shortened = "so the warm-up is shortened to a tenth of the time"  # see compute_learning_rate
         if steps <= warmup and by_clock:
-            return f"{gives}, fewer than train.warmup={warmup}, {shortened}; train longer", WARNING
+            return f"{message}, fewer than train.warmup={warmup}, {shortened}; train longer", WARNING
         if steps <= warmup:
-            return f"{gives}, inside the warm-up of {warmup}; set train.warmup lower or train longer", WARNING
+            return f"{message}, inside the warm-up of {warmup}; set train.warmup lower or train longer", WARNING
         if by_clock and steps * MAX_WARMUP_FRACTION < warmup:
-            return f"{gives}; train.warmup={warmup} is more than a tenth of them, {shortened}", WARNING
-        return f"{gives} and takes about {lasts}", WARNING if small else INFO
+            return f"{message}; train.warmup={warmup} is more than a tenth of them, {shortened}", WARNING
+        return f"{message} and takes about {duration}", WARNING if small else INFO
 
 
 def describe_small_epochs(epochs: float) -> str:

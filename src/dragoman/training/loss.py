@@ -52,7 +52,7 @@ CONSISTENCY: dict[str, LossTerms] = {
     "rdrop": LossTerms((0.5, 0.5), (0.5, 0.5)),  # Liang 2021, whose alpha is twice the weight
     "simcut": LossTerms((1.0, 0.0), (1.0, 0.0), hides_tokens=True),  # Gao 2022
 }
-ComputeGradient = Callable[[Tensor, Tensor, LossTerms], tuple[Tensor, Tensor]]  # logits, target -> sums, gradient
+Gradient = Callable[..., tuple[Tensor, Tensor]]  # of logits_PNV, target_N and terms; returns sums and grad_PNV
 
 
 def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms) -> Sums:
@@ -124,7 +124,7 @@ def compute_consistency_gradient(logits_2NV: Tensor, target_N: Tensor, terms: Lo
 
 
 def compute_chunked_loss(
-    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, compute: ComputeGradient | None = None
+    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, compute: Gradient | None = None
 ) -> Sums:
     """Return the same sums, computed chunk by chunk. Only the loss is differentiable.
 
@@ -132,26 +132,19 @@ def compute_chunked_loss(
     the function that computes them, for example by a compiled one.
     """
     compute = compute or (compute_cross_entropy_gradient if terms.passes == 1 else compute_consistency_gradient)
-    sums: Sums = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        states_PNC, weight_VC, target_N, terms, compute, torch.is_grad_enabled()
-    )
+    compute = partial(compute, terms=terms)
+    needs_grad = torch.is_grad_enabled() and (states_PNC.requires_grad or weight_VC.requires_grad)
+    sums: Sums = _ChunkedLoss.apply(states_PNC, weight_VC, target_N, compute, needs_grad)  # type: ignore[no-untyped-call]
     return sums
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Sum what `compute` returns for each chunk. Inside `forward` gradients are disabled, so a flag is passed."""
+    """Add up what `compute` returns for each chunk."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        states_PNC: Tensor,
-        weight_VC: Tensor,
-        target_N: Tensor,
-        terms: LossTerms,
-        compute: ComputeGradient,
-        grad_enabled: bool,
+        ctx: Any, states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, compute: Gradient, needs_grad: bool
     ) -> Sums:
-        needs_grad = grad_enabled and (states_PNC.requires_grad or weight_VC.requires_grad)
         device, (P, _, C) = states_PNC.device.type, states_PNC.shape
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PNC.dtype
         states, weight = states_PNC.to(dtype), weight_VC.to(dtype)
@@ -163,7 +156,7 @@ class _ChunkedLoss(torch.autograd.Function):
             part = slice(start, start + chunk)
             states_MC = states[:, part].flatten(0, 1)
             logits_PNV = fast_linear(states_MC, weight).view(P, -1, len(weight))
-            sums, grad_PNV = compute(logits_PNV, target_N[part], terms)
+            sums, grad_PNV = compute(logits_PNV, target_N[part])
             sums_3[: len(sums)] += sums  # one pass has no divergence
             if needs_grad:
                 counts_N1, grad_MV = (target_N[part, None] >= 0).to(dtype), grad_PNV.to(dtype).flatten(0, 1)
@@ -178,7 +171,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None, None, None
+        return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None, None
 
 
 def add_weight_gradient(sum_VC: Tensor, grad_MV: Tensor, states_MC: Tensor) -> Tensor:
@@ -195,6 +188,12 @@ def widen(x: Tensor) -> Tensor:
 
 Loss = Callable[[Tensor, Tensor, Tensor, LossTerms], Sums]
 LOSSES: dict[str, Loss] = {"chunked": compute_chunked_loss, "plain": compute_plain_loss}
+
+
+def compile_loss(loss: Loss) -> Loss:
+    """Compile the gradient of two passes: on a GPU a chunk then takes two or three kernels instead of a dozen."""
+    compiled = partial(compute_chunked_loss, compute=torch.compile(compute_consistency_gradient))
+    return compiled if loss is compute_chunked_loss else loss
 
 
 def repeat_rows(batch: Batch, terms: LossTerms, cut: float) -> Batch:

@@ -1,11 +1,12 @@
 """Registries of optimizers and learning-rate schedules; gradient clipping and the skipping of non-finite steps.
 
-Muon (Jordan 2024) updates matrices by their orthogonalized momentum and everything else as AdamW does. All directions
-of a matrix move by the same amount, so rare ones are learned as fast as frequent ones. Updates have the same root mean
-square as those of AdamW (Liu 2025), so one learning rate and one weight decay serve both kinds of parameter. If
-matrices are sharded, every process gathers the full momentum, orthogonalizes it and updates its local rows.
+Muon (Jordan 2024) updates matrices by their orthogonalized momentum and all other parameters as AdamW does. All
+singular directions of a matrix are updated by the same amount, so rare directions are learned as fast as frequent ones.
+Updates have the same root mean square as those of AdamW (Liu 2025), so one learning rate and one weight decay suit both
+kinds of parameter. If matrices are sharded, every process gathers the full momentum, orthogonalizes it and updates its
+local rows.
 
-Shapes   K matrices of one size   R local rows   C columns   A rows of the full matrix, split into blocks
+Shapes   K matrices of one size   R local rows   A rows of the full matrix (R if it is not sharded)   C columns
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from dragoman.training.execution import gather_like, is_sharded, shard_like, to_
 
 FUSED_ADAM: dict[str, Any] = {"eps": 1e-9, "fused": True}
 NEWTON_SCHULZ_STEPS = 5
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, which brings singular values near 1 in few iterations
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's polynomial, which brings singular values near 1 in 5 steps
 ADAMW_RMS = 0.2  # root mean square of AdamW's updates
-BLOCKS = {"query_key_value": 3, "key_value": 2}  # number of matrices that the weights of fused projections contain
+BLOCKS = {"query_key_value": 3, "key_value": 2}  # fused projections, and how many matrices their weight contains
 # 2-D parameters that Muon leaves to AdamW: embeddings, the output projection, relative-position tables, initial RNN
 # states
 ADAMW_SUFFIXES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")
@@ -47,7 +48,7 @@ class Muon(AdamW):
         momentum: float,
     ) -> None:
         self.momentum = momentum
-        self.blocks: dict[int, int] = {}  # by the id of a matrix
+        self.blocks: dict[int, int] = {}  # number of matrices in a parameter, by its id()
         rest, matrices = list[Tensor](), list[Tensor]()
         for name, param in named:
             if param.dim() == 2 and not name.endswith(ADAMW_SUFFIXES):
@@ -75,12 +76,12 @@ class Muon(AdamW):
             self.update_matrices(params, matrices["lr"], matrices["weight_decay"])
 
     def update_matrices(self, matrices: list[Tensor], lr: float | Tensor, decay: float) -> None:
-        """Update matrices of one size in one batch."""
+        """Update matrices of one size together."""
         for param in matrices:
             if "momentum_buffer" not in self.state[param]:
                 self.state[param]["momentum_buffer"] = torch.zeros_like(param)
         found_inf = getattr(self, "found_inf", None)
-        scale = 1.0 if found_inf is None else 1 - found_inf  # 0 leaves weights and momentum unchanged
+        scale = 1.0 if found_inf is None else 1 - found_inf  # with 0, weights and momentum stay unchanged
         weights = [to_local(param) for param in matrices]
         buffers = [to_local(self.state[param]["momentum_buffer"]) for param in matrices]
         grad_KRC = torch.stack([to_local(param.grad) for param in matrices])  # type: ignore[arg-type]
@@ -133,18 +134,17 @@ class CapturableSGD(SGD):
 
 @dataclass(frozen=True)
 class OptimizerFactory:
-    """A registry entry: a class of optimizers that take named parameters, as those of `torch.optim` do.
-
-    The constructor gets those settings that it accepts, the fixed `options`, and the optimizer's own settings: `own`
-    has their defaults, and train.optimizer_options changes them.
-    """
+    """A registry entry: a class of optimizers that take named parameters, as those of `torch.optim` do."""
 
     kind: type[Optimizer]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    own: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # fixed arguments of the constructor
+    own: Mapping[str, float] = field(default_factory=dict)  # defaults of arguments that train.optimizer_options may set
 
     def __call__(self, named: Mapping[str, Tensor], settings: TrainSettings) -> Optimizer:
-        """Return an optimizer of these parameters. For CUDA graphs the learning rate is a tensor."""
+        """Return an optimizer of these parameters; pass it the settings of TrainSettings that its constructor accepts.
+
+        On a GPU the learning rate is a tensor, which CUDA graphs need.
+        """
         parameter = next(iter(named.values()))
         tensor_lr = parameter.is_cuda and not is_sharded(parameter)
         common = {
@@ -168,6 +168,7 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of all parameters; a tensor is filled in place, so that CUDA graphs read the new value."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -182,7 +183,7 @@ def compute_gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, clip: float) -> None:
-    """Scale all gradients in place so that their norm is at most `clip`. Does not synchronize with the GPU."""
+    """Scale all gradients in place so that their norm is at most `clip`. Does not wait for the GPU."""
     grads = [to_local(param.grad) for param in parameters if param.grad is not None]
     torch._foreach_div_(grads, (norm.float() / clip).clamp(min=1.0))
 
@@ -238,12 +239,9 @@ def constant(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG
     return 1.0
 
 
-SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
-    "inverse_sqrt": inverse_sqrt,
-    "cosine": cosine,
-    "constant": constant,
-}
-MAX_WARMUP_FRACTION = 0.1  # maximum fraction of a run limited by train.minutes, whose number of steps is unknown
+Schedule = Callable[[int, int, float], float]  # step, warmup, run_fraction -> factor of train.lr
+SCHEDULES: dict[str, Schedule] = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "constant": constant}
+MAX_WARMUP_FRACTION = 0.1  # the warm-up takes at most this fraction of train.minutes: the number of steps is not known
 
 
 def check_optimization(settings: TrainSettings, model: Settings) -> None:

@@ -1,4 +1,7 @@
-"""Prepare the data of a run: tokenizers, token stores and the stream of batches. Tokenizers and stores are cached."""
+"""Prepare the data of a run: `prepare` returns tokenizers and token stores, `open_stream` a stream of their batches.
+
+Tokenizers and token stores are kept in the cache folder, where later runs on the same data find them.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
 BUCKETED_LAYOUTS = {"packed": "level", "padded": "stepped"}  # layout -> the same layout with a small set of shapes
-FIRST_LINES = 1000  # of a corpus that are checked before anything is written
-STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths and texts are measured
+FIRST_LINES = 1000  # of a corpus in which a first pair is sought, to check the format before anything is written
+STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths, or whose texts, are measured
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Prepared:
 
     @property
     def longest(self) -> int:
+        """Length in tokens of the longest source in the training data."""
         return max(part.store.longest for part in self.train)
 
     @cached_property
@@ -62,23 +66,23 @@ class Prepared:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests of the corpora, by name."""
+        """Digest and weight of each corpus, by its name."""
         parts = [*self.train, *self.dev]
         return {name: f"{part.store.digest}*{part.weight:g}" for name, part in zip(self.names, parts, strict=True)}
 
 
 def find_changed_corpus(digests: dict[str, str], others: dict[str, str]) -> str:
-    """Return the name of a corpus whose digest differs, or nothing."""
+    """Return the name of the first corpus whose digest differs, or an empty string."""
     return next((name for name in [*digests, *others] if digests.get(name) != others.get(name)), "")
 
 
 def check_same_data(prepared: Prepared, group: ProcessGroup) -> None:
-    """Refuse processes that read different texts."""
+    """Raise an error on all ranks if the processes have read different data."""
     first, *others = group.gather(lambda: prepared.digests)
     for rank, digests in enumerate(others, 1):
         if name := find_changed_corpus(first, digests):
             raise group.user_error(
-                f"{name} is not the same for process {rank} as for the first; give all machines the same files"
+                f"{name} is not the same in process {rank} as in process 0; give all machines the same files"
             )
 
 
@@ -95,21 +99,21 @@ def check_data(recipe: Recipe) -> None:
     if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
         raise UserError(f"model.kind={kind} has one tokenizer; leave target_kind and target_size out")
     trees = "reads trees of one side" if "tree" in recipe.model.features else ""
-    why = trees or ("" if form == "pairs" else "does not translate")
-    if why and any(data.tags):
-        raise UserError(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
-    if why and data.both_ways:
-        raise UserError(f"data.both_ways is of no use to model.kind={kind}, which {why}; leave it out")
+    why = trees or ("" if form == "pairs" else "does not translate")  # why it learns a single direction
+    for used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
+        if why and used:
+            raise UserError(f"{setting} has no effect with model.kind={kind}, which {why}; leave it out")
     if form == "labels" and any(corpus.reverse for corpus in data.training_corpora):
-        raise UserError("a classifier cannot say a text to a label; leave reverse out")
+        raise UserError("a classifier cannot generate a text from a label; leave reverse out")
+    # Corpora that differ only in their direction: is the reverse of one of them learned too?
     directions = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.training_corpora]
     both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in directions for corpus in directions)
     if both and not recipe.tokenizer.joint and form == "pairs":
         raise UserError("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
     if data.both_ways and any(data.tags):
         raise UserError(
-            "data.both_ways learns both directions without telling them apart; where there are tags, list each corpus "
-            "again with reverse: true and a tag of its own"
+            "data.both_ways learns both directions without tags; if corpora have tags, list each corpus again with "
+            "reverse: true and another tag"
         )
     for split in ("dev", "test"):
         for corpus in getattr(data, split):
@@ -118,15 +122,15 @@ def check_data(recipe: Recipe) -> None:
                 known = ", ".join(tag or "none" for tag in data.tags)
                 raise UserError(f"data.{split} ({corpus.shown}) has {has}, which nothing in data.train has ({known})")
     if form == "windows" and recipe.tokenizer.sampling:
-        raise UserError("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
+        raise UserError("tokenizer.sampling tokenizes lines anew in every epoch, so it needs data.documents=line")
 
 
 class NoPairFound(Exception):
-    """The first lines of a file contain no pair."""
+    """The first FIRST_LINES lines of a file contain no pair. That is no error: the file may start with empty lines."""
 
 
 def check_files(recipe: Recipe) -> None:
-    """Refuse files that are missing or whose first pair cannot be read. Test corpora are checked too, not hours later.
+    """Refuse files that are missing or whose first pair cannot be read, those of data.test included.
 
     At most `FIRST_LINES` lines of a file are read to find a pair.
     """
@@ -150,7 +154,7 @@ def check_files(recipe: Recipe) -> None:
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
-    """Return tokenizers and token stores. Tokenizers are given, loaded from the run folder, or trained."""
+    """Return the data of a run. Without `tokenizers`, load them from the run folder or else train them."""
     if tokenizers is None:
         exists = folder.tokenizer.exists()
         tokenizers = Tokenizers.load(folder.tokenizer) if exists else learn_tokenizers(recipe, report)
@@ -166,23 +170,23 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
 
 
 def add_tags(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
-    """Return the tokenizers with the tags of the recipe's corpora."""
+    """Return tokenizers whose source vocabulary contains the words of all tags in the recipe."""
     return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
 
 
 def read_corpus(recipe: Recipe, corpus: CorpusSettings, split: str, features: Sequence[str] = ()) -> Iterator[Pair]:
-    """Yield the pairs of a corpus; for a language model without their sources."""
+    """Yield the pairs of a corpus. For a language model their sources are empty."""
     pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees="tree" in features)
     return (Pair("", pair.target) for pair in pairs) if recipe.model.task == "generate" else pairs
 
 
 def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
-    """Train tokenizers on the training corpora, or load the tokenizers that an earlier run trained on them."""
+    """Train tokenizers on the training corpora, or load them from the cache if an earlier run has trained them."""
     corpora = [fingerprint_corpus(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
     settings, seed, form = recipe.tokenizer, recipe.train.seed, recipe.example_format
     name = digest_bytes(json.dumps([corpora, settings.model_dump(), form, seed]).encode(), size=12)
     kept = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
-    with suppress(UserError):  # missing or damaged
+    with suppress(UserError):  # not cached yet, or damaged
         return Tokenizers.load(kept)
 
     def pairs() -> Iterator[Pair]:
@@ -198,7 +202,7 @@ def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
     else:
         one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, log=report.log)
         found = Tokenizers(one, one)
-    with suppress(OSError):  # a run can do without; if the disk is full, the token store reports it
+    with suppress(OSError):  # the cache is optional; if the disk is full, the token store reports it
         fill_cache_folder(kept, "tokenizer.json", found.save)
     return found
 
@@ -206,10 +210,10 @@ def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
 def encode_corpus(
     recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report
 ) -> WeightedStore:
-    """Return the token store of a corpus and log how many examples it has and how many were left out."""
+    """Return the token store of a corpus; log how many examples it has and how many were left out."""
     form, features = recipe.example_format, recipe.model.features
     noun = EXAMPLE_FORMATS[form].noun
-    further = 0  # targets beside the first of a pair
+    further = 0  # number of alternative targets
 
     def pairs() -> Iterator[Pair]:
         nonlocal further
@@ -234,7 +238,7 @@ def encode_corpus(
     which = f"{split}, {corpus.shown}" if several else split
     report.log(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if further and split == "train":
-        report.log(f"{which}: {further:,} further targets are left out; of several, the first is learned", WARNING)
+        report.log(f"{which}: {further:,} further targets are left out; only the first of a pair is learned", WARNING)
     for name, missing in store.missing.items():
         if missing:
             report.log(f"{which}: {missing:,} {FEATURES[name].missing_message}", WARNING)
@@ -242,7 +246,7 @@ def encode_corpus(
 
 
 def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
-    """Return train.validate_lines pairs in all, taken from the dev corpora in turn while they last."""
+    """Return train.validate_lines pairs by corpus: one from each dev corpus in turn, as long as it has more."""
     if recipe.example_format != "pairs":
         return {}
     names = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
@@ -259,7 +263,7 @@ def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
 def open_stream(
     recipe: Recipe, prepared: Prepared, *, bucketed_shapes: bool = False, shard: RankShard | None = None
 ) -> BatchStream:
-    """Return an endless stream of batches for the model's task, with bucketed shapes if requested and possible."""
+    """Return an endless stream of training batches, with bucketed shapes if requested and the model supports them."""
     settings, layout = recipe.train, recipe.batch_layout
     common: dict[str, Any] = {
         "layout": BUCKETED_LAYOUTS[layout] if bucketed_shapes and recipe.can_bucket_shapes else layout,

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -31,15 +30,8 @@ from dragoman.errors import UserError
 from dragoman.models.base import Model, collect_tensors
 from dragoman.modules.dropout import use_row_slice
 from dragoman.process_group import ProcessGroup
-from dragoman.training.execution import PARALLEL, ExecutionPlan, SingleProcess, is_sharded, to_full, to_local
-from dragoman.training.loss import (
-    CONSISTENCY,
-    LOSSES,
-    Loss,
-    compute_chunked_loss,
-    compute_consistency_gradient,
-    repeat_rows,
-)
+from dragoman.training.execution import PARALLEL, ExecutionPlan, is_sharded, to_full, to_local
+from dragoman.training.loss import CONSISTENCY, LOSSES, Loss, compile_loss, repeat_rows
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
@@ -142,8 +134,8 @@ class Learner(nn.Module):
                 stack.embed = torch.compile(stack.embed, dynamic=False, options=options)  # type: ignore
                 for part in (*layers, stack.norm):
                     part.compile(dynamic=False, options=options)
-        if self.loss is compute_chunked_loss and self.terms.passes == 2:
-            self.loss = partial(compute_chunked_loss, compute=torch.compile(compute_consistency_gradient))
+        if self.terms.passes == 2:
+            self.loss = compile_loss(self.loss)
 
 
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -203,10 +195,11 @@ class Stepper:
         self.device = torch.device(plan.device)
         self.model = model.to(self.device)
         freeze_parameters(model, settings.freeze)
-        kind = PARALLEL[settings.parallel] if self.group.is_distributed else SingleProcess
-        self.eval_model = copy.deepcopy(model).cpu() if kind.sharded else model
+        method = PARALLEL[settings.parallel] if self.group.is_distributed else None
+        self.sharded = method is not None and method.sharded
+        self.eval_model = copy.deepcopy(model).cpu() if self.sharded else model
         self.learner = Learner(model, settings)
-        self.parallel = kind(self.learner, self.group)
+        self.module: nn.Module = method.wrap(self.learner, self.group) if method else self.learner
         trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
@@ -234,9 +227,10 @@ class Stepper:
             sums_3 = torch.zeros(3, device=self.device)
             count = self.plan.batch_parts
             parts = [(index, part) for index, batch in enumerate(batches) for part in split_batch(batch, count)]
+            no_sync = getattr(self.module, "no_sync", nullcontext)  # DDP's context to accumulate gradients locally
             for number, (batch_index, part) in enumerate(parts, 1):
                 torch.manual_seed(derive_seed(self.settings.seed, step, batch_index))
-                with nullcontext() if number == len(parts) else self.parallel.no_sync():
+                with nullcontext() if number == len(parts) else no_sync():
                     sums_3 += self.backward(part.to(self.device))
             metrics_4 = self.apply(self.group.all_reduce(sums_3) / self.count)
         return PendingStep(metrics_4, lr, sum(b.tokens for b in batches))
@@ -258,7 +252,7 @@ class Stepper:
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; return the sums of loss, nll and divergence."""
         with self.plan.autocast():
-            sums_3 = self.parallel(batch)
+            sums_3: Tensor = self.module(batch)
         loss = self.group.world_size * sums_3[0]  # DDP and FSDP divide the sum of all gradients by the world size
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         return sums_3.detach()

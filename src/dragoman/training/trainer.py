@@ -1,4 +1,6 @@
-"""Train a recipe: the training loop, with validation, checkpoints, roll-back and exact resumption.
+"""Train a recipe: `train` prepares a run, and `Trainer.fit` is the training loop.
+
+The loop validates, saves checkpoints, and rolls back to the newest checkpoint if several steps in a row are not finite.
 
 dragoman.train("recipe.yaml", out="run")
 """
@@ -40,8 +42,8 @@ from dragoman.types import Batch
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 SYNCHRONISE_EVERY = 16  # maximum number of steps between two transfers of metrics from a GPU
-PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated ahead; on a GPU enough to cover the packing of a window
-MIN_LR_SCALE = 2.0**-10  # a run that needs a smaller learning rate than this will not recover
+PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated ahead; on a GPU they last until the next window is packed
+MIN_LR_SCALE = 2.0**-10  # of train.lr; a run that is not finite even at this learning rate ends
 
 
 def train(
@@ -82,7 +84,7 @@ def train(
 
 
 def prepare_state(start: Start, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
-    """Return the state of the checkpoint to resume from, or that of a new run, with the plan for this process."""
+    """Return the state of the checkpoint to resume from, or the state of a new run, with this process's plan."""
     saved = checkpoint.load_state(start.newest) if start.newest else None
     plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
     if not saved:
@@ -100,7 +102,7 @@ def prepare_state(start: Start, prepared: Prepared, report: Report, group: Proce
 
 
 class Trainer:
-    """Train one run. A checkpoint is `state` together with the tensors of the stepper."""
+    """The training of one run. A checkpoint consists of `state` and the tensors of the stepper."""
 
     def __init__(
         self, start: Start, state: TrainState, prepared: Prepared, report: Report, group: ProcessGroup
@@ -126,7 +128,7 @@ class Trainer:
         self.received_signal = 0  # number of the signal that this process received
         self.signal = 0  # number of a signal that any process received, the same in all processes
         self.pending: list[PendingStep] = []  # steps whose metrics have not been copied to the host
-        self.started = 0.0  # monotonic time at which an uninterrupted run would have started
+        self.started = 0.0  # time.monotonic() at which the run would have started if it had never been interrupted
         self.batches: Generator[tuple[Batch, StreamPosition]] | None = None
 
     def fit(self) -> None:
@@ -152,8 +154,8 @@ class Trainer:
                     if self.should_save():
                         self.save()
                     if self.signal and not self.stop_reason():
-                        what = f"stopped by {signal.Signals(self.signal).name} at step {self.state.step}"
-                        message = f"{what}; everything is saved, continue with --resume"
+                        message = f"stopped by {signal.Signals(self.signal).name} at step {self.state.step}"
+                        message += "; everything is saved, continue with --resume"
                         raise Stop(message if self.group.is_main else "", 128 + self.signal)
         self.group.broadcast(lambda: record_end(self.folder, trained=not finished))
         self.log_end()
@@ -166,6 +168,7 @@ class Trainer:
         self.stepper.disable_cuda_graphs()
 
     def log_start(self) -> None:
+        """Log the size of the model, the plan and the limits; warn of settings that are probably mistakes."""
         parallel = f" ({self.settings.parallel})" if self.group.is_distributed else ""
         count = count_parameters(self.stepper.model)
         self.report.log(f"{count:,} parameters; {self.state.plan}{parallel}; until {self.settings.limit}")
@@ -176,7 +179,7 @@ class Trainer:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end training after the current step. Only the main thread can handle signals."""
+        """Let SIGINT and SIGTERM end training after the current step. Only the main thread can do this."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -210,22 +213,23 @@ class Trainer:
     def advance(self, batches: list[Batch], position: StreamPosition) -> None:
         """Update the state after a step.
 
-        All processes use the sum of their FLOPs, the clock of rank 0 and the signal that any of them received.
+        All processes agree on the sum of their FLOPs, on the clock of rank 0 and on a signal that any of them received.
         """
         flops, seconds = sum(map(self.cost.training, batches)), time.monotonic() - self.started
-        agreed = self.group.gather_numbers(flops, seconds, self.received_signal)
-        self.signal = int(max(number for _, _, number in agreed))
-        flops, seconds = sum(flops for flops, _, _ in agreed), agreed[0][1]
+        gathered = self.group.gather_numbers(flops, seconds, self.received_signal)
+        self.signal = int(max(number for _, _, number in gathered))
+        flops, seconds = sum(flops for flops, _, _ in gathered), gathered[0][1]
         self.state = self.state.advance(self.pending[-1].tokens, position, seconds, flops)
 
     def should_synchronise(self) -> bool:
-        """Return whether to wait for the metrics of the pending steps: on a GPU only if something depends on them."""
+        """Return whether to wait for the metrics of the pending steps. On a GPU only if they are needed now."""
         settings = self.settings
         every = (SYNCHRONISE_EVERY, settings.log_every, settings.save_every, settings.validate_every)
         due = any(map(self.is_due, every)) or self.signal or self.stop_reason()
         return self.stepper.device.type == "cpu" or bool(due)
 
     def is_due(self, every: int) -> bool:
+        """Return whether the current step is a multiple of `every`. 0 means never."""
         return every > 0 and self.state.step % every == 0
 
     def read_metrics(self) -> bool:
@@ -292,8 +296,8 @@ class Trainer:
                 "check the data, or start a new run with a smaller train.lr"
             )
         checkpoint.restore(newest, self.stepper)
-        kept = {name: getattr(now, name) for name in ("skipped", "seconds", "flops", "plan")}
-        self.state = replace(back, lr_scale=lr_scale, skipped_in_a_row=0, **kept)
+        spent = {name: getattr(now, name) for name in ("skipped", "seconds", "flops", "plan")}  # are not rolled back
+        self.state = replace(back, lr_scale=lr_scale, skipped_in_a_row=0, **spent)
         self.group.broadcast(lambda: checkpoint.save_state(newest, self.state))
         self.metrics.truncate(back.step)
         self.metrics.write("rolled back", back.step, after=now.step, scale=lr_scale, skipped=now.skipped)
@@ -308,11 +312,12 @@ class Trainer:
     def amid_skipped_steps(self) -> bool:
         """Return whether the last step was skipped and training continues.
 
-        Such a state is no safe point to roll back to.
+        No checkpoint is saved then: a later roll-back to it would not help.
         """
         return bool(self.state.skipped_in_a_row) and not self.stop_reason()
 
     def should_validate(self) -> bool:
+        """Return whether to validate now: every train.validate_every steps and at the end, if there is a dev set."""
         due = self.is_due(self.settings.validate_every)
         if due and self.amid_skipped_steps():
             self.report.log(f"no validation at step {self.state.step}, because the last step was skipped")
@@ -320,13 +325,14 @@ class Trainer:
         return bool(self.validator.batches) and (due or bool(self.stop_reason()))
 
     def should_save(self) -> bool:
+        """Return whether to save now: after a signal, at the end, every validate_every or save_every steps."""
         if self.signal or self.stop_reason():
             return True
         due = self.is_due(self.settings.validate_every) or self.is_due(self.settings.save_every)
         return due and not self.amid_skipped_steps()
 
     def validate(self) -> None:
-        """Evaluate on data.dev the weights that users will get: the EMA, if there is one."""
+        """Evaluate on data.dev the weights that will be published: the EMA, if there is one."""
         with self.stepper.ema_weights():
             validation = self.group.broadcast(lambda: self.validator(self.stepper.eval_model))
         if self.state.skipped_in_a_row and not math.isfinite(validation.loss):
@@ -349,11 +355,11 @@ class Trainer:
             self.publish()
 
     def publish(self) -> None:
-        """Write the model that users of the folder get: the best so far, or without validation the current weights."""
+        """Write model.safetensors: the best weights so far, or the current weights if there is no validation."""
         current = {} if self.state.best else self.stepper.weights()
 
         def save_model() -> None:
-            header = {"longest": str(self.state.longest), "step": str(self.state.step)}
+            header = {"longest": str(self.state.longest), "step": str(self.state.step)}  # metadata of the file
             if self.recipe.example_format == "pairs":  # statistics by which inference flags unusual translations
                 header["usual"] = self.prepared.pair_statistics.to_json()
             weights = current or checkpoint.final_weights(self.folder, self.state, self.settings.average)
@@ -380,6 +386,7 @@ class Trainer:
         return next((limit for limit, fraction in self.limit_fractions().items() if fraction >= 1), "")
 
     def log_end(self) -> None:
+        """Log a summary of the run."""
         state = self.state
         best = f"; best at step {state.best[0][1]}" if state.best else ""
         averaged = min(self.settings.average, len(state.best))

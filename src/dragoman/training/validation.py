@@ -1,4 +1,4 @@
-"""Validation: the loss on the dev set and, if the task has outputs, their score."""
+"""Validation: the loss on the dev set and, for tasks with outputs (translations, labels), the score of the outputs."""
 
 from __future__ import annotations
 
@@ -27,34 +27,31 @@ from dragoman.training.loss import LossTerms, compute_chunked_loss
 from dragoman.training.prepare import Prepared
 from dragoman.types import Batch, Line
 
-GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # the quick way, whatever the recipe's search
+GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # replaces the recipe's search: it is faster
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The result of a validation.
+    """The result of a validation."""
 
-    `loss` is the negative log-likelihood per target token, in nats, and `score` that of greedy outputs. A language
-    model has no outputs but `bits` per character, where the end of a line counts as one.
-    """
-
-    loss: float
-    score: Annotated[float | None, Field(validation_alias=AliasChoices("score", "bleu"))] = None  # format 1 has BLEU
+    loss: float  # negative log-likelihood per target token, in nats
+    # The score of greedy outputs; None for a language model, which has no outputs. In run folders of format 1: bleu.
+    score: Annotated[float | None, Field(validation_alias=AliasChoices("score", "bleu"))] = None
     metric: MetricName = "bleu"
-    signature: str = ""
-    bits: float | None = None
-    by_corpus: dict[str, float] = field(default_factory=dict)  # scores, where dev is several
+    signature: str = ""  # sacreBLEU's description of how the score was computed
+    bits: float | None = None  # of a language model, per character; the end of a line counts as a character
+    by_corpus: dict[str, float] = field(default_factory=dict)  # scores, if data.dev has several corpora
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 100.0))
 
     def floor(self, metric: str) -> float:
-        """Return the goodness below which scores are equal and the loss decides: with train.metric=auto alone."""
+        """Return the goodness below which scores are equal and the loss decides; -inf unless train.metric=auto."""
         return METRICS[self.metric].floor if metric == "auto" and self.score is not None else -math.inf
 
     def goodness(self, metric: str) -> tuple[float, float]:
-        """Return (score, loss) so that higher is better for every `train.metric`. NaN is the worst."""
+        """Return (score, loss), with signs such that higher is better for every `train.metric`. NaN is the worst."""
         loss = -self.loss if math.isfinite(self.loss) else -math.inf
         return (loss if metric == "loss" or self.score is None else METRICS[self.metric].goodness(self.score)), loss
 
@@ -67,7 +64,7 @@ class Validation:
         return about | {self.metric: self.score, "signature": self.signature} | several
 
     def describe(self, task: str) -> str:
-        """Return the message about it that training logs."""
+        """Return the message that training logs about this validation."""
         message = f"dev loss {self.loss:.4f}"
         if task != "classify":  # a classifier predicts one label, so it has no perplexity
             message += f", perplexity {self.perplexity:.2f}"
@@ -79,12 +76,12 @@ class Validation:
 
 
 class Validator:
-    """Validate a model: `validator(model)`."""
+    """Evaluates a model on the dev set: `validator(model)` returns a Validation."""
 
     def __init__(
         self, recipe: Recipe, prepared: Prepared, widths: Widths, plan: ExecutionPlan, last: Validation | None = None
     ) -> None:
-        """Collate the dev set. `last` is the newest validation of a resumed run, which keeps its metric."""
+        """Collate the dev set. With train.metric=auto, a resumed run keeps the metric of its `last` validation."""
         self.recipe, self.prepared, self.plan, self.last = recipe, prepared, plan, last
         self.device = torch.device(plan.device)
         self.task = recipe.model.task
@@ -107,6 +104,7 @@ class Validator:
         return choose_checkpoint_metric(named, self.task, self.recipe.data.metrics) or METRICS[BEST_METRIC[self.task]]
 
     def __call__(self, model: Model) -> Validation:
+        """Evaluate the model. If memory runs out, free all caches and try again."""
         with torch.compiler.set_stance("force_eager"):  # layers are compiled for training only
             with suppress(torch.OutOfMemoryError):
                 return self.evaluate(model)
@@ -124,8 +122,8 @@ class Validator:
             tokens = sum(len(s.target_ids) for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
             tokens_per_character = tokens / sum(s.characters for s in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
-        names = self.prepared.tokenizers.target.pieces
-        outputs, references = (names(predicted), [names(right)]) if self.task == "classify" else self.translate(model)
+        labels = self.prepared.tokenizers.target.pieces  # ids -> names
+        outputs, references = (labels(predicted), [labels(right)]) if self.task == "classify" else self.translate(model)
         if not outputs:
             return Validation(loss)
         score, by_corpus = self.metric.compute(outputs, references), {}
@@ -137,16 +135,16 @@ class Validator:
 
     @torch.inference_mode()
     def run_batches(self, model: Model) -> tuple[float, list[int], list[int]]:
-        """Return the mean loss of all target tokens, without label smoothing, and a classifier's predictions.
+        """Return the mean loss of all target tokens, without label smoothing, and a classifier's labels.
 
-        Predictions are the predicted and the right labels of the dev set.
+        The labels are two lists of ids: those that it predicted, and the right ones.
         """
         total, predicted, right = 0.0, list[int](), list[int]()
         for batch in self.batches:
             moved = batch.to(self.device)
-            real_BT = moved.target_segment_BT > 0
+            is_token_BT = moved.target_segment_BT > 0
             with self.plan.autocast():
-                states_NC, target_N = model(moved)[real_BT], moved.target_out_BT[real_BT]
+                states_NC, target_N = model(moved)[is_token_BT], moved.target_out_BT[is_token_BT]
                 _, nll, _ = compute_chunked_loss(states_NC[None], model.project.weight, target_N, LossTerms())
                 total += float(nll)
                 if self.task == "classify":
@@ -155,14 +153,14 @@ class Validator:
         return total / sum(batch.target_tokens for batch in self.batches), predicted, right
 
     def translate(self, model: Model) -> tuple[list[str], list[list[str]]]:
-        """Translate the first lines of each corpus of dev; return the translations and the references."""
+        """Translate the first lines of each corpus of data.dev; return the translations and the references."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.dev_pairs.values())), self.prepared.tokenizers
         engine = self.engine or TorchEngine(cast(Seq2Seq, model), self.device, tokenizers.target.decode)
         if self.plan.use_cuda_graphs:
             self.engine = engine  # its CUDA graphs serve all later validations
-        about = (tokenizers, self.recipe, self.prepared.longest, self.device)
-        translator = Translator(cast(Seq2Seq, model), *about, engine=engine)
+        longest = self.prepared.longest
+        translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, longest, self.device, engine=engine)
         trees = [pair.tree for pair in pairs] if translator.reads_trees else None
         lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
-        found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
-        return [one.text for one in found], collect_references(pairs)
+        hypotheses = translator.translate(lines, trees=trees, search=GREEDY, align=False)
+        return [hypothesis.text for hypothesis in hypotheses], collect_references(pairs)
