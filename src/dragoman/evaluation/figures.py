@@ -36,6 +36,7 @@ LABEL_HEIGHT = 14  # pixels from one label to the next
 LABEL_GAP = 8  # pixels left and right of a label
 CHARACTER_WIDTH = 6.8  # pixels, estimated for bold text, since the browser chooses the font
 MIN_TICKS, MAX_TICKS = 3, 6
+# Kinds of artists, the first part of their gid (see convert_to_inline_svg)
 SVG_CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
@@ -115,7 +116,7 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
     """Set limits, ticks, grid and titles of both axes."""
     xs = [point.x for series in all_series for point in series.points]
     values = [value for series in all_series for point in series.points for value in point.values]
-    low, high = min(values), max(values)
+    low, high = min(values), max(values)  # the axis extends 4 % beyond them; equal values get a margin too
     if chart.logarithmic:
         low, high = max(low, MIN_LOG_VALUE), max(high, MIN_LOG_VALUE)
         slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
@@ -133,9 +134,8 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
     axes.set_yticks(y_ticks, [format_tick(tick) for tick in y_ticks])
     axes.minorticks_off()
     for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
-        for row, text in enumerate(
-            name.split("\n")
-        ):  # line by line, since matplotlib would align them by the width of its own font
+        # Draw labels line by line, since matplotlib would align the lines by the width of its own font
+        for row, text in enumerate(name.split("\n")):
             position = (x, MARGIN_BOTTOM - 17 - 12 * row)  # baselines 12 pixels apart, the first 17 below the axis
             axes.annotate(text, position, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=GREY)
     axes.grid(True, gid="grid")

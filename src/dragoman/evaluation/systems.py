@@ -411,10 +411,8 @@ class Scorer:
             first = systems[0]
             trials = significance.RANDOMISATION_TRIALS
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
-                differences = significance.compare_with_first(
-                    first.counts, counts, first.values, values, tick=bar.update
-                )
-            for key, item in differences.items():
+                found = significance.compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
+            for key, item in found.items():
                 scores[key]["against"] = {"run": first.name, **item._asdict(), "significant": item.significant}
         result = {"run": name, **output.describe(), **scores, **output.about}
         if counts and self.recipes is not None:
