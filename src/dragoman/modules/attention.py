@@ -10,7 +10,6 @@ Shapes   B rows of a batch   H heads   T tokens   S source tokens   D head width
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,13 +84,7 @@ class SelfAttention(MultiHeadAttention):
     `relate` is the part of the position scheme that acts in attention.
     """
 
-    def __init__(
-        self,
-        settings: AttentionSettings,
-        relate: Callable[[AttentionSettings], AttentionPosition],
-        *,
-        bidirectional: bool,
-    ) -> None:
+    def __init__(self, settings: AttentionSettings, relate: type[AttentionPosition], *, bidirectional: bool) -> None:
         super().__init__(settings)
         widths = settings.width, 2 * self.query_width + self.value_width
         self.query_key_value = Linear(*widths) if settings.projections else nn.Identity()
@@ -131,9 +124,8 @@ class SelfAttention(MultiHeadAttention):
             allowed_N1K = allowed_N1K & pattern_N1K
         if self.relate.needs == "nothing":  # layers share the mask, so the bias is computed only once
             return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
-        return AttentionMask(
-            allowed_N1K[:, None], relative_position=self.relate.compute_relative(position_N1, position_1K)
-        )
+        relative_N1K = self.relate.compute_relative(position_N1, position_1K)
+        return AttentionMask(allowed_N1K[:, None], relative_position=relative_N1K)
 
     def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
         """Store the key and value of the new token of each row in the cache; return the output of attention to it."""

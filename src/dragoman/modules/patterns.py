@@ -130,9 +130,8 @@ class BlockedAttention(FullAttention, ABC):
         links_NL = self.make_links(blocks, segment_BT.device)
         if blocks <= links_NL.size(1):  # full attention is not more expensive
             allowed_BTT = self.make_allowed((segment_BT, segment_BT), (position_BT, position_BT))
-            return AttentionMask(
-                allowed_BTT[:, None], relative_position=relate.compute_relative(position_BT, position_BT)
-            )
+            relative_BTT = relate.compute_relative(position_BT, position_BT)
+            return AttentionMask(allowed_BTT[:, None], relative_position=relative_BTT)
         links_NL = links_NL.where((links_NL >= 0) & (links_NL < blocks), blocks)
 
         def split_queries_keys(x_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,9 +142,8 @@ class BlockedAttention(FullAttention, ABC):
 
         positions = split_queries_keys(position_BT)
         allowed_BNQK = self.make_allowed(split_queries_keys(segment_BT), positions)
-        return BlockMask(
-            allowed_BNQK[:, None], relative_position=relate.compute_relative(*positions), links_NL=links_NL
-        )
+        relative_BNQK = relate.compute_relative(*positions)
+        return BlockMask(allowed_BNQK[:, None], relative_position=relative_BNQK, links_NL=links_NL)
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         if not isinstance(mask, BlockMask):

@@ -251,9 +251,8 @@ class TreeRelative(Relative):
         return distance_BTT
 
     def compute_bucket(self, relative_BQK: Tensor) -> Tensor:
-        return torch.where(
-            relative_BQK == UNKNOWN_DISTANCE, self.distances, super().compute_bucket(relative_BQK.long())
-        )
+        known_BQK = super().compute_bucket(relative_BQK.long())
+        return torch.where(relative_BQK == UNKNOWN_DISTANCE, self.distances, known_BQK)
 
     def get_vectors(self) -> tuple[Tensor, Tensor]:
         key_RD, value_RD = (nn.functional.pad(table_RD, (0, 0, 0, 1)) for table_RD in super().get_vectors())

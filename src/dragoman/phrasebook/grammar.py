@@ -395,7 +395,7 @@ class Grammar:
     # ---- noun phrases
 
     def sample_noun_phrase(
-        self, nouns: Sequence[Noun], role: str, determiners: str, *, extend: bool = False
+        self, nouns: Sequence[Noun], role: str, determiners: str, extend: bool = False
     ) -> NounPhrase:
         """Sample a noun with a determiner and perhaps adjectives.
 
