@@ -1,4 +1,4 @@
-"""Packed rows: nothing lost, nothing cut, nothing mixed, and hardly a place empty."""
+"""Layouts and collation: every token is in exactly one slot, sentences stay separate, and there is little padding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def planned(
 
 @KINDS
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
-def test_every_pair_lies_in_one_row_that_holds_it_whole(
+def test_every_pair_is_in_exactly_one_row_that_is_wide_enough(
     layout: str, lengths: list[tuple[int, int]], widths: Widths, tokens: int
 ) -> None:
     grids, source_N, target_N = planned(layout, lengths, widths, tokens)
@@ -63,7 +63,7 @@ def test_every_pair_lies_in_one_row_that_holds_it_whole(
 
 @KINDS
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
-def test_the_budget_is_kept_by_all_but_single_rows(
+def test_only_batches_of_a_single_row_exceed_the_token_budget(
     layout: str, lengths: list[tuple[int, int]], widths: Widths, tokens: int
 ) -> None:
     for grid in planned(layout, lengths, widths, tokens)[0]:
@@ -89,7 +89,7 @@ def test_another_seed_gives_another_order(layout: str) -> None:
 
 
 @KINDS
-def test_grids_come_in_random_order(layout: str) -> None:
+def test_batches_are_in_random_order(layout: str) -> None:
     source_N, target_N = log_normal(2000, mean=40, spread=0.6, ratio=1.1, noise=0.2)
     widths = [grid.widths for grid in planned(layout, list(zip(source_N, target_N)), Widths(64, 64), 512)[0]]
     assert len(set(widths)) > 2
@@ -100,7 +100,7 @@ def test_grids_come_in_random_order(layout: str) -> None:
 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
 def test_packed_rows_have_few_shapes(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
-    """Widths are those chosen, or twice, four times, ... as wide; grids of a width have one height but for the last."""
+    """Widths are the given ones times 1, 2, 4, ...; all batches of a width but the last have the same height."""
     grids, source_N, target_N = planned("packed", lengths, widths, tokens)
     for grid in grids:
         factor = grid.widths.source // widths.source
@@ -134,12 +134,12 @@ def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) 
             before = np.vstack([before, room])
 
 
-def test_a_row_is_filled_with_what_fits_best() -> None:
+def test_a_gap_is_filled_with_the_pair_that_fits_best() -> None:
     source_N, target_N = np.array([[6, 6], [4, 3], [4, 4], [3, 4], [1, 1]]).T
     assert pack_rows(source_N, target_N, Widths(10, 10)) == [BatchPlan([[0, 2], [1, 3, 4]], Widths(10, 10))]
 
 
-def test_short_pairs_fill_what_a_long_one_leaves() -> None:
+def test_short_pairs_fill_the_row_of_a_long_pair() -> None:
     shelves = pack_rows(np.array([3, 20, 3, 3, 3]), np.array([3, 17, 3, 3, 3]), Widths(8, 8))
     assert [(shelf.widths.source, shelf.rows) for shelf in shelves] == [(8, []), (16, []), (32, [[1, 0, 2, 3, 4]])]
 
@@ -156,7 +156,7 @@ def test_padded_rows_hold_one_pair_each(lengths: list[tuple[int, int]], tokens: 
 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
 def test_stepped_rows_hold_one_pair_each(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
-    """In grids whose shape is a function of their width; only one has rows to spare."""
+    """The shape of a batch is a function of its width; only one batch has empty rows."""
     grids, _, _ = planned("stepped", lengths, widths, tokens)
     assert all(len(row) <= 1 for grid in grids for row in grid.rows)
     assert sum([] in grid.rows for grid in grids) <= 1
@@ -187,7 +187,7 @@ def chosen(name: str) -> Widths:
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_hardly_a_place_is_empty(name: str) -> None:
+def test_packed_rows_have_little_padding(name: str) -> None:
     lengths = CORPORA[name]
     grids = plan_packed(*lengths, tokens=8192, widths=chosen(name), rng=np.random.default_rng(0))
     assert sorted(item for grid in grids for row in grid.rows for item in row) == list(range(20_000))
@@ -197,7 +197,7 @@ def test_hardly_a_place_is_empty(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least"), [("news", 0.93), ("captions", 0.95), ("phrasebook", 0.96), ("longer target", 0.85)]
 )
-def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
+def test_padded_batches_have_pairs_of_similar_length(name: str, least: float) -> None:
     lengths = CORPORA[name]
     sorted_in = plan_padded(*lengths, tokens=2048, widths=Widths(64, 64), rng=np.random.default_rng(0))
     assert min(fill(sorted_in, *lengths)) >= least
@@ -205,7 +205,7 @@ def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_stepped_rows_have_few_shapes_and_little_padding(name: str) -> None:
-    """Also over many windows, whose longest texts differ."""
+    """This also holds over many windows, whose longest texts differ."""
     lengths = CORPORA[name]
     grids = plan_stepped(*lengths, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
     assert min(fill(grids, *lengths)) >= 0.8
@@ -218,7 +218,7 @@ def test_stepped_rows_have_few_shapes_and_little_padding(name: str) -> None:
 
 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
-def test_stepped_rows_are_no_wider_than_the_model_has_places(
+def test_stepped_rows_are_not_wider_than_max_positions(
     lengths: list[tuple[int, int]], widths: Widths, tokens: int
 ) -> None:
     source_N, target_N = np.array(lengths).T
@@ -229,8 +229,8 @@ def test_stepped_rows_are_no_wider_than_the_model_has_places(
     assert max(max(grid.widths) for grid in grids) <= most
 
 
-def test_little_of_the_padded_phrasebook_is_padding() -> None:
-    """Four characters are about a token."""
+def test_padded_batches_of_the_phrasebook_have_little_padding() -> None:
+    """A token has about four characters."""
     some = [(len(pair.source) // 4 + 2, len(pair.target) // 4 + 2) for pair in generate_pairs("train", 16_000)]
     source_N, target_N = np.array(some).T
     grids = plan_padded(source_N, target_N, tokens=4096, widths=Widths(64, 64), rng=np.random.default_rng(0))
@@ -258,13 +258,13 @@ def test_short_sentences_get_narrow_rows_whatever_their_ratio(ratio: float) -> N
 
 
 @pytest.mark.parametrize("ratio", [0.8, 1.034, 1.15, 1.3])
-def test_rows_that_cannot_be_full_are_narrow_at_least(ratio: float) -> None:
-    """Where the lengths of the two sides hardly go together, wider rows gain little and cost the same."""
+def test_rows_that_cannot_be_full_are_narrow(ratio: float) -> None:
+    """If the lengths of the two sides are hardly correlated, wider rows gain little and cost more."""
     assert choose_widths(*log_normal(3000, mean=14, spread=0.35, ratio=ratio, noise=0.25)).source <= 128
 
 
 @given(LENGTHS)
-def test_widths_can_be_chosen_for_anything(lengths: list[tuple[int, int]]) -> None:
+def test_widths_can_be_chosen_for_any_lengths(lengths: list[tuple[int, int]]) -> None:
     source_N, target_N = np.array(lengths).T
     widths = choose_widths(source_N, target_N)
     assert min(widths) >= 8
@@ -278,7 +278,7 @@ IDS = st.lists(st.integers(4, 60), min_size=1, max_size=7)
 
 @st.composite
 def laid(draw: st.DrawFn) -> tuple[Batch, list[list[int]], list[Example]]:
-    """A batch, the rows it was made of, and the examples in them; some rows are empty, some rows have room left."""
+    """A batch, its planned rows and their examples; some rows are empty, and some are not full."""
     some = [
         Example(np.array(source, np.uint16), np.array(target, np.uint16), line)
         for line, (source, target) in enumerate(draw(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8)))
@@ -297,8 +297,8 @@ def laid(draw: st.DrawFn) -> tuple[Batch, list[list[int]], list[Example]]:
 
 
 @given(laid())
-def test_what_is_laid_can_be_read_back(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
-    """Both sides of a pair, in the same row, under the same segment number, each token at its position."""
+def test_a_batch_contains_the_tokens_of_its_examples(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
+    """Both sides of a pair are in the same row with the same segment number, each token at its position."""
     batch, rows, some = case
     for r, row in enumerate(rows):
         for number, item in enumerate(row, 1):
@@ -314,7 +314,7 @@ def test_what_is_laid_can_be_read_back(case: tuple[Batch, list[list[int]], list[
 
 
 @given(laid())
-def test_the_rest_is_padding(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
+def test_slots_without_a_token_are_padding(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
     batch, rows, some = case
     empty_BS, empty_BT = batch.source_segment_BS == 0, batch.target_segment_BT == 0
     for grid in (batch.source_BS, batch.source_position_BS):
@@ -336,7 +336,7 @@ def test_rows_are_filled_from_the_left(case: tuple[Batch, list[list[int]], list[
         assert torch.equal(order, order.sort(dim=1).values)
 
 
-def test_a_batch_moves_whole() -> None:
+def test_moving_a_batch_moves_all_tensors() -> None:
     empty = collate_pairs(BatchPlan([[], []], Widths(8, 8)), [], FEATURES)
     batch = replace(in_rows([[0, 1], [2]], examples(3)), features=empty.features)
     moved = batch.to(torch.device("meta"))

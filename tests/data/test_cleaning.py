@@ -1,4 +1,4 @@
-"""Laws of cleaning: nothing is lost uncounted, what is kept is sound, and every reason can be given."""
+"""Cleaning: dropped pairs are counted by reason, kept pairs obey all rules, and every rule can apply."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETTINGS = st.builds(
 
 
 @pytest.mark.parametrize("reason", DROPPED)
-def test_every_reason_is_given_when_asked_for_and_only_then(reason: str) -> None:
+def test_every_rule_drops_a_pair_only_if_it_is_on(reason: str) -> None:
     settings, bad = DROPPED[reason]
     counts: Counter[str] = Counter()
     first = GOOD if reason != "long" else Pair("a dog", "ein Hund")
@@ -48,7 +48,7 @@ def test_every_reason_is_given_when_asked_for_and_only_then(reason: str) -> None
         assert list(clean_pairs([first, bad], OFF, counts)) == [first, bad]
 
 
-def test_max_characters_holds_without_spaces() -> None:
+def test_max_characters_limits_text_without_spaces() -> None:
     settings = OFF.model_copy(update={"max_characters": 5})
     assert list(clean_pairs([Pair("日本語日本", "a"), Pair("日本語日本語", "a")], settings, Counter())) == [
         Pair("日本語日本", "a")
@@ -56,7 +56,7 @@ def test_max_characters_holds_without_spaces() -> None:
 
 
 @given(st.lists(st.builds(Pair, WORDS, WORDS)), SETTINGS)
-def test_kept_and_dropped_make_the_whole(pairs: list[Pair], settings: CleanSettings) -> None:
+def test_every_pair_is_kept_or_counted_as_dropped(pairs: list[Pair], settings: CleanSettings) -> None:
     counts: Counter[str] = Counter()
     kept = list(clean_pairs(pairs, settings, counts))
     assert counts["kept"] == len(kept)
@@ -68,7 +68,7 @@ def test_kept_and_dropped_make_the_whole(pairs: list[Pair], settings: CleanSetti
 
 
 @given(st.lists(st.builds(Pair, WORDS, WORDS)), SETTINGS)
-def test_what_is_kept_obeys_every_setting(pairs: list[Pair], settings: CleanSettings) -> None:
+def test_kept_pairs_obey_every_rule(pairs: list[Pair], settings: CleanSettings) -> None:
     kept = list(clean_pairs(pairs, settings, Counter()))
     for pair in kept:
         sizes = [len(side.split()) for side in (pair.source, pair.target)]
@@ -81,6 +81,6 @@ def test_what_is_kept_obeys_every_setting(pairs: list[Pair], settings: CleanSett
     assert not settings.drop_duplicates or len(set(kept)) == len(kept)
 
 
-def test_an_unknown_language_is_refused_with_the_nearest() -> None:
+def test_an_unknown_language_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"source_language 'eng' .*did you mean 'en'"):
         clean_pairs([], CleanSettings.model_validate({"source_language": "eng"}), Counter())

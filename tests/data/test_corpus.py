@@ -1,4 +1,4 @@
-"""Laws of reading: what was written is what is read, and everything else is a sentence that names the file."""
+"""Corpus readers: files are read as they were written, and errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODD = st.sampled_from(
 LINE = st.lists(ODD | st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=8).map("".join)
 
 
-def test_every_code_is_tested() -> None:
+def test_every_compression_is_tested() -> None:
     assert set(PACK) == {"", *OPENERS}
 
 
@@ -55,7 +55,7 @@ def outcome(path: Path) -> tuple[list[str], str]:
 
 
 @given(st.lists(LINE, max_size=6), CODES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans())
-def test_lines_come_back_as_they_were_written(lines: list[str], code: str, end: str, mark: bool, ended: bool) -> None:
+def test_lines_are_read_as_they_were_written(lines: list[str], code: str, end: str, mark: bool, ended: bool) -> None:
     lines = [line if end == "\r\n" else line.rstrip("\r") for line in lines]
     lines[:1] = [line.lstrip("\ufeff") for line in lines[:1]]
     if lines and not ended:
@@ -66,7 +66,7 @@ def test_lines_come_back_as_they_were_written(lines: list[str], code: str, end: 
 
 
 @given(st.binary(max_size=60), CODES)
-def test_any_bytes_are_lines_or_a_sentence(data: bytes, code: str) -> None:
+def test_any_bytes_are_lines_or_a_user_error(data: bytes, code: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"text{code}"
         path.write_bytes(data)
@@ -75,7 +75,7 @@ def test_any_bytes_are_lines_or_a_sentence(data: bytes, code: str) -> None:
 
 
 @given(st.sampled_from(sorted(OPENERS)), st.data())
-def test_a_file_cut_short_anywhere_is_refused(code: str, data: st.DataObject) -> None:
+def test_a_truncated_file_is_refused(code: str, data: st.DataObject) -> None:
     whole = PACK[code]("".join(f"line {n}\n" for n in range(200)).encode())
     cut = data.draw(st.integers(1, len(whole) - 1))
     with TemporaryDirectory() as folder:
@@ -97,14 +97,14 @@ def test_a_damaged_file_is_refused_or_harmless(code: str, data: st.DataObject) -
         assert str(path) in fault or found == lines
 
 
-def test_several_frames_are_one_text(tmp_path: Path) -> None:
+def test_concatenated_compressed_files_are_one_text(tmp_path: Path) -> None:
     for code in OPENERS:
         path = tmp_path / f"text{code}"
         path.write_bytes(PACK[code](b"one\ntw") + PACK[code](b"o\nthree"))
         assert list(read_lines(path)) == ["one", "two", "three"]
 
 
-def test_reading_is_lazy_and_a_wrong_line_is_named(tmp_path: Path) -> None:
+def test_reading_is_lazy_and_an_error_names_the_line(tmp_path: Path) -> None:
     lines = read_lines(write(tmp_path / "text", b"one\ntwo\nth\xffree\n"))
     assert [next(lines), next(lines)] == ["one", "two"]
     with pytest.raises(UserError, match=r"text line 3 is not UTF-8"):
@@ -131,7 +131,9 @@ def test_unequal_files_are_refused_with_both_counts(left: int, right: int, code:
 
 @pytest.mark.parametrize(("make", "words"), [("none", "no file"), ("folder", "is a folder"), ("empty", "is empty")])
 @pytest.mark.parametrize("side", ["source", "target", "tsv", "jsonl"])
-def test_no_pair_is_handed_out_before_the_files_are_sound(tmp_path: Path, make: str, words: str, side: str) -> None:
+def test_unreadable_or_empty_files_are_refused_before_the_first_pair(
+    tmp_path: Path, make: str, words: str, side: str
+) -> None:
     good, bad = write(tmp_path / "good", "x\n"), tmp_path / "bad"
     if make == "folder":
         bad.mkdir()
@@ -147,7 +149,7 @@ FIELD = LINE.map(lambda text: text.replace("\t", " ").strip("\r\ufeff"))
 
 
 @given(st.lists(st.tuples(FIELD, FIELD, FIELD), min_size=1, max_size=5), st.permutations(range(3)), CODES)
-def test_tsv_columns_come_back(rows: list[tuple[str, str, str]], order: list[int], code: str) -> None:
+def test_tsv_columns_are_read_as_written(rows: list[tuple[str, str, str]], order: list[int], code: str) -> None:
     columns = (order[0], order[1])
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / f"text.tsv{code}", "".join("\t".join(row) + "\n" for row in rows))
@@ -162,7 +164,7 @@ def test_a_tsv_line_with_too_few_columns_is_named(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5), CODES, st.booleans())
-def test_jsonl_strings_come_back(rows: list[tuple[str, str]], code: str, plain: bool) -> None:
+def test_jsonl_strings_are_read_as_written(rows: list[tuple[str, str]], code: str, plain: bool) -> None:
     text = "".join(json.dumps({"id": 1, "en": a, "de": b}, ensure_ascii=plain) + "\n" for a, b in rows)
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / f"text.jsonl{code}", text)
@@ -195,7 +197,7 @@ def test_a_wrong_jsonl_line_is_named(tmp_path: Path, line: str, words: str) -> N
 
 
 def test_lists_in_jsonl(tmp_path: Path) -> None:
-    """A list of sources is one text of several sentences, a list of targets is several references."""
+    """A list of sources is joined to one text; a list of targets has several references."""
     rows = [
         {"source": ["One. ", "Two\nlines.\n", 3], "target": ["a", "b b"]},
         {"source": "One.", "target": "c"},
@@ -221,7 +223,7 @@ def test_lists_in_jsonl(tmp_path: Path) -> None:
         list(read_pairs(CorpusSettings(jsonl=str(path), where={"target": "x"})))
 
 
-def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_files_and_settings(tmp_path: Path) -> None:
     path = write(tmp_path / "text.tsv", "a\tb\n")
     corpus = CorpusSettings(tsv=str(path))
     first = fingerprint_corpus(corpus)
@@ -261,7 +263,7 @@ ROWS = ["train\tone\tuno", "test\ttwo\tdos", "train\tthree\ttres"]
 RECORDS = [{"fold": 1, "text": "one\ntwo", "label": True}, {"fold": 2, "text": "three", "label": 0.5}]
 
 
-def test_where_keeps_the_rows_that_hold_a_word(tmp_path: Path) -> None:
+def test_where_keeps_the_rows_with_a_value(tmp_path: Path) -> None:
     tsv = str(write(tmp_path / "a.tsv", "\n".join(ROWS) + "\n"))
     kept = read_pairs(CorpusSettings(tsv=tsv, columns=(1, 2), where={0: "train"}))  # type: ignore[dict-item]
     assert list(kept) == [Pair("one", "uno"), Pair("three", "tres")]
@@ -280,7 +282,7 @@ def test_where_keeps_the_rows_that_hold_a_word(tmp_path: Path) -> None:
         ({"0": "dev"}, r"a\.tsv has no line with 0: dev, as where asks; its lines have such as 0: train; 0: test"),
     ],
 )
-def test_a_where_that_finds_nothing_is_a_mistake(tmp_path: Path, where: dict[str, str], words: str) -> None:
+def test_where_without_a_match_is_an_error(tmp_path: Path, where: dict[str, str], words: str) -> None:
     path = write(tmp_path / "a.tsv", "\n".join(ROWS))
     with pytest.raises(UserError, match=words):
         list(read_pairs(CorpusSettings(tsv=str(path), columns=(1, 2), where=where)))
@@ -294,7 +296,7 @@ def test_a_jsonl_where_is_checked_too(tmp_path: Path) -> None:
 
 
 @given(LINE, st.integers(1, 4))
-def test_the_first_words_of_a_source(text: str, count: int) -> None:
+def test_source_words_truncates_sources(text: str, count: int) -> None:
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "a.jsonl", json.dumps({"source": text, "target": text}))
         [pair] = read_pairs(CorpusSettings(jsonl=str(path), source_words=count))
@@ -313,7 +315,7 @@ DIALOGUES = """1 hello\tgood day
 """
 
 
-def test_a_dialogue_gives_all_that_was_said_before_each_answer(tmp_path: Path) -> None:
+def test_the_source_of_an_answer_is_the_dialogue_so_far(tmp_path: Path) -> None:
     path = write(tmp_path / "d.txt", DIALOGUES)
     pairs = list(read_pairs(CorpusSettings(dialogue=str(path))))
     first = "hello | good day | a table please | for how many | for two"
@@ -327,7 +329,7 @@ def test_a_dialogue_gives_all_that_was_said_before_each_answer(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_a_dialogue_begins_where_numbers_do_not_go_on(tmp_path: Path, first: int) -> None:
+def test_a_dialogue_begins_where_the_numbers_restart(tmp_path: Path, first: int) -> None:
     turns = [f"{first} hello\thi", f"{first + 1} how\tfine", f"{first} bye\tsee you", f"{first} ho\tha"]
     path = write(tmp_path / "d.txt", "\n".join(turns))
     sources = [pair.source for pair in read_pairs(CorpusSettings(dialogue=str(path)))]
@@ -343,14 +345,14 @@ def test_a_dialogue_begins_where_numbers_do_not_go_on(tmp_path: Path, first: int
         ("1 hello\tyes\nhello\tno\n", r"d\.txt line 2 must begin with the number of the turn.*not 'hello\\tno'"),
     ],
 )
-def test_a_dialogue_that_is_none_is_a_mistake(tmp_path: Path, text: str, words: str) -> None:
+def test_a_malformed_dialogue_is_an_error(tmp_path: Path, text: str, words: str) -> None:
     path = write(tmp_path / "d.txt", text)
     with pytest.raises(UserError, match=words):
         list(read_pairs(CorpusSettings(dialogue=str(path))))
 
 
 @given(lines=st.lists(st.text("ab \u2028é", max_size=6), min_size=1, max_size=20), cut=st.floats(0.05, 0.95))
-def test_parts_of_a_text_share_no_line_and_leave_none_out(lines: list[str], cut: float) -> None:
+def test_adjacent_parts_of_a_text_share_no_line_and_skip_none(lines: list[str], cut: float) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "text"
         path.write_bytes("".join(line + "\n" for line in lines).encode())
@@ -366,7 +368,7 @@ def test_parts_of_a_text_share_no_line_and_leave_none_out(lines: list[str], cut:
 
 
 def test_only_the_first_lines_are_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A corpus may be huge: that its first match is far away, or where its part begins, is found out later."""
+    """A corpus may be huge, so neither the first match of `where` nor the beginning of a part is searched for."""
     monkeypatch.setattr(prepare, "FIRST_LINES", 3)
     path = tmp_path / "a.tsv"
     path.write_bytes(b"x\ta\n" * 4 + b"\xff\n" + b"y\ta\n")

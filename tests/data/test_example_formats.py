@@ -1,4 +1,4 @@
-"""Forms: what goes into a grid comes back out of it, whatever the task; and what does not fit is counted."""
+"""Example formats: a batch contains its examples for every task, and skipped examples are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def made(form: str, lengths: list[int], seed: int = 0) -> list[Example]:
-    """Examples of a form, with texts of these lengths."""
+    """Return examples of a format, with texts of these lengths."""
     rng = np.random.default_rng(seed)
     texts = [rng.integers(4, 30, length) for length in lengths]
     if form == "pairs":
@@ -33,7 +33,7 @@ def made(form: str, lengths: list[int], seed: int = 0) -> list[Example]:
 
 
 def segments(ids_BT: torch.Tensor, segment_BT: torch.Tensor) -> list[list[int]]:
-    """The texts of a grid, row by row."""
+    """Return the texts of a batch, row by row."""
     return [
         ids[segment == number].tolist()
         for ids, segment in zip(ids_BT, segment_BT, strict=True)
@@ -42,7 +42,7 @@ def segments(ids_BT: torch.Tensor, segment_BT: torch.Tensor) -> list[list[int]]:
 
 
 def read_back(form: str, batch: Batch) -> list[tuple[list[int], ...]]:
-    """What went in, from what the model sees: (source, input, output) of every example."""
+    """Return (source, target input, target output) of every example in a batch."""
     grids = (batch.target_in_BT, batch.target_out_BT)
     target = [segments(grid, batch.target_segment_BT) for grid in grids]
     sourceless = form in ("lines", "windows")
@@ -63,7 +63,7 @@ def expected(form: str, example: Example) -> tuple[list[int], list[int], list[in
 @LAYOUT
 @pytest.mark.parametrize("name", EXAMPLE_FORMATS)
 @given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=30), tokens=st.sampled_from([64, 200]))
-def test_every_example_lies_in_a_grid_once_and_whole(layout: str, name: str, lengths: list[int], tokens: int) -> None:
+def test_every_example_is_in_one_batch_completely(layout: str, name: str, lengths: list[int], tokens: int) -> None:
     form, examples = EXAMPLE_FORMATS[name], made(name, lengths)
     held = form.lengths(examples)
     grids = LAYOUTS[layout](*held, tokens=tokens, widths=choose_widths(*held), rng=np.random.default_rng(1))
@@ -77,7 +77,7 @@ def test_every_example_lies_in_a_grid_once_and_whole(layout: str, name: str, len
 
 
 @pytest.mark.parametrize("name", EXAMPLE_FORMATS)
-def test_a_grid_may_be_empty(name: str) -> None:
+def test_a_batch_may_be_empty(name: str) -> None:
     batch = EXAMPLE_FORMATS[name].collate(BatchPlan([[], []], Widths(8, 8)), [])
     assert batch.target_tokens == batch.source_tokens == batch.pairs == 0
     assert batch.target_in_BT.shape == (2, 8)
@@ -85,7 +85,7 @@ def test_a_grid_may_be_empty(name: str) -> None:
 
 
 def test_labels_do_not_widen_rows() -> None:
-    """Rows are as wide as the texts want: a side with one place for each text has no say in it."""
+    """The width of rows follows the texts; the side with one label per text is ignored."""
     rng = np.random.default_rng(0)
     text_N, one_N = rng.integers(2, 40, 2000), np.ones(2000, dtype=np.int64)
     assert choose_widths(text_N, one_N).source == choose_widths(text_N, text_N).source
@@ -98,7 +98,7 @@ def store(cache: Path, form: str, pairs: list[Pair], tokenizers: Tokenizers, max
     )
 
 
-def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
+def test_skipped_examples_are_counted_by_reason(tmp_path: Path) -> None:
     labels = Tokenizers(ALL["byte"], LabelTokenizer.train(["no", "yes"]))
     pairs = [Pair("a", "yes"), Pair("", "yes"), Pair("b", "maybe"), Pair("c" * 9, "no"), Pair("d", " no ")]
     found = store(tmp_path, "labels", pairs, labels)

@@ -1,4 +1,4 @@
-"""A table of hashes behaves as a set."""
+"""TextSet behaves like a set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dragoman.data.cleaning import TextSet
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.text(max_size=2))))
-def test_it_is_a_set_of_tuples(items: list[tuple[str, str]]) -> None:
+def test_text_set_behaves_like_a_set_of_tuples(items: list[tuple[str, str]]) -> None:
     seen, known = TextSet(), set()
     for item in items:
         assert seen.add(*item) == (item not in known)
@@ -17,7 +17,7 @@ def test_it_is_a_set_of_tuples(items: list[tuple[str, str]]) -> None:
     assert seen.count == len(known)
 
 
-def test_it_stays_a_set_and_small_while_it_grows() -> None:
+def test_text_set_stays_correct_and_small_while_it_grows() -> None:
     seen, count = TextSet(), 20_000
     assert all(seen.add(str(n)) for n in range(count))
     assert not any(seen.add(str(n)) for n in range(count))

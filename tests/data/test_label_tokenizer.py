@@ -1,4 +1,4 @@
-"""Labels as a tokenizer: each is one id, and an unknown one is none."""
+"""The label tokenizer: each label has one id, and an unknown label has none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = st.lists(st.text(min_size=1).map(str.strip).filter(bool), min_size=2, ma
 
 
 @given(names=NAMES, other=st.text())
-def test_a_label_comes_back(names: list[str], other: str) -> None:
+def test_labels_survive_encoding_and_decoding(names: list[str], other: str) -> None:
     found = LabelTokenizer.train(f" {name} " for name in names * 2)
     assert found.size == len(names)
     assert sorted(found.encode(name)[0] for name in names) == list(range(len(names)))
@@ -26,7 +26,7 @@ def test_a_label_comes_back(names: list[str], other: str) -> None:
     assert found.content == LabelTokenizer.train(reversed(names)).content == LabelTokenizer(found.content).content
 
 
-def test_a_run_keeps_them(tmp_path: Path) -> None:
+def test_labels_are_saved_and_loaded(tmp_path: Path) -> None:
     pair = Tokenizers(ALL["char"], LabelTokenizer.train(["no", "yes"]))
     pair.save(tmp_path)
     assert Tokenizers.load(tmp_path).fingerprint() == pair.fingerprint()
@@ -36,12 +36,12 @@ def test_a_run_keeps_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"), [([], "no label"), (["", " "], "no label"), (["x", "x "], "only the label 'x'")]
 )
-def test_one_label_is_no_choice(given: list[str], said: str) -> None:
+def test_fewer_than_two_labels_are_refused(given: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         LabelTokenizer.train(given)
 
 
-def test_a_column_of_texts_is_not_one_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_labels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels_module, "MAX_LABELS", 3)
     with pytest.raises(UserError, match="more than 3 different labels; check columns"):
         LabelTokenizer.train("abcd")

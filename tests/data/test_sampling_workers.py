@@ -1,4 +1,4 @@
-"""Samples drawn by other processes: the same to the last token as those drawn here, and no process is left behind."""
+"""Sampling workers: they produce the same tokens as the main process, and no worker outlives it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MANY = [*PAIRS, *(Pair(f"{odd}dog", f"{odd} {odd}") for odd in ODD if odd.strip(
 
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many cores there are; and several windows and tasks, however few pairs."""
+    """Use two workers with any number of cores, and several windows and tasks with few pairs."""
     monkeypatch.setattr(samplers, "count_workers", lambda: 2)
     monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 100)
     monkeypatch.setattr(stream_module, "PAIRS_PER_TASK", 13)
@@ -75,7 +75,7 @@ def tasks(count: int, size: int = 20) -> list[SamplingTask]:
 
 
 def children(process: int) -> list[int]:
-    """The processes that draw for this one."""
+    """Return the ids of the child processes."""
     listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
     rows = (
         line.split(maxsplit=2) for line in listed.stdout.splitlines() if "sampling_workers import run_worker" in line
@@ -98,10 +98,10 @@ def until(moment: Callable[[], bool], seconds: float = 30.0) -> None:
 @pytest.mark.parametrize(
     ("source", "target"), [("bpe", "bpe"), ("unigram", "unigram"), ("bpe", "unigram"), ("char", "bpe")]
 )
-def test_who_draws_makes_no_difference(
+def test_workers_sample_the_same_batches_as_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str
 ) -> None:
-    """Both sides, with tags and without, pairs that come twice, all windows of an epoch and some of the next."""
+    """Tested on both sides, with and without tags and repeated pairs, over more than one epoch."""
     drawn = list(islice(make(tmp_path, source, target).batches(StreamPosition()), 60))
     monkeypatch.setattr(samplers, "count_workers", lambda: 0)
     here = list(islice(make(tmp_path, source, target).batches(StreamPosition()), 60))
@@ -110,8 +110,8 @@ def test_who_draws_makes_no_difference(
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """A text of which a sample would not fit is cut as it always is: with its tags and its mark, it has a place."""
+def test_samples_are_not_longer_than_max_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A text whose sample would be too long, with its tags and </s>, gets its deterministic segmentation."""
     monkeypatch.setattr(samplers, "count_workers", lambda: count)
     tokenizers = sampling("bpe", "bpe")
     kept = store(tmp_path, MANY, tokenizers, "there back")
@@ -127,22 +127,22 @@ def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: 
     assert max(widths(max_positions=places)) <= places
 
 
-def test_from_any_place_on_the_same_batches_follow(tmp_path: Path) -> None:
+def test_a_stream_resumed_anywhere_yields_the_same_batches(tmp_path: Path) -> None:
     whole = list(islice(make(tmp_path).batches(StreamPosition()), 40))
     for at in (5, 16, 30):
         rest = islice(make(tmp_path).batches(whole[at][1]), 6)
         assert all(map(equal, rest, whole[at + 1 :]))
 
 
-def test_processes_draw_what_the_stream_gives(tmp_path: Path) -> None:
-    """They are there while batches are made, and gone when no more are wanted."""
+def test_workers_sample_what_the_stream_yields(tmp_path: Path) -> None:
+    """Workers run while batches are read, and exit when the stream is closed."""
     with closing(prefetch(lambda: make(tmp_path).batches(StreamPosition()), 2)) as batches:
         next(batches)
         assert len(children(os.getpid())) == 2
     assert not children(os.getpid())
 
 
-def test_a_small_corpus_is_drawn_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_corpus_is_sampled_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "PAIRS_PER_TASK", 10_000)
     batches = make(tmp_path).batches(StreamPosition())
     next(batches)
@@ -150,7 +150,7 @@ def test_a_small_corpus_is_drawn_here(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("dying", [1, 2])
-def test_what_a_dead_process_leaves_is_drawn_here(dying: int) -> None:
+def test_tasks_of_a_dead_worker_run_in_this_process(dying: int) -> None:
     tokenizers, asked = sampling("bpe", "unigram"), tasks(40)
     with SamplingPool(tokenizers, 2) as crew:
         futures = [crew.submit(task) for task in asked]
@@ -161,7 +161,7 @@ def test_what_a_dead_process_leaves_is_drawn_here(dying: int) -> None:
 
 
 @pytest.mark.parametrize("rubbish", [".", "N.", "Warning: something\n", "K\x01K\x02\x86."])
-def test_what_else_a_process_prints_is_no_answer(rubbish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_output_of_a_worker_is_not_taken_as_a_result(rubbish: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         samplers, "WORKER_COMMAND", f"print({rubbish!r}, end='', flush=True); {samplers.WORKER_COMMAND}"
     )
@@ -171,14 +171,14 @@ def test_what_else_a_process_prints_is_no_answer(rubbish: str, monkeypatch: pyte
         assert [future.result() for future in futures] == [sample_task(tokenizers, task) for task in asked]
 
 
-def test_none_that_can_start_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_run_in_this_process_if_no_worker_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     tokenizers, [task] = sampling("bpe", "bpe"), tasks(1)
     with SamplingPool(tokenizers, 2) as crew:
         assert crew.submit(task).result() == sample_task(tokenizers, task)
 
 
-def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
+def test_closing_the_pool_cancels_pending_tasks() -> None:
     tokenizers = sampling("unigram", "unigram")
     with SamplingPool(tokenizers, 2) as crew:
         futures = [crew.submit(task) for task in tasks(10_000)]
@@ -189,8 +189,8 @@ def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("kind", [*ALL, "labels"])
-def test_a_tokenizer_travels(kind: str) -> None:
-    """By its content, without what it remembers; and what both sides share is one thing on the other side too."""
+def test_a_tokenizer_can_be_pickled(kind: str) -> None:
+    """It is pickled by its content, without its cache; a joint tokenizer is one object after unpickling, too."""
     one = LabelTokenizer.train(["no", "yes"]) if kind == "labels" else ALL[kind]
     there = pickle.loads(pickle.dumps(Tokenizers(one, one, ("back",))))
     assert there.joint
@@ -223,7 +223,7 @@ futures[-1].result()
 """
 
 
-def test_processes_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
+def test_workers_exit_if_the_trainer_is_killed(tmp_path: Path) -> None:
     sampling("bpe", "bpe").save(tmp_path / "tokenizer")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", KILLED], cwd=tmp_path, **pipes) as parent:
@@ -235,7 +235,7 @@ def test_processes_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
         assert parent.stderr.read() == b""
 
 
-def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
+def test_a_worker_exits_silently_if_its_output_pipe_is_closed() -> None:
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", samplers.WORKER_COMMAND, *sys.path], **pipes) as process:
         process.stdout.close()
@@ -261,7 +261,7 @@ except Stop as end:
 
 
 def script(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
-    """A script that trains as soon as it is imported, at work in a group of its own, as in a terminal."""
+    """Start a script that trains when it is imported, in a process group of its own, as in a terminal."""
     write_corpus(folder)
     write_recipe(folder / "recipe.yaml", **SMALL | {"tokenizer": {"kind": "bpe", "size": 310, "sampling": 0.3}})
     (folder / "script.py").write_text(SCRIPT)
@@ -270,7 +270,7 @@ def script(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes)
 
 
-def test_a_script_trains_once_and_as_without_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_runs_once_and_trains_as_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with script(tmp_path, "train.steps=6") as at_work:
         out, said = at_work.communicate(timeout=60)
@@ -281,7 +281,7 @@ def test_a_script_trains_once_and_as_without_processes(tmp_path: Path, monkeypat
     assert read_tensor_files(tmp_path / "run") == read_tensor_files(tmp_path / "here")
 
 
-def test_an_interrupt_from_a_terminal_is_heard_by_the_trainer_alone(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_terminal_reaches_only_the_trainer(tmp_path: Path) -> None:
     with script(tmp_path, "train.steps=100000") as at_work:
         until(lambda: read_last_step(tmp_path / "run") > 3)
         drawing = children(at_work.pid)
@@ -296,7 +296,7 @@ def test_an_interrupt_from_a_terminal_is_heard_by_the_trainer_alone(tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "target", "fits"), [("char", "", False), ("word", "byte", False), ("char", "bpe", True)]
 )
-def test_what_has_one_way_to_cut_a_text_is_not_sampled(kind: str, target: str, fits: bool) -> None:
+def test_sampling_is_refused_without_a_subword_tokenizer(kind: str, target: str, fits: bool) -> None:
     tokenizer = {"kind": kind, "target_kind": target, "joint": False, "sampling": 0.1}
     recipe = check_model(build(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
     if fits:

@@ -1,4 +1,4 @@
-"""Laws of the look at a corpus: the counts are true, and what is wrong with a corpus shows."""
+"""Corpus statistics: the numbers are right, and faulty corpora get warnings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_counts_are_those_of_a_list(pairs: list[Pair]) -> None:
     assert json.loads(json.dumps(asdict(found)))["pairs"] == len(pairs)
 
 
-def test_lengths_that_go_together_and_ratios() -> None:
+def test_length_correlation_and_ratios() -> None:
     found = compute_statistics(PAIRS)
     logs = np.log([[len(p.source.encode()) for p in PAIRS], [len(p.target.encode()) for p in PAIRS]])
     assert found.length_correlation == pytest.approx(np.corrcoef(logs)[0, 1])
@@ -79,7 +79,7 @@ def test_percentiles_are_those_of_a_list(values: list[int], shares: list[float])
     assert compute_percentiles(Counter(map(float, values)), shares) == [smallest(share) for share in shares]
 
 
-def test_a_sound_corpus_gets_no_warning_and_each_fault_gets_one() -> None:
+def test_only_faulty_corpora_get_warnings() -> None:
     assert compute_statistics(PAIRS).notes == ["source looks like en (100%), target looks like de (100%)"]
     swapped = compute_statistics(Pair(p.target, p.source) for p in PAIRS).notes
     assert swapped == ["source looks like de (100%), target looks like en (100%)"]
@@ -93,20 +93,20 @@ def test_a_sound_corpus_gets_no_warning_and_each_fault_gets_one() -> None:
     )
 
 
-def test_without_the_extra_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_statistics_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "py3langid", None)
     found = compute_statistics(PAIRS)
     assert found.source.languages == {}
     assert any("dragoman[clean]" in note for note in found.notes)
 
 
-def test_no_pairs_is_a_mistake() -> None:
+def test_a_corpus_without_pairs_is_an_error() -> None:
     with pytest.raises(UserError, match="no pairs"):
         compute_statistics([])
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1), st.integers(-60, 60), st.integers(0, 60))
-def test_a_histogram_holds_everything_once(values: list[int], low: int, width: int) -> None:
+def test_a_histogram_counts_every_value_once(values: list[int], low: int, width: int) -> None:
     found = compute_histogram(Counter(map(float, values)), low, low + width)
     assert sum(found) == len(values)
     figure = render_sparkline(found)

@@ -1,4 +1,4 @@
-"""The stream: every pair as often as its weight says, in an order that seed and epoch decide, from any place on."""
+"""The batch stream: pairs occur according to their weight, in an order given by seed and epoch, from any position."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def epoch_of(stream: BatchStream, epoch: int) -> list[Item]:
 
 
 def texts(batch: Batch, kind: str = "char") -> Iterator[Pair]:
-    """The pairs of a batch, read back from its grids."""
+    """Yield the pairs of a batch, decoded from its tensors."""
     for r in range(len(batch.source_BS)):
         for number in range(1, int(batch.source_segment_BS[r].max()) + 1):
             source = batch.source_BS[r][batch.source_segment_BS[r] == number].tolist()
@@ -93,7 +93,7 @@ def test_an_epoch_has_every_pair_once(tmp_path: Path, layout: str, sampling: flo
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (2.5, 0.5), (3.0, 0.25), (0.1, 2.0)])
 @pytest.mark.usefixtures("small_windows")
-def test_weights_say_how_often(tmp_path: Path, weights: tuple[float, float]) -> None:
+def test_weights_set_how_often_examples_occur(tmp_path: Path, weights: tuple[float, float]) -> None:
     """2.5: every pair twice, and a random half of them once more; 0.5: a random half."""
     halves = [PAIRS[:80], PAIRS[80:]]
     parts = [WeightedStore(store(tmp_path, half), weight) for half, weight in zip(halves, weights)]
@@ -109,7 +109,7 @@ def test_weights_say_how_often(tmp_path: Path, weights: tuple[float, float]) -> 
     assert (chosen[0] != chosen[1]) == any(weight % 1 for weight in weights)
 
 
-def test_less_than_half_a_pair_comes_in_some_epochs(tmp_path: Path) -> None:
+def test_less_than_half_a_pair_is_added_in_some_epochs(tmp_path: Path) -> None:
     parts = [WeightedStore(store(tmp_path, PAIRS[:80]), 1.0), WeightedStore(store(tmp_path, PAIRS[80:82]), 0.2)]
     stream = BatchStream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
     counts = Counter(len(stream.order(epoch)) - 80 for epoch in range(500))
@@ -118,7 +118,7 @@ def test_less_than_half_a_pair_comes_in_some_epochs(tmp_path: Path) -> None:
     assert {int(index) for epoch in range(50) for index in stream.order(epoch)} == set(range(82))
 
 
-def test_weights_that_leave_nothing_are_a_mistake(tmp_path: Path) -> None:
+def test_weights_that_leave_no_pair_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"weights \(0.001\)"):
         BatchStream(
             [WeightedStore(store(tmp_path, PAIRS), 0.001)], tokenizers("char"), layout="packed", tokens=512, seed=3
@@ -128,7 +128,7 @@ def test_weights_that_leave_nothing_are_a_mistake(tmp_path: Path) -> None:
 @LAYOUT
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 @pytest.mark.usefixtures("small_windows")
-def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, sampling: float) -> None:
+def test_a_stream_resumed_anywhere_yields_the_same_batches(tmp_path: Path, layout: str, sampling: float) -> None:
     def begin() -> BatchStream:
         return make(tmp_path, layout=layout, kind="unigram", sampling=sampling, tokens=256)
 
@@ -143,8 +143,8 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, 
             assert place == other_place
 
 
-def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though they are read in the order of the files, and pages are handed back on the way."""
+def test_examples_are_returned_by_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read in file order, and pages are released in between."""
     monkeypatch.setattr(stream_module, "RELEASE_EVERY", 5)
     stream = make(tmp_path, kind="bpe")
     indices = np.array([7, 3, 199, 3, 0, 42, 7, 150, 8, 9, 1, 2], np.uint32)
@@ -162,8 +162,10 @@ def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytes
 @LAYOUT
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 @pytest.mark.usefixtures("small_windows")
-def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampling: float, world: int) -> None:
-    """The same grids whatever their number, cut by rows; and each counts what lies in all of them."""
+def test_the_rows_of_all_ranks_are_the_batches_of_one_process(
+    tmp_path: Path, layout: str, sampling: float, world: int
+) -> None:
+    """Every number of processes has the same batches, divided by rows; each process counts the pairs of all rows."""
     shares = [RankShard(rank, world) for rank in range(world)]
     streams = [
         make(tmp_path, layout=layout, kind="bpe", sampling=sampling, shard=each) for each in (RankShard(), *shares)
@@ -187,7 +189,7 @@ def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampli
     assert idle or (layout, world) != ("packed", 7)
 
 
-def test_places_never_repeat(tmp_path: Path) -> None:
+def test_positions_never_repeat(tmp_path: Path) -> None:
     places = [place for _, place in islice(make(tmp_path).batches(StreamPosition()), 100)]
     order = [(place.epoch, place.window, place.batch) for place in places]
     assert order == sorted(set(order))
@@ -207,14 +209,14 @@ def test_epochs_and_seeds_differ(tmp_path: Path, layout: str) -> None:
 
 
 def read_epoch(stream: BatchStream, epoch: int) -> list[Example]:
-    """The examples of an epoch in the order of the corpus."""
+    """Return the examples of an epoch in the order of the corpus."""
     window, examples = next(stream.read_windows(StreamPosition(epoch)))
     examples = examples or stream.examples(window.indices, epoch, range(len(window.indices)))
     return [examples[slot] for slot in np.argsort(window.indices).tolist()]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_sampling_cuts_anew_at_every_epoch_and_side(tmp_path: Path, kind: str) -> None:
+def test_segmentations_differ_between_epochs_and_sides(tmp_path: Path, kind: str) -> None:
     same = [Pair(pair.source, pair.source) for pair in PAIRS]
     stream, plain = (make(tmp_path, kind=kind, pairs=same, sampling=rate) for rate in (0.3, 0.0))
 
@@ -228,7 +230,7 @@ def test_sampling_cuts_anew_at_every_epoch_and_side(tmp_path: Path, kind: str) -
         assert differing > len(same) / 2
 
 
-def test_kinds_that_know_one_way_are_not_changed_by_sampling(tmp_path: Path) -> None:
+def test_sampling_does_not_change_tokenizers_with_one_segmentation(tmp_path: Path) -> None:
     sampled, plain = (make(tmp_path, kind="char", sampling=rate) for rate in (0.3, 0.0))
     for one, other in zip(read_epoch(sampled, 4), read_epoch(plain, 0), strict=True):
         assert one.source.tolist() == other.source.tolist()
@@ -254,14 +256,14 @@ def running() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("depth", [1, 4, 100])
-def test_ahead_gives_the_same_items_and_ends(depth: int) -> None:
+def test_prefetch_yields_the_same_items_and_ends(depth: int) -> None:
     got = list(prefetch(lambda: items(20), depth))
     assert [place for _, place in got] == [place for _, place in items(20)]
     assert all(equal(batch, other) for (batch, _), (other, _) in zip(got, items(20)))
     assert not running()
 
 
-def test_ahead_is_ahead_but_not_further_than_asked() -> None:
+def test_prefetch_reads_at_most_depth_items_ahead() -> None:
     made: list[int] = []
 
     def count() -> Iterator[Item]:
@@ -281,7 +283,7 @@ def test_ahead_is_ahead_but_not_further_than_asked() -> None:
 
 
 @pytest.mark.parametrize("error", [UserError("a deleted file"), KeyError("x"), KeyboardInterrupt()])
-def test_ahead_passes_on_what_goes_wrong(error: BaseException) -> None:
+def test_prefetch_raises_the_exception_of_its_thread(error: BaseException) -> None:
     def breaking() -> Iterator[Item]:
         yield from items(2)
         raise error
@@ -294,7 +296,7 @@ def test_ahead_passes_on_what_goes_wrong(error: BaseException) -> None:
     assert not running()
 
 
-def test_ahead_ends_its_thread_when_it_is_left() -> None:
+def test_prefetch_ends_its_thread_when_it_is_closed() -> None:
     def endless() -> Iterator[Item]:
         while True:
             yield from items(3)
@@ -307,7 +309,7 @@ def test_ahead_ends_its_thread_when_it_is_left() -> None:
 
 
 def test_an_epoch_is_shuffled_whole(tmp_path: Path) -> None:
-    """Before it is cut into windows, and anew for every seed and epoch; in four bytes a pair."""
+    """The complete order is shuffled, differently for every seed and epoch; it takes four bytes per pair."""
     orders = [make(tmp_path, seed=seed).order(epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0))]
     for i, order in enumerate(orders):
         assert order.dtype == np.uint32

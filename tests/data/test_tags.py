@@ -1,4 +1,4 @@
-"""Tags are read, never cut and never said; corpora that are turned round are what their swapped files would be."""
+"""Tags are input only, never split and never generated; reversed corpora equal corpora with swapped files."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ TAGS = ("de", "bt", "zh")
 
 
 @given(st.sampled_from(sorted(ALL)), TEXT | st.sampled_from(["<de>", "de", " de bt", "<2de> ba"]))
-def test_a_tag_is_no_text(kind: str, text: str) -> None:
-    """Whatever a line holds, it is cut as without tags; a word of a tag is one id, which nothing else has."""
+def test_no_text_is_encoded_as_a_tag(kind: str, text: str) -> None:
+    """Every line is tokenized as without tags; each word of a tag has one id, which nothing else has."""
     plain = Tokenizers(ALL[kind], ALL[kind])
     tagged = plain.with_tags(TAGS)
     assert tagged.source.encode(text) == plain.source.encode(text)
@@ -60,7 +60,7 @@ def test_a_tag_is_no_text(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(ALL))
-def test_tags_are_kept(kind: str, tmp_path: Path) -> None:
+def test_tags_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     plain = Tokenizers(ALL[kind], ALL[kind])
     tagged = plain.with_tags(TAGS)
     tagged.save(tmp_path)
@@ -74,8 +74,8 @@ def test_tags_are_kept(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["transformer", "rnn", "hybrid"])
-def test_a_tag_is_never_said(kind: str, tied: bool, joint: bool) -> None:
-    """Not even by a model that holds nothing else likely."""
+def test_a_tag_is_never_generated(kind: str, tied: bool, joint: bool) -> None:
+    """This holds even for a model whose output favours it."""
     values = {"model": {"kind": kind, "width": 16, "tied": tied}, "tokenizer": {"joint": joint}}
     model = build_model(build(Recipe, values).model, source_size=23, target_size=20, joint=joint)
     assert isinstance(model, AutoregressiveModel)
@@ -92,7 +92,7 @@ def test_a_tag_is_never_said(kind: str, tied: bool, joint: bool) -> None:
 
 @pytest.fixture
 def corpora(tmp_path: Path) -> list[CorpusSettings]:
-    """The same three pairs in every form."""
+    """Return the same three pairs in every kind of file."""
     pairs = [("ba", "ak"), ("del fo", "ol ebi"), ("ra", "zu")]
     rows = [{"source": s, "target": t} for s, t in pairs]
     return [
@@ -106,7 +106,7 @@ def corpora(tmp_path: Path) -> list[CorpusSettings]:
     ]
 
 
-def test_reverse_turns_pairs_round(corpora: list[CorpusSettings]) -> None:
+def test_reverse_swaps_source_and_target(corpora: list[CorpusSettings]) -> None:
     for corpus in corpora:
         turned = corpus.model_copy(update={"reverse": True, "tag": "en"})
         swapped = [Pair(pair.target, pair.source, tag="en") for pair in read_pairs(corpus)]
@@ -118,8 +118,8 @@ def test_reverse_turns_pairs_round(corpora: list[CorpusSettings]) -> None:
         assert len(set(marks)) == 4
 
 
-def test_both_ways_is_what_swapped_files_would_be(small: Path, tmp_path: Path) -> None:
-    """To the bit: the same pairs in the same order make the same run."""
+def test_both_ways_equals_training_with_swapped_files(small: Path, tmp_path: Path) -> None:
+    """The same pairs in the same order give bit-identical runs."""
     there, back = ({"source": f"train.{a}", "target": f"train.{b}"} for a, b in (("src", "trg"), ("trg", "src")))
     short = ["train.steps=4", "train.validate_every=0", "train.validate_lines=0"]
     one = train_quietly(small, tmp_path / "one", "data.both_ways=true", *short)
@@ -183,7 +183,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_the_tag_says_what_is_wanted(folder: Path, translator: Translator) -> None:
+def test_the_tag_selects_the_output(folder: Path, translator: Translator) -> None:
     words, turned = lines_of(folder / "words"), lines_of(folder / "turned")
     assert [one.text for one in translator.translate(words, tag="there")] == turned
     assert [one.text for one in translator.translate(turned, tag="back")] == words
@@ -223,7 +223,7 @@ def test_tags_on_the_command_line(folder: Path, tmp_path: Path, call: Call) -> N
 
 
 def test_a_glossary_where_every_corpus_has_a_tag(folder: Path, tmp_path: Path, call: Call) -> None:
-    """A tag has to be named then, and one was."""
+    """The command then needs a tag, which is given."""
     whole = yaml.safe_load((folder / "recipe.yaml").read_text())
     corpus = {"source": str(folder / "words"), "target": str(folder / "turned")}
     whole["data"] |= {"train": [{**corpus, "tag": tag} for tag in ("there", "back")], "dev": [], "test": []}
@@ -235,7 +235,7 @@ def test_a_glossary_where_every_corpus_has_a_tag(folder: Path, tmp_path: Path, c
     assert (answer.code, answer.out) == (0, (folder / "turned").read_text())
 
 
-def test_an_engine_of_others_reads_tags(folder: Path, translator: Translator, tmp_path: Path) -> None:
+def test_other_engines_read_tags(folder: Path, translator: Translator, tmp_path: Path) -> None:
     engine = CTranslate2Engine.convert(translator, tmp_path)
     words = lines_of(folder / "words")
     assert [one.text for one in replace(translator, engine=engine).translate(words, tag="there")] == lines_of(
@@ -243,7 +243,7 @@ def test_an_engine_of_others_reads_tags(folder: Path, translator: Translator, tm
     )
 
 
-def test_a_model_says_which_tags_it_knows(folder: Path, translator: Translator) -> None:
+def test_a_missing_or_unknown_tag_is_refused(folder: Path, translator: Translator) -> None:
     def knowing(*tags: str) -> Translator:
         corpora = tuple(CorpusSettings(phrasebook=1, tag=tag) for tag in tags)
         data = translator.recipe.data.model_copy(update={"train": corpora})
@@ -257,8 +257,8 @@ def test_a_model_says_which_tags_it_knows(folder: Path, translator: Translator) 
 
 
 @pytest.mark.parametrize("tags", [(), ("there",), ("there", "new")], ids=["none", "fewer", "another"])
-def test_begun_with_a_run_of_other_tags(folder: Path, tmp_path: Path, tags: tuple[str, ...]) -> None:
-    """What the parent knew it still knows; a new tag has a row of its own."""
+def test_fine_tuning_a_run_with_other_tags(folder: Path, tmp_path: Path, tags: tuple[str, ...]) -> None:
+    """The weights of the parent are kept; a new tag gets a new embedding."""
     whole = yaml.safe_load((folder / "recipe.yaml").read_text())
     corpus = {"source": str(folder / "words"), "target": str(folder / "turned")}
     whole["data"] |= {"train": [{**corpus, "tag": tag} for tag in tags or [""]], "dev": [], "test": []}
@@ -276,14 +276,14 @@ def test_begun_with_a_run_of_other_tags(folder: Path, tmp_path: Path, tags: tupl
     assert load(resumed, device="cpu").translate(["ba"], tag=tags[0] if tags else "")[0].text
 
 
-def test_a_parent_of_another_width_does_not_fit_whatever_its_tags(folder: Path, tmp_path: Path, call: Call) -> None:
+def test_a_parent_of_another_width_is_refused_with_any_tags(folder: Path, tmp_path: Path, call: Call) -> None:
     corpus = f"data.train={{source: {folder / 'words'}, target: {folder / 'turned'}, tag: new}}"
     way = ("--out", tmp_path / "run", "--init-from", folder / "run", corpus, "data.dev=[]", "data.test=[]")
     answer = call("train", folder / "recipe.yaml", *way, "model.width=16")
     assert_user_error(answer, "--init-from does not fit", "model", working=True)
 
 
-def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
+def test_sampled_sources_keep_their_tag(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     path = write_recipe(tmp_path / "recipe.yaml", tokenizer={"kind": "bpe", "size": 310, "sampling": 0.3})
     recipe = read_recipe(path)
@@ -304,7 +304,7 @@ def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
     assert np.array_equal(whole[1:], prepared.tokenizers.source.encode(lines_of(tmp_path / "train.src")[3]))
 
 
-def test_a_student_is_taught_with_tags(folder: Path, tmp_path: Path) -> None:
+def test_distillation_uses_tags(folder: Path, tmp_path: Path) -> None:
     whole = yaml.safe_load((folder / "recipe.yaml").read_text())
     for name in ("train", "dev", "test"):
         for corpus in whole["data"][name]:
@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_learned_is_refused(
+def test_unsupported_combinations_with_tags_are_refused(
     folder: Path, tmp_path: Path, call: Call, said: tuple[list[str], tuple[str, ...]]
 ) -> None:
     overrides, culprits = said

@@ -1,4 +1,4 @@
-"""Windows of a long text: every token predicted once an epoch, from a new place on, and from any place as before."""
+"""Windows of a long text: every token is predicted once per epoch, and a stream can be resumed at any position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def windows(*stores: TokenStore, context: int = 50, seed: int = 3, weights: tupl
 
 
 @given(length=st.integers(2, 300), context=st.integers(1, 40), first=st.integers(1, 40))
-def test_a_cut_covers_every_token_but_the_first_once(length: int, context: int, first: int) -> None:
+def test_windows_predict_every_token_but_the_first_once(length: int, context: int, first: int) -> None:
     cut = TextWindows(np.arange(length), context, min(first, context))
     numbers = np.arange(len(cut))
     windows = [example.target.tolist() for example in cut.examples(numbers)]
@@ -74,7 +74,7 @@ def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.
     assert len(begun) > 1
 
 
-def test_weights_say_how_often(tmp_path: Path) -> None:
+def test_weights_set_how_often_examples_occur(tmp_path: Path) -> None:
     stream = windows(text(tmp_path, LINES[:100]), text(tmp_path, LINES[100:200]), weights=(2.0, 0.5))
     sizes = stream.sizes(4)
     counts = Counter(stream.order(4).tolist())
@@ -82,7 +82,7 @@ def test_weights_say_how_often(tmp_path: Path) -> None:
     assert sum(counts[index] for index in range(sizes[0], sum(sizes))) == round(sizes[1] / 2)
 
 
-def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_resumed_anywhere_yields_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 19)
     store = text(tmp_path, LINES)
     whole = list(islice(windows(store).batches(StreamPosition()), 90))
@@ -97,7 +97,7 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, monkeypatch: 
     assert not torch.equal(whole[0][0].target_in_BT, other_seed.target_in_BT)
 
 
-def test_validation_reads_the_text_as_it_stands(tmp_path: Path) -> None:
+def test_validation_reads_the_text_in_order(tmp_path: Path) -> None:
     store = text(tmp_path, LINES[:20])
     found = [token for example in read_in_order(store, "windows", 16) for token in example.target[1:].tolist()]
     assert found == store.target_ids[1:].tolist()

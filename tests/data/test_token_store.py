@@ -1,4 +1,4 @@
-"""Token ids on disk: the same as the tokenizer gives, made once, whole or not there."""
+"""Token stores: they have the ids of the tokenizer, are written once, and are complete or absent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def complaint(cache: Path, pairs: Sequence[Pair] = PAIRS, **more: object) -> str
 
 @KINDS
 @pytest.mark.parametrize("text", [False, True])
-def test_ids_are_the_tokenizers(tmp_path: Path, kind: str, text: bool) -> None:
+def test_stored_ids_are_those_of_the_tokenizer(tmp_path: Path, kind: str, text: bool) -> None:
     store = made(tmp_path, kind=kind, text=text)
     assert len(store) == len(PAIRS)
     texts = store.texts(np.arange(len(PAIRS)))
@@ -74,7 +74,7 @@ def test_ids_are_the_tokenizers(tmp_path: Path, kind: str, text: bool) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.builds(Pair, TEXT, TEXT), min_size=1, max_size=8), st.integers(1, 5))
-def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair], chunk: int) -> None:
+def test_skipped_pairs_are_counted_and_others_are_stored(pairs: list[Pair], chunk: int) -> None:
     limit = 12
     encode = ALL["byte"].encode
     lengths = [(len(encode(pair.source)), len(encode(pair.target))) for pair in pairs]
@@ -99,14 +99,14 @@ def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair],
         assert store.longest == max(len(encode(pair.source)) for pair in fits)
 
 
-def test_the_longest_that_fits_is_kept(tmp_path: Path) -> None:
+def test_a_pair_of_max_length_is_kept(tmp_path: Path) -> None:
     pairs = [Pair("a" * 5, "b"), Pair("a" * 6, "b"), Pair("a", "b" * 6), Pair("a", "b" * 5)]
     store = made(tmp_path, pairs, kind="byte", max_length=5)
     assert len(store) == 2
     assert store.dropped == {"longer than 5 tokens": 2}
 
 
-def test_a_second_opening_reads_nothing(tmp_path: Path) -> None:
+def test_a_cached_store_is_opened_without_reading_the_corpus(tmp_path: Path) -> None:
     first = made(tmp_path, text=True)
     again = open_store(unread, both("bpe"), key="corpus", cache=tmp_path, max_length=1000, text=True)
     assert len(again) == len(first)
@@ -122,8 +122,8 @@ def test_another_corpus_or_tokenizer_is_another_store(tmp_path: Path, change: di
     assert len(list(tmp_path.glob("*/store.json"))) == 2
 
 
-def test_the_digest_names_the_content(tmp_path: Path) -> None:
-    """Equal for equal content wherever it came from; different for a different word, order, side or boundary."""
+def test_the_digest_depends_on_the_content(tmp_path: Path) -> None:
+    """It is equal for equal content of any origin, and differs if a word, the order, a side or a boundary differs."""
     content = [Pair("ab", "cd"), Pair("e", "f")]
     others = [
         [Pair("ab", "cd"), Pair("e", "g")],
@@ -152,14 +152,14 @@ def test_lengths_are_those_of_a_spread_sample(count: int, most: int) -> None:
         assert both == [(len(p.source), len(p.target)) for p in pairs]
 
 
-def test_an_unwritable_cache_is_a_mistake(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     message = complaint(tmp_path / "file" / "cache")
     assert "data.cache=FOLDER" in message
     assert repr(str(tmp_path / "file" / "cache")) in message
 
 
-def test_a_full_disk_is_a_mistake_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -168,7 +168,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_corpus_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_in_the_corpus_leaves_no_files(tmp_path: Path) -> None:
     def broken() -> Iterator[Pair]:
         yield PAIRS[0]
         raise UserError("line 2 is not UTF-8")
@@ -179,7 +179,7 @@ def test_a_corpus_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     assert len(made(tmp_path, key="x")) == len(PAIRS)
 
 
-def test_what_dead_runs_left_is_swept_but_not_what_may_be_alive(tmp_path: Path) -> None:
+def test_leftovers_of_dead_runs_are_removed_but_not_those_of_live_ones(tmp_path: Path) -> None:
     names = {name: f".a.{name:_<8}.dragoman.tmp" for name in ("dead", "young", "locked")}
     users = ["film.part", ".thesis.tmp", ".notes.dragoman.tmp"]
     for name in [*names.values(), *users]:
@@ -193,8 +193,8 @@ def test_what_dead_runs_left_is_swept_but_not_what_may_be_alive(tmp_path: Path) 
     assert names["dead"] not in left
 
 
-def test_what_is_in_a_cache(tmp_path: Path) -> None:
-    """Entries that Dragoman made, as it names them now; files of the user are not among them."""
+def test_cache_entries_are_listed(tmp_path: Path) -> None:
+    """Entries are recognized by their names; files of the user are not listed."""
     assert list(cache_entries(tmp_path / "nowhere")) == []
     made(tmp_path)
     key = next(tmp_path.iterdir()).name
@@ -212,7 +212,7 @@ def test_what_is_in_a_cache(tmp_path: Path) -> None:
     assert found == {key: "token ids", f".{key}.abcdefgh.dragoman.tmp": "unfinished", **ours}
 
 
-def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+def test_two_runs_may_write_the_same_store_at_once(tmp_path: Path) -> None:
     first: list[int] = []
 
     def meanwhile() -> Iterator[Pair]:
@@ -227,8 +227,8 @@ def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:
     assert [path.stat().st_ino for path in tmp_path.glob("*/store.json")] == first  # the other run reads from it
 
 
-def test_of_many_that_end_at_once_one_stays(tmp_path: Path) -> None:
-    """The first to come; those who come after it do not touch it, since it may be read by now."""
+def test_of_many_stores_finished_at_once_one_stays(tmp_path: Path) -> None:
+    """The first finished store stays; later ones do not replace it, because it may be in use."""
     together = threading.Barrier(8)
 
     def keep(number: int, folder: Path) -> set[str]:
@@ -248,7 +248,7 @@ def test_of_many_that_end_at_once_one_stays(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 30
 
 
-def test_a_store_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
+def test_an_incomplete_store_is_written_again(tmp_path: Path) -> None:
     made(tmp_path)
     (folder,) = tmp_path.iterdir()
     (folder / "store.json").unlink()
@@ -259,7 +259,7 @@ def test_a_store_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
     "name", ["source.ids", "target.ids", "source.ends", "target.ends", "source.text", "store.json"]
 )
 @pytest.mark.parametrize("damage", ["cut", "cut to nothing", "gone"])
-def test_a_damaged_store_is_said(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_damaged_store_is_refused(tmp_path: Path, name: str, damage: str) -> None:
     made(tmp_path, text=True)
     (folder,) = tmp_path.iterdir()
     if damage == "gone" and name == "store.json":
@@ -287,7 +287,7 @@ def test_ids_take_two_bytes_or_four(tmp_path: Path) -> None:
     assert made(tmp_path).ids[0].values.dtype == np.uint16
 
 
-def test_pages_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
+def test_released_pages_can_be_read_again(tmp_path: Path) -> None:
     store = made(tmp_path, text=True)
     before = [store.example(line).target.tolist() for line in range(len(store))]
     store.forget_pages()
@@ -295,7 +295,7 @@ def test_pages_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
     assert all(isinstance(ids.values.base, np.memmap) for ids in store.ids)
 
 
-def test_what_is_kept_is_json(tmp_path: Path) -> None:
+def test_store_json_is_json(tmp_path: Path) -> None:
     made(tmp_path)
     (folder,) = tmp_path.iterdir()
     about = json.loads((folder / "store.json").read_text())

@@ -1,4 +1,4 @@
-"""Laws of every tokenizer on the menu: text in is text out, the same training gives the same tokenizer."""
+"""Laws of every tokenizer in the registry, such as round trips and deterministic training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ kinds = pytest.mark.parametrize("kind", TOKENIZERS)
 
 
 @given(st.sampled_from(LOSSLESS), TEXT)
-def test_text_in_is_text_out(kind: str, text: str) -> None:
+def test_lossless_tokenizers_decode_to_the_same_text(kind: str, text: str) -> None:
     tokenizer = ALL[kind]
     ids = tokenizer.encode(text)
     assert all(len(SPECIALS) <= i < tokenizer.size for i in ids)
@@ -37,8 +37,8 @@ def test_text_in_is_text_out(kind: str, text: str) -> None:
 
 
 @given(st.sampled_from(LOSSY), TEXT)
-def test_what_is_lost_is_unknown(kind: str, text: str) -> None:
-    """Every id stands for a word or for one that is not known."""
+def test_lossy_tokenizers_encode_unknown_words_as_unk(kind: str, text: str) -> None:
+    """Every id is a known word or <unk>."""
     tokenizer = ALL[kind]
     ids = tokenizer.encode(text)
     assert all(i == UNK or len(SPECIALS) <= i < tokenizer.size for i in ids)
@@ -46,24 +46,24 @@ def test_what_is_lost_is_unknown(kind: str, text: str) -> None:
 
 
 @given(KINDS, TEXT)
-def test_many_texts_are_encoded_as_one_is(kind: str, text: str) -> None:
+def test_encode_all_equals_encode(kind: str, text: str) -> None:
     ids = ALL[kind].encode(text)
     assert ALL[kind].encode_all([text, "", text]) == [ids, [], ids]
 
 
 @kinds
-def test_only_words_lose_anything(kind: str) -> None:
+def test_only_word_tokenizers_are_lossy(kind: str) -> None:
     assert ALL[kind].lossless == (kind not in ("word", "space"))
 
 
 @kinds
-def test_even_words_give_back_what_they_learned_from(kind: str) -> None:
+def test_word_tokenizers_decode_their_training_text(kind: str) -> None:
     tokenizer = ALL[kind]
     assert [tokenizer.decode(ids) for ids in tokenizer.encode_all(LINES)] == LINES
 
 
 @given(KINDS, TEXT, st.lists(st.integers(0, 3), max_size=5))
-def test_specials_stand_for_no_text_and_pieces_match_ids(kind: str, text: str, specials: list[int]) -> None:
+def test_specials_decode_to_nothing_and_pieces_match_ids(kind: str, text: str, specials: list[int]) -> None:
     tokenizer = ALL[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode([*specials, *ids, *specials]) == tokenizer.decode(ids)
@@ -97,7 +97,9 @@ def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
 
 
 @given(KINDS, TEXT, st.floats(0, 0.9), st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**9)))
-def test_a_sample_is_another_way_to_say_the_same(kind: str, text: str, rate: float, key: tuple[int, int, int]) -> None:
+def test_a_sampled_segmentation_decodes_to_the_same_text(
+    kind: str, text: str, rate: float, key: tuple[int, int, int]
+) -> None:
     tokenizer = ALL[kind]
     ids = tokenizer.sample(text, rate=rate, key=key)
     assert ids == tokenizer.sample(text, rate=rate, key=key)
@@ -107,7 +109,7 @@ def test_a_sample_is_another_way_to_say_the_same(kind: str, text: str, rate: flo
 
 @kinds
 @pytest.mark.parametrize("joint", [True, False])
-def test_a_folder_holds_all_of_it(kind: str, joint: bool, tmp_path: Path) -> None:
+def test_tokenizers_are_saved_and_loaded(kind: str, joint: bool, tmp_path: Path) -> None:
     settings = TokenizerSettings(kind=kind, size=330, joint=joint)
     tokenizers = Tokenizers.train(lambda: PAIRS, settings)
     assert tokenizers.joint == joint
@@ -124,13 +126,13 @@ def test_a_folder_holds_all_of_it(kind: str, joint: bool, tmp_path: Path) -> Non
 
 
 @kinds
-def test_it_can_be_sent_to_a_worker(kind: str) -> None:
+def test_a_tokenizer_can_be_sent_to_a_worker(kind: str) -> None:
     copy: Tokenizer = pickle.loads(pickle.dumps(ALL[kind]))
     assert copy.encode_all(LINES) == ALL[kind].encode_all(LINES)
     assert copy.sample(LINES[0], rate=0.3, key=(1, 2, 3)) == ALL[kind].sample(LINES[0], rate=0.3, key=(1, 2, 3))
 
 
-def test_fingerprints_tell_tokenizers_apart() -> None:
+def test_different_tokenizers_have_different_fingerprints() -> None:
     prints = {Tokenizers(a, b).fingerprint() for a in ALL.values() for b in ALL.values()}
     assert len(prints) == len(ALL) ** 2
 
@@ -158,7 +160,7 @@ def test_a_damaged_folder_is_refused(kind: str, tmp_path: Path) -> None:
         Tokenizers.load(tmp_path / "nowhere")
 
 
-def test_each_side_has_a_kind_and_size_of_its_own(tmp_path: Path) -> None:
+def test_each_side_may_have_its_own_kind_and_size(tmp_path: Path) -> None:
     pairs = [Pair("fun", "f ʌ n"), Pair("phone", "f oʊ n"), Pair("tiny", "t aɪ n i")]
     settings = TokenizerSettings(kind="char", joint=False, target_kind="space", target_size=8)
     both = Tokenizers.train(lambda: pairs, settings)
@@ -171,13 +173,13 @@ def test_each_side_has_a_kind_and_size_of_its_own(tmp_path: Path) -> None:
             Tokenizers.train(lambda: pairs, TokenizerSettings(kind="char", **other))
 
 
-def test_a_wrong_kind_is_answered_with_the_right_one() -> None:
+def test_an_unknown_kind_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="did you mean 'unigram'"):
         train_tokenizer(LINES, TokenizerSettings(kind="unigrams"))
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 5))
-def test_a_draw_is_fair_in_size_and_the_same_again(total: int, count: int, seed: int) -> None:
+def test_reservoir_sampling_is_deterministic_and_has_the_right_size(total: int, count: int, seed: int) -> None:
     drawn, seen = sample_reservoir(range(total), count, seed)
     assert seen == total
     assert len(set(drawn)) == min(total, count)
@@ -185,7 +187,7 @@ def test_a_draw_is_fair_in_size_and_the_same_again(total: int, count: int, seed:
     assert drawn == sample_reservoir(iter(range(total)), count, seed)[0]
 
 
-def test_every_item_has_the_same_chance_to_be_drawn() -> None:
+def test_reservoir_sampling_is_uniform() -> None:
     counts = [0] * 20
     for seed in range(2000):
         for item in sample_reservoir(range(20), 5, seed)[0]:
@@ -193,7 +195,7 @@ def test_every_item_has_the_same_chance_to_be_drawn() -> None:
     assert all(400 < count < 600 for count in counts)
 
 
-def test_a_drawn_corpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_of_training_lines_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("dragoman.data.tokenizers.MAX_TRAINING_LINES", 100)
     train_tokenizer(LINES, TokenizerSettings(kind="char"), log=said.append)
@@ -201,7 +203,7 @@ def test_a_drawn_corpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-def test_without_byte_fallback_what_is_not_known_is_unknown(kind: str) -> None:
+def test_without_byte_fallback_unknown_characters_are_unk(kind: str) -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind, size=120, byte_fallback=False))
     assert not tokenizer.lossless
     assert UNK in tokenizer.encode("日")

@@ -1,4 +1,4 @@
-"""Trees in grids and in the encoder: ways against a walk over the arcs, and the fallback where there is no tree."""
+"""Trees in batches and in the encoder: distances against a search in the tree, and the fallback without a tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toy_trees import arcs, heads, to_root
 
 @st.composite
 def sources(draw: st.DrawFn, *, most: int = 7) -> Example:
-    """A sentence whose words have none, one or several tokens, with a tree or without."""
+    """A sentence whose words have no, one or several tokens, with or without a tree."""
     found = draw(heads(most=most))
     words = [word for word in range(1, len(found) + 1) for _ in range(draw(st.integers(0, 2)))] or [1]
     if draw(st.integers(0, 3)) == 0:
@@ -38,7 +38,7 @@ def sources(draw: st.DrawFn, *, most: int = 7) -> Example:
 
 
 def tree_of(words: Sequence[int], heads: Sequence[int]) -> dict[str, TokenFeature]:
-    """The feature of tokens that belong to these words; where a word begins in the text is of no importance here."""
+    """Return the feature of tokens that belong to these words; the offsets of words are arbitrary."""
     record = np.stack([np.zeros(len(heads), np.int32), np.array(heads, np.int32)], 1).ravel()
     return {"tree": TokenFeature(np.array(words, np.int32), record)}
 
@@ -49,7 +49,7 @@ def words_and_heads(example: Example) -> tuple[list[int], list[int]]:
 
 
 def expected(example: Example, one: int, other: int) -> int:
-    """The way between two tokens of a sentence, by walking."""
+    """Return the distance between two tokens of a sentence, by following the heads."""
     words, found = words_and_heads(example)
     words = [*words, 0]
     if not words[one] or not words[other]:
@@ -59,7 +59,7 @@ def expected(example: Example, one: int, other: int) -> int:
 
 
 @given(st.lists(st.lists(sources(), max_size=3), min_size=1, max_size=3).filter(any), st.integers(0, 3))
-def test_ways_are_those_of_a_walk(rows: list[list[Example]], spare: int) -> None:
+def test_tree_distances_equal_those_of_a_search(rows: list[list[Example]], spare: int) -> None:
     some = [example for row in rows for example in row]
     numbers = iter(range(len(some)))
     width = max(sum(len(e.source) + 1 for e in row) for row in rows) + spare
@@ -81,7 +81,7 @@ def test_ways_are_those_of_a_walk(rows: list[list[Example]], spare: int) -> None
 
 
 @given(heads(), st.randoms())
-def test_the_order_of_words_turns_ways_round_and_no_more(found: tuple[int, ...], random: Any) -> None:
+def test_the_order_of_words_changes_only_the_sign_of_distances(found: tuple[int, ...], random: Any) -> None:
     order = list(range(len(found)))
     random.shuffle(order)
     moved = [0] * len(found)
@@ -95,7 +95,7 @@ def test_the_order_of_words_turns_ways_round_and_no_more(found: tuple[int, ...],
 
 
 def grid(trees: Sequence[Sequence[int]], widths: Widths | None = None) -> Batch:
-    """Sentences with one token for each word, one to a row."""
+    """Return a batch with one sentence per row and one token per word."""
     some = [tree_example(found, number) for number, found in enumerate(trees)]
     return in_rows([[number] for number in range(len(some))], some, widths)
 
@@ -106,7 +106,7 @@ def tree_example(found: Sequence[int], seed: int = 0) -> Example:
     return Example(source, target, 0, tree_of(words.tolist(), found))
 
 
-def test_ways_that_a_byte_cannot_hold_count_as_the_longest_that_it_can() -> None:
+def test_long_distances_are_clamped() -> None:
     batch = grid([range(300)])
     assert batch.features["tree_depth"][0, :-1].tolist() == list(range(1, 301))
     assert batch.features["tree_distance"][0, 0, 100:300].tolist() == [
@@ -129,7 +129,7 @@ def model_of(position: str, *, seed: int = 0, **given: Any) -> Transformer:
 CHAIN, STAR, DEEP = (0, 1, 2, 3, 4), (2, 0, 2, 2, 2), (5, 1, 2, 5, 0)
 
 
-def test_a_tree_changes_what_is_read() -> None:
+def test_a_tree_changes_the_encoder_output() -> None:
     model = model_of("tree")
     batch = grid([CHAIN])
     for found in (STAR, DEEP):
@@ -140,7 +140,7 @@ def test_a_tree_changes_what_is_read() -> None:
 
 
 def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
-    """Whatever was learned of depths and ways; trees that are not there and trees that are unknown are the same."""
+    """This holds for any weights of depths and distances; missing and unusable trees are equivalent."""
     model, plain = model_of("tree"), model_of("sinusoidal", seed=1)
     learned = model.state_dict()
     plain.load_state_dict({name: learned[name] for name in plain.state_dict()})
@@ -168,7 +168,9 @@ def test_vectors_of_zero_are_the_sinusoidal_model_too() -> None:
 
 @settings(max_examples=20)
 @given(st.lists(heads(most=5), min_size=4, max_size=4), st.permutations(range(4)), st.integers(0, 4), st.integers(0, 3))
-def test_packed_equals_alone(trees: list[tuple[int, ...]], items: list[int], cut: int, spare: int) -> None:
+def test_packed_equals_unpacked_with_trees(
+    trees: list[tuple[int, ...]], items: list[int], cut: int, spare: int
+) -> None:
     model, some = model_of("tree"), [tree_example(found, n) for n, found in enumerate(trees)]
     rows = [items[:cut], items[cut:]]
     widths = Widths(max(sum(len(some[i].source) + 1 for i in row) for row in rows) + spare, 24 + spare)
@@ -187,7 +189,7 @@ def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
     ), relate
 
 
-def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:
+def test_each_distance_has_a_vector_except_unknown_ones() -> None:
     """Written out for every pair, as in the paper's formulas (Shaw 2018, equations 3 and 4)."""
     torch.manual_seed(3)
     q = torch.randn(1, 2, 4, 4, dtype=torch.float64)
@@ -206,7 +208,7 @@ def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:
     assert_same(found, torch.einsum("bhqk,bhqkd->bhqd", score.softmax(-1), q[:, :, None] + value))
 
 
-def test_only_depths_that_occur_learn() -> None:
+def test_only_depths_that_occur_get_gradients() -> None:
     model = model_of("tree")
     batch = grid([CHAIN])
     model(batch).square().sum().backward()
@@ -229,13 +231,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_that_read_no_trees_refuse_them(name: str) -> None:
+def test_models_without_tree_support_refuse_trees(name: str) -> None:
     section, sentence = REFUSED[name]
     with pytest.raises(UserError, match=sentence):
         settings_of(section)
 
 
 @pytest.mark.parametrize("pattern", ["linformer", "bigbird", "local"])
-def test_patterns_that_know_no_trees_refuse_them(pattern: str) -> None:
+def test_patterns_without_tree_support_refuse_trees(pattern: str) -> None:
     with pytest.raises(UserError, match=rf"model\.attention={pattern} does not provide the tree of two tokens"):
         settings_of({"position": "tree", "attention": pattern})

@@ -1,4 +1,4 @@
-"""Trees from the file to the answer: training, validation, translation and evaluation with them and without."""
+"""Trees from file to translation: training, validation, translation and evaluation with and without trees."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def recipe_in(folder: Path, train: object, dev: object, **tokenizer: object) -> 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The phrasebook in files, and a run on it."""
+    """Return a folder with the phrasebook in files and a run that was trained on it."""
     folder = tmp_path_factory.mktemp("trees")
     for split, count in (("train", FEW), ("dev", 10)):
         write_phrasebook(folder / split, count=count, split=split, seed=1, gold=False, conllu=True)
@@ -92,7 +92,7 @@ def test_trees_matter_to_training(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.2])
-def test_a_run_goes_on_to_the_bit(corpus: Path, tmp_path: Path, sampling: float) -> None:
+def test_a_run_with_trees_resumes_bit_exactly(corpus: Path, tmp_path: Path, sampling: float) -> None:
     recipe = recipe_in(tmp_path, files(corpus, "train"), files(corpus, "dev"), sampling=sampling)
     train_quietly(recipe, tmp_path / "whole")
     train_quietly(recipe, tmp_path / "run", "train.steps=5")
@@ -104,7 +104,7 @@ def test_a_run_goes_on_to_the_bit(corpus: Path, tmp_path: Path, sampling: float)
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
-def test_the_words_of_pieces_follow_however_they_are_cut(corpus: Path, tmp_path: Path, sampling: float) -> None:
+def test_sampled_tokens_have_the_right_words(corpus: Path, tmp_path: Path, sampling: float) -> None:
     tokenizers = Tokenizers.load(corpus / "run" / "tokenizer")
     some = [Pair(p.source, p.target, p.tree) for p in generate_phrases("train", 50)]
     store = open_store(
@@ -154,7 +154,7 @@ def test_validation_reads_trees(corpus: Path, tmp_path: Path, monkeypatch: pytes
     assert seen == [dev(corpus)[1][:4]]
 
 
-def test_sentences_without_a_tree_are_counted_and_said(corpus: Path, tmp_path: Path, call: Call) -> None:
+def test_sentences_without_a_tree_are_counted_and_reported(corpus: Path, tmp_path: Path, call: Call) -> None:
     lines = list(read_lines(corpus / "train.en"))
     other = write_lines(tmp_path / "other.en", ["Another text.", *lines[1:-1], "One more!"])
     recipe = recipe_in(tmp_path, {**files(corpus, "train"), "source": str(other)}, {"phrasebook": 10})
@@ -167,7 +167,7 @@ def test_sentences_without_a_tree_are_counted_and_said(corpus: Path, tmp_path: P
     assert f"train: {FEW} sentences have no usable tree" in said.err
 
 
-def test_answers_depend_on_trees_but_not_on_neighbours(corpus: Path, translator: Translator) -> None:
+def test_translations_depend_on_trees_but_not_on_the_batch(corpus: Path, translator: Translator) -> None:
     lines, trees = dev(corpus)
     lines, trees = lines[:4], trees[:4]
     together = translator.translate(lines, trees=trees)
@@ -183,7 +183,7 @@ def test_answers_depend_on_trees_but_not_on_neighbours(corpus: Path, translator:
         assert one.alignment != other.alignment
 
 
-def test_lines_that_a_tree_does_not_fit_are_said(corpus: Path, translator: Translator) -> None:
+def test_lines_that_do_not_match_their_tree_get_a_warning(corpus: Path, translator: Translator) -> None:
     lines, trees = dev(corpus)
     [answer] = translator.translate(["Something else."], trees=trees[:1])
     assert f"{NO_TREE_WARNING}: its words do not spell the line" in answer.warnings
@@ -214,7 +214,7 @@ def test_translation_on_the_command_line(corpus: Path, translator: Translator, c
         assert found == [one.logp for one in translator.translate(lines, trees=given, beam=1)]
 
 
-def test_trees_and_lines_that_do_not_belong_together(corpus: Path, call: Call, tmp_path: Path) -> None:
+def test_different_numbers_of_trees_and_lines_are_refused(corpus: Path, call: Call, tmp_path: Path) -> None:
     lines, _ = dev(corpus)
     conllu = corpus / "dev.en.conllu"
     for number, sentence in ((9, "has 10 sentences, but"), (11, "has 10 sentences, but")):
@@ -228,7 +228,7 @@ def test_trees_and_lines_that_do_not_belong_together(corpus: Path, call: Call, t
     assert_user_error(call("train", recipe, "--out", tmp_path / "run"), "has 10 sentences", working=True)
 
 
-def test_who_reads_no_trees_is_given_none(call: Call, corpus: Path, tmp_path: Path) -> None:
+def test_models_without_tree_support_do_not_get_trees(call: Call, corpus: Path, tmp_path: Path) -> None:
     run = shutil.copytree(GOLDEN, tmp_path / "run")  # evaluate adds scores to a run
     trees = ["--conllu", corpus / "dev.en.conllu"]
     answer = call("translate", run, "--input", corpus / "dev.en", *trees)
@@ -253,14 +253,14 @@ def test_evaluation_uses_trees(corpus: Path, translator: Translator, call: Call)
     assert f"10 lines {NO_TREE_WARNING}" in call(*common).err
 
 
-def test_conllu_goes_with_files_alone(call: Call, tmp_path: Path) -> None:
+def test_conllu_is_refused_for_the_phrasebook(call: Call, tmp_path: Path) -> None:
     recipe = recipe_in(tmp_path, {"phrasebook": 10, "conllu": "a.conllu"}, [])
     assert_user_error(
         call("train", recipe, "--out", tmp_path / "run"), "data.train", "conllu works with", "not with phrasebook"
     )
 
 
-def test_trees_of_files_are_read_only_when_wanted(corpus: Path) -> None:
+def test_trees_of_files_are_read_only_if_requested(corpus: Path) -> None:
     from dragoman.data.corpus import CorpusSettings
 
     settings = CorpusSettings(**files(corpus, "dev"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Trees from CoNLL-U, and which word each piece of a tokenizer belongs to."""
+"""Trees from CoNLL-U files, and the word that each token belongs to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sentences(draw: st.DrawFn) -> tuple[str, Tree]:
 
 
 @given(some=st.lists(sentences(), min_size=1, max_size=4), blank=st.integers(1, 3), packed=st.booleans())
-def test_what_is_written_is_what_is_read(
+def test_trees_are_read_as_they_were_written(
     some: list[tuple[str, Tree]], blank: int, packed: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     text = ("\n" * blank).join(format_conllu(*one) for one in some)
@@ -52,7 +52,7 @@ def test_what_is_written_is_what_is_read(
     assert list(read_conllu(path)) == [tree for _, tree in some]
 
 
-def test_the_form_is_that_of_conllu(tmp_path: Path) -> None:
+def test_the_format_is_conllu(tmp_path: Path) -> None:
     [tree] = read_conllu(
         write(
             tmp_path,
@@ -73,7 +73,7 @@ def test_the_form_is_that_of_conllu(tmp_path: Path) -> None:
     assert tree.heads == (2, 0, 5, 5, 2, 7, 2)
 
 
-def test_a_token_of_several_words_belongs_to_the_one_nearest_the_root(tmp_path: Path) -> None:
+def test_a_multiword_token_belongs_to_the_word_nearest_the_root(tmp_path: Path) -> None:
     rows = [row("1-3", "ובבית", "_"), row("1", "ו", "3"), row("2", "ה", "3"), row("3", "בית", "4"), row("4", "x", "0")]
     [tree] = read_conllu(write(tmp_path, *rows))
     assert tree.words == ("", "", "ובבית", "x")
@@ -102,14 +102,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_no_conllu_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_malformed_file_is_refused(name: str, tmp_path: Path) -> None:
     lines, sentence = BAD[name]
     with pytest.raises(UserError, match=rf"some\.conllu.*{sentence}"):
         list(read_conllu(write(tmp_path, *lines)))
 
 
 @given(content=st.binary(max_size=80) | st.text("0123-.\t\n_#a", max_size=80).map(str.encode))
-def test_any_file_is_trees_or_a_mistake(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_file_is_trees_or_a_user_error(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("any") / "a.conllu"
     path.write_bytes(content)
     try:
@@ -120,7 +120,7 @@ def test_any_file_is_trees_or_a_mistake(content: bytes, tmp_path_factory: pytest
 
 
 @given(st.lists(st.integers(0, 6), max_size=6))
-def test_a_tree_is_what_leads_to_the_root(some: list[int]) -> None:
+def test_in_a_valid_tree_all_heads_lead_to_a_root(some: list[int]) -> None:
     def leads(word: int) -> bool:
         for _ in some:
             word = some[word - 1] if word else 0
@@ -130,7 +130,7 @@ def test_a_tree_is_what_leads_to_the_root(some: list[int]) -> None:
     assert bool(find_tree_error(Tree(("x",) * len(some), tuple(some)))) != good
 
 
-def test_words_and_heads_are_as_many() -> None:
+def test_words_and_heads_must_have_the_same_number() -> None:
     assert find_tree_error(Tree(("a", "b"), (0,))) == "there are 2 words but 1 heads"
 
 
@@ -149,8 +149,8 @@ KINDS = pytest.mark.parametrize(
 
 
 @KINDS
-def test_a_piece_belongs_to_the_word_of_its_first_letter(kind: str, fallback: bool, german: list[str]) -> None:
-    """Words between spaces are never joined in a piece: the pieces of each spell it, whatever alphabet it is in."""
+def test_a_token_belongs_to_the_word_of_its_first_letter(kind: str, fallback: bool, german: list[str]) -> None:
+    """No token crosses a space: the tokens of a word spell it, in every alphabet."""
     tokenizer = tokenizer_of(kind, fallback, german)
 
     @given(
@@ -182,8 +182,8 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_marks_and_letters_of_many_bytes(kind: str) -> None:
-    """Unknown words and letters have their places too."""
+def test_punctuation_and_multibyte_letters(kind: str) -> None:
+    """Unknown words and letters have positions, too."""
     for lines in (["a b"], [TEXT]):
         tokenizer = tokenizer_of(kind, False, lines)
         assert align(TREE, TEXT, tokenizer.encode(TEXT), tokenizer).values.tolist() == EXPECTED[kind]
@@ -202,14 +202,14 @@ def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> Non
 
 
 @pytest.mark.parametrize("text", ["Ein Hund", "ein Hündchen, 中文犬 läuft ❤.", "", TEXT + "!"])
-def test_words_that_do_not_spell_the_text_are_no_tree(text: str) -> None:
+def test_a_tree_whose_words_do_not_spell_the_text_is_unusable(text: str) -> None:
     aligned = align(TREE, text, BYTE.encode(text), BYTE)
     assert not len(aligned.record)
     assert not aligned.values.any()
     assert len(aligned.values) == len(text.encode())
 
 
-def test_spaces_of_any_kind_do_not_count() -> None:
+def test_whitespace_of_any_kind_is_ignored() -> None:
     text = "10\u00a0000\tDogs  "
     aligned = align(Tree(("10 000", "Dogs"), (2, 0)), text, BYTE.encode(text), BYTE)
     assert aligned.values.tolist() == [1] * 8 + [2] * 6
@@ -230,7 +230,7 @@ def test_an_empty_line_has_no_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "sentence"), [(1, "2 sentences, but it has 1 lines"), (3, "2 sentences, but it has more")]
 )
-def test_trees_must_be_as_many_as_lines(lines: int, sentence: str, tmp_path: Path) -> None:
+def test_there_must_be_as_many_trees_as_lines(lines: int, sentence: str, tmp_path: Path) -> None:
     path = write(tmp_path, row("1", "A", "0"), "", row("1", "B", "0"))
     with pytest.raises(UserError, match=re.escape(sentence)):
         list(attach_trees([Pair("A", "")] * lines, path, "it"))

@@ -1,4 +1,4 @@
-"""Words and marks: where spaces stood is known from the marks, and words look the same beside any of them."""
+"""Word tokenizers: punctuation marks record missing spaces, and a word has the same id beside any mark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "�
 
 
 @given(MARKED.map(lambda parts: " ".join("".join(parts).split())))
-def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
+def test_known_words_and_marks_decode_with_their_spaces(text: str) -> None:
     tokenizer = WordTokenizer.train([text], TokenizerSettings(kind="word"))
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -26,7 +26,7 @@ def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
         ("Grüße हिन्दी", ["Grüße", "हिन्दी"]),
     ],
 )
-def test_marks_carry_the_joiners(text: str, tokens: list[str]) -> None:
+def test_punctuation_marks_have_the_joiners(text: str, tokens: list[str]) -> None:
     assert WordTokenizer.split(text) == tokens
 
 
@@ -49,7 +49,7 @@ def test_bytes_are_utf8() -> None:
 
 
 @given(st.lists(st.text(max_size=5).map(lambda text: "".join(text.split())).filter(bool)))
-def test_what_stands_between_spaces_comes_back_as_it_is(tokens: list[str]) -> None:
+def test_space_tokenizer_splits_only_at_spaces(tokens: list[str]) -> None:
     tokenizer = SpaceTokenizer.train([" ".join(tokens)], TokenizerSettings(kind="space"))
     assert tokenizer.decode(tokenizer.encode("  ".join(tokens))) == " ".join(tokens)
     assert tokenizer.pieces(tokenizer.encode(" ".join(tokens))) == ["▁" + token for token in tokens]
