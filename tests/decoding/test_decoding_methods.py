@@ -1,4 +1,4 @@
-"""Laws that every way to search keeps, over the menu, on a trained model and on small ones of every kind."""
+"""Tests of all decoding methods, on a trained model and on small models of every kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dragoman.decoding.sampling import make_uniforms
 from dragoman.errors import UserError
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, Example, Hypothesis
-from toy_requests import REAL, asked, real, real_request, real_sources
+from toy_requests import REAL, make_toy_request, real, real_request, real_sources
 from toy_run import Call, Toy, make_sentences, translate_toy, write_lines
 from toy_steps import Toy as Steps
 from toy_steps import sources
@@ -33,8 +33,8 @@ ODD = ["", " ", "\t", "ba del.", "ba\0del.\x1b\x07", "🎉👩‍👩‍👧🎉
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_in_any_company(translator: Translator, method: str) -> None:
-    """Batch size, order and neighbours change nothing: text, scores and alignments, to the bit."""
+def test_results_do_not_depend_on_the_batch(translator: Translator, method: str) -> None:
+    """Batch size, order and other sentences change nothing: text, scores and alignments are equal to the bit."""
 
     def answers(lines: list[str], size: int) -> list[Hypothesis]:
         search = {"method": method, **QUICK}
@@ -49,7 +49,7 @@ def test_the_same_in_any_company(translator: Translator, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_as_many_out_as_in(translator: Translator, method: str) -> None:
+def test_one_result_per_line_for_odd_inputs(translator: Translator, method: str) -> None:
     quick = {"samples": 2, "beam": 2, "groups": 2, "max_ratio": 1.0, "max_extra": 2}
     found = translator.translate(ODD, search={"method": method, **quick})
     assert len(found) == len(ODD)
@@ -59,7 +59,7 @@ def test_as_many_out_as_in(translator: Translator, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_trained_model_is_right_by_every_method(translator: Translator, method: str) -> None:
+def test_a_trained_model_translates_correctly_with_every_method(translator: Translator, method: str) -> None:
     lines = make_sentences(30, seed=22)
     found = translator.translate(lines, search={"method": method, "temperature": 0.5})
     assert sum(one.text == translate_toy(line) for one, line in zip(found, lines, strict=True)) >= 27
@@ -67,25 +67,25 @@ def test_a_trained_model_is_right_by_every_method(translator: Translator, method
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", REAL)
-def test_scores_are_those_of_a_fresh_pass(name: str, method: str) -> None:
-    """log-probabilities, step by step from caches, against the whole answer read at once: to 1e-4 in float32."""
+def test_scores_equal_those_of_a_forward_pass(name: str, method: str) -> None:
+    """Log-probabilities computed step by step with caches equal those of one forward pass, to 1e-4 in float32."""
     count = METHODS[method].fixed.get("beam", 4)
     request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, candidates="samples")
     _, _, examples = real_sources(5)
     for example, found in zip(examples, decode(request), strict=True):
         assert 1 <= len(found) <= count
         for one in found:
-            assert one.logp == pytest.approx(fresh(real(name), example, one.tokens, one.finished), abs=1e-4)
+            assert one.logp == pytest.approx(compute_logp(real(name), example, one.tokens, one.finished), abs=1e-4)
 
 
-def fresh(model: Any, example: Example, tokens: list[int], finished: bool) -> float:
+def compute_logp(model: Any, example: Example, tokens: list[int], finished: bool) -> float:
     members = getattr(model, "models", [model])
     whole = example._replace(target=torch.tensor(tokens, dtype=torch.long).numpy())
     batch = collate_pairs(BatchPlan([[0]], Widths(16, 16)), [whole])
     with torch.no_grad():
-        shares = [one.project(one(batch))[0].float().softmax(-1) for one in members]
-    logp_TV = torch.stack(shares).mean(0).log()
-    return sum(float(logp_TV[place, token]) for place, token in enumerate([*tokens, EOS] if finished else tokens))
+        probabilities = [one.project(one(batch))[0].float().softmax(-1) for one in members]
+    logp_TV = torch.stack(probabilities).mean(0).log()
+    return sum(float(logp_TV[position, token]) for position, token in enumerate([*tokens, EOS] if finished else tokens))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -96,7 +96,7 @@ def test_width_one_is_greedy(name: str) -> None:
     assert decode(real_request(name, 5, 9, beam=1)) == decode(real_request(name, 5, 9, method="greedy"))
 
 
-def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Translator) -> None:
+def test_samples_depend_only_on_seed_text_and_number(translator: Translator) -> None:
     lines = make_sentences(6, seed=23)
     hot: dict[str, Any] = {"method": "sample", "temperature": 2.0}
     one = [found.text for found in translator.translate(lines, search=hot)]
@@ -110,34 +110,34 @@ def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Transla
     assert len({each.text for found in many for each in found}) > 20
 
 
-def test_draws_are_a_sentences_own() -> None:
-    def of(*texts: str, seed: int = 1) -> torch.Tensor:
-        wishes = [DecodingConstraints(text=text) for text in texts]
-        return make_uniforms([Job([], 5, wish) for wish in wishes], seed, range(2), 5)
+def test_random_numbers_depend_only_on_seed_text_and_number() -> None:
+    def make(*texts: str, seed: int = 1) -> torch.Tensor:
+        constraints = [DecodingConstraints(text=text) for text in texts]
+        return make_uniforms([Job([], 5, constraint) for constraint in constraints], seed, range(2), 5)
 
-    draw_BWT = of("a", "b", "a")
-    assert torch.equal(draw_BWT[0], draw_BWT[2])
-    assert len(draw_BWT[:2].unique()) == 2 * 2 * 5
-    assert torch.equal(of("x", "b")[1], draw_BWT[1])
-    assert not torch.equal(of("a", seed=2)[0], draw_BWT[0])
+    uniform_BWT = make("a", "b", "a")
+    assert torch.equal(uniform_BWT[0], uniform_BWT[2])
+    assert len(uniform_BWT[:2].unique()) == 2 * 2 * 5
+    assert torch.equal(make("x", "b")[1], uniform_BWT[1])
+    assert not torch.equal(make("a", seed=2)[0], uniform_BWT[0])
 
 
-def test_cold_samples_are_greedy() -> None:
-    cold = decode(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="sample", temperature=0.0))
-    assert cold == decode(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="greedy"))
+def test_samples_at_temperature_0_are_greedy() -> None:
+    cold = decode(make_toy_request(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="sample", temperature=0.0))
+    assert cold == decode(make_toy_request(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="greedy"))
 
 
 def test_samples_follow_the_probabilities() -> None:
-    """A thousand draws of the first token of one sentence, by chance and by count."""
-    request = asked(Steps(seed=3), [4], [1], method="sample", nbest=1000)
+    """Count the first tokens of a thousand samples of one sentence."""
+    request = make_toy_request(Steps(seed=3), [4], [1], method="sample", nbest=1000)
     found = decode(request)[0]
-    share_V = Steps(seed=3).step(torch.tensor([2]), Steps(seed=3).start(*sources(4)))[0][0].exp()
-    share_V[[0, 2]] = 0
+    probability_V = Steps(seed=3).step(torch.tensor([2]), Steps(seed=3).start(*sources(4)))[0][0].exp()
+    probability_V[[0, 2]] = 0
     counts = torch.bincount(torch.tensor([one.tokens[0] if one.tokens else EOS for one in found]), minlength=6)
-    assert torch.allclose(counts / 1000, share_V / share_V.sum(), atol=0.05)
+    assert torch.allclose(counts / 1000, probability_V / probability_V.sum(), atol=0.05)
 
 
-def test_agreement_can_be_had_from_a_beam(translator: Translator) -> None:
+def test_mbr_with_candidates_from_a_beam(translator: Translator) -> None:
     lines = make_sentences(10, seed=24)
     search = {"method": "mbr", "candidates": "beam", "metric": "bleu"}
     found = translator.nbest(lines, count=3, search=search, beam=6)
@@ -146,24 +146,24 @@ def test_agreement_can_be_had_from_a_beam(translator: Translator) -> None:
         assert [one.score for one in answers] == sorted((one.score for one in answers), reverse=True)
 
 
-def test_samples_agree_as_often_as_they_were_drawn() -> None:
-    """Every sample counts once, and those of one text together."""
-    request = asked(Steps(seed=6, sharp=2.0), [4, 5], [6, 6], method="mbr", samples=12, nbest=12)
+def test_mbr_gives_all_samples_the_same_weight() -> None:
+    """Every sample has weight 1, so a text that was sampled several times counts several times."""
+    request = make_toy_request(Steps(seed=6, sharp=2.0), [4, 5], [6, 6], method="mbr", samples=12, nbest=12)
     for found, answers in zip(decode_samples(request), decode(request), strict=True):
         texts = [request.decode(one.tokens) for one in found]
         assert answers == rank_by_agreement(found, texts, [1.0] * 12, "chrf")
 
 
-def test_every_menu_is_checked_before_any_work() -> None:
-    for name, menu in SEARCH_REGISTRIES.items():
-        for choice in menu:
+def test_unknown_names_are_refused() -> None:
+    for name, registry in SEARCH_REGISTRIES.items():
+        for choice in registry:
             check_search_settings(SearchSettings.model_validate({name: choice}))
         with pytest.raises(UserError, match=f"there is no search.{name} called 'nonsense'"):
             check_search_settings(SearchSettings.model_validate({name: "nonsense"}))
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "message"),
     [
         ({"nbest": 5}, "from a beam of 4; ask for --beam 5"),
         ({"nbest": 5, "method": "diverse"}, "from a beam of 4; ask for --beam 5"),
@@ -173,8 +173,8 @@ def test_every_menu_is_checked_before_any_work() -> None:
         ({"method": "diverse", "beam": 6}, "split into search.groups=4; ask for --beam 8"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         check_search_settings(SearchSettings(**settings))
     check_search_settings(SearchSettings(nbest=500, method="sample"))
 

@@ -1,4 +1,4 @@
-"""What a log-probability is divided by."""
+"""Tests of the length normalization of scores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dragoman.errors import UserError
 
 @pytest.mark.parametrize("name", LENGTH_NORMS)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0])
-def test_divisors_never_fall_and_never_favour_the_empty_answer(name: str, alpha: float) -> None:
-    """What the stop rule "best" leans on: the most that a prefix can hope for is to be divided by its limit's own."""
+def test_divisors_are_at_least_1_and_never_decrease(name: str, alpha: float) -> None:
+    """The stop rule "best" relies on this: the divisor of the maximum length gives an upper bound of the score."""
     table = LENGTH_NORMS[name](60, alpha).tolist()
     assert len(table) == 61
     assert table == sorted(table)
@@ -35,6 +35,6 @@ def test_known_divisors(name: str, alpha: float, length: int, divisor: float) ->
     assert float(LENGTH_NORMS[name](20, alpha)[length]) == pytest.approx(divisor)
 
 
-def test_a_penalty_below_zero_is_refused() -> None:
+def test_a_negative_penalty_is_refused() -> None:
     with pytest.raises(UserError, match="length_penalty"):
         build(SearchSettings, {"length_penalty": -0.5}, where="search")

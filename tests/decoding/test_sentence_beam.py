@@ -1,4 +1,4 @@
-"""Beam search written to be read finds what the fast one finds."""
+"""The reference implementation of beam search finds the same results as the fast one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES
 from dragoman.decoding.methods import decode_beam
 from dragoman.decoding.protocol import DecodingConstraints
-from toy_requests import REAL, asked, real_request, search_reference
+from toy_requests import REAL, make_toy_request, real_request, search_reference
 from toy_steps import Broken, Toy
 
 
@@ -25,28 +25,30 @@ from toy_steps import Broken, Toy
     levels=st.sampled_from([2, 5, 1 << 20]),
     alpha=st.sampled_from([0.0, 0.6, 1.0]),
 )
-def test_the_twins_agree_to_the_bit(stop: str, norm: str, seed: int, width: int, levels: int, alpha: float) -> None:
-    """Ties, limits, dead rows and rules among them."""
+def test_reference_and_fast_search_agree_to_the_bit(
+    stop: str, norm: str, seed: int, width: int, levels: int, alpha: float
+) -> None:
+    """The cases include ties, limits, empty jobs and rules."""
     model = Toy(seed=seed, levels=levels)
-    wishes = [
+    constraints = [
         DecodingConstraints(),
         DecodingConstraints(minimum=2),
         DecodingConstraints(),
         DecodingConstraints(prefix=(5,)),
     ]
     options: dict[str, Any] = {"stop": stop, "length_norm": norm, "length_penalty": alpha, "no_repeat": 3}
-    request = asked(model, [4, 5, 6, 7], [6, 9, 0, 3], wishes, beam=width, nbest=width, **options)
+    request = make_toy_request(model, [4, 5, 6, 7], [6, 9, 0, 3], constraints, beam=width, nbest=width, **options)
     assert search_reference(request) == decode_beam(request)
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("age", [0, 2])
-def test_the_twins_agree_about_broken_models(value: float, age: int) -> None:
-    request = asked(Broken(value, age, 5, seed=10), [4, 5, 6], [7, 7, 7], beam=3, nbest=3, stop="best")
+def test_reference_and_fast_search_agree_for_broken_models(value: float, age: int) -> None:
+    request = make_toy_request(Broken(value, age, 5, seed=10), [4, 5, 6], [7, 7, 7], beam=3, nbest=3, stop="best")
     assert search_reference(request) == decode_beam(request)
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_twins_agree_on_real_models(name: str) -> None:
+def test_reference_and_fast_search_agree_for_real_models(name: str) -> None:
     request = real_request(name, 5, 9, beam=4, nbest=4)
     assert search_reference(request) == decode_beam(request)

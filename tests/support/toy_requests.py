@@ -90,7 +90,7 @@ def search_reference(request: Request) -> list[list[SearchResult]]:
     return request.run(request.jobs, partial(SentenceSearches, SentenceBeam, settings, settings.beam))
 
 
-def asked(
+def make_toy_request(
     model: Any,
     firsts: Sequence[int],
     limits: Sequence[int],
