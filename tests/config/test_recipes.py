@@ -1,4 +1,4 @@
-"""Every recipe is whole: its settings are right, and it runs from end to end on a small corpus of the form it wants."""
+"""Every built-in recipe has valid settings and runs from end to end on a small generated corpus."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def corpora(recipe: Recipe) -> Iterator[tuple[str, CorpusSettings]]:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name)
-def test_a_recipe_is_right(path: Path) -> None:
-    """Its names are on the menus, and its head says what it is, how it is run and what is to be expected."""
+def test_a_recipe_is_valid(path: Path) -> None:
+    """Its names are in the registries, and its first comment says what it is, how to run it and what to expect."""
     recipe = read_recipe(path)
     check_settings(recipe)
     recipe.model.check()
@@ -61,16 +61,16 @@ def test_a_recipe_is_right(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TASKS, ids=name)
-def test_a_head_that_speaks_of_tokens_as_they_are_counts_them_so(path: Path) -> None:
-    """BLEU of text that is in tokens already is `bleu_tokens`; `bleu` would tokenize it again."""
+def test_recipes_for_tokenized_text_use_bleu_tokens(path: Path) -> None:
+    """The metric `bleu` would tokenize the text again."""
     recipe, head = read_recipe(path), path.read_text().split("\ndata:")[0]
     if "BLEU on the tokens as they are" in head:
         assert "bleu" not in recipe.data.metrics
         assert recipe.data.metrics[0] == recipe.train.metric == "bleu_tokens"
 
 
-def rows(corpus: CorpusSettings, split: str) -> Iterator[list[tuple[str, str]]]:
-    """What a table holds: its fields by name, for all splits where it has a column that tells them apart."""
+def make_rows(corpus: CorpusSettings, split: str) -> Iterator[list[tuple[str, str]]]:
+    """Yield rows of a table as names and values of its fields, for all splits if a column names the split."""
     for place, pair in enumerate(pairs(40, seed=len(split))):
         label = "01"[place % 2]  # where the target is a label, there must be few
         target = label if "classification" in corpus.tsv else pair.target
@@ -80,15 +80,15 @@ def rows(corpus: CorpusSettings, split: str) -> Iterator[list[tuple[str, str]]]:
             yield [*fields, *((column, part) for column in corpus.where)]
 
 
-def content(corpus: CorpusSettings, setting: str, split: str) -> str:
-    """A small file of the form that this setting of a corpus asks for."""
+def make_file_text(corpus: CorpusSettings, setting: str, split: str) -> str:
+    """Return the text of a small file for this setting of a corpus."""
     many = pairs(40, seed=len(split))
     if setting == "tsv":
         width = 1 + max(*corpus.columns, *map(int, corpus.where or {"0": ""}))
-        tables = (dict(row) for row in rows(corpus, split))
+        tables = (dict(row) for row in make_rows(corpus, split))
         lines = ["\t".join(table.get(str(column), "x") for column in range(width)) for table in tables]
     elif setting == "jsonl":
-        lines = [json.dumps({**dict(row), "other": 1}) for row in rows(corpus, split)]
+        lines = [json.dumps({**dict(row), "other": 1}) for row in make_rows(corpus, split)]
     elif setting == "dialogue":
         turns = [(place % 4 + 1, pair) for place, pair in enumerate(many)]
         lines = [f"{n} {pair.source}" + (f"\t{pair.target}" if n != 3 else "") for n, pair in turns]
@@ -97,14 +97,14 @@ def content(corpus: CorpusSettings, setting: str, split: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def furnish(folder: Path, recipe: Recipe) -> None:
-    """Every file that the recipe names, small and made up."""
+def write_corpora(folder: Path, recipe: Recipe) -> None:
+    """Write all files that the recipe names, small and generated."""
     for split, corpus in corpora(recipe):
         for setting in ("source", "target", "tsv", "jsonl", "dialogue", "text"):
             if named := getattr(corpus, setting):
                 path = folder / named
                 path.parent.mkdir(parents=True, exist_ok=True)
-                data = content(corpus, setting, split).encode()
+                data = make_file_text(corpus, setting, split).encode()
                 path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
 
 
@@ -119,7 +119,7 @@ def test_a_task_runs_from_end_to_end(path: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     recipe = build(Recipe, parse_yaml(path.read_text(), path.name))
     assert all(not Path(file).is_absolute() for _, corpus in corpora(recipe) for file in corpus.files)
-    furnish(tmp_path, recipe)
+    write_corpora(tmp_path, recipe)
     run = train_quietly(path, tmp_path / "run", *overrides(recipe))
     answer = call("evaluate", run, "--json")
     assert answer.code == 0, answer.err
@@ -143,7 +143,7 @@ def bench() -> ModuleType:
     return module
 
 
-def test_the_bench_knows_every_task(bench: ModuleType) -> None:
+def test_the_benchmark_has_every_task(bench: ModuleType) -> None:
     assert {task.recipe for task in bench.TASKS.values()} == {path.stem for path in TASKS}
     for task in bench.TASKS.values():
         recipe = read_recipe(ROOT / "recipes" / "tasks" / f"{task.recipe}.yaml", task.settings)
@@ -152,8 +152,8 @@ def test_the_bench_knows_every_task(bench: ModuleType) -> None:
     assert {key for key, metric in METRICS.items() if not metric.higher_is_better} <= bench.LOWER
 
 
-def test_the_bench_tells_what_came_out(bench: ModuleType, tmp_path: Path) -> None:
-    """Means over seeds, each beside the published figure; and what is finished is not run again."""
+def test_the_benchmark_reports_results(bench: ModuleType, tmp_path: Path) -> None:
+    """It reports means over seeds beside published numbers, and does not repeat finished runs."""
 
     def result(value: float) -> dict[str, Any]:
         test = {"run": "r", "test": "/a/t.tsv", "lines": 3, "warnings": {}, "exact": {"value": value, "signature": "s"}}

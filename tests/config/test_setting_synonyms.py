@@ -1,4 +1,4 @@
-"""Names that other toolkits use are answered with ours."""
+"""For names that other toolkits use, messages suggest the names in Dragoman."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ REGISTRIES: list[Mapping[str, Any]] = [
 ]  # fmt: skip
 
 
-def fields(section: str) -> set[str]:
-    """The settings of a section; of the model, those of any kind."""
+def list_settings(section: str) -> set[str]:
+    """Return the settings of a section; for the model, those of all kinds."""
     if section == "model":
         return {name for kinds in MODEL_KINDS.values() for kind in kinds.values() for name in kind.model_fields}
     return set(type(getattr(Recipe(), section)).model_fields) if section else set(CorpusSettings.model_fields)
@@ -35,7 +35,7 @@ def fields(section: str) -> set[str]:
 @pytest.mark.parametrize("target", sorted(set(SETTING_SYNONYMS.values())))
 def test_a_synonym_leads_to_a_setting(target: str) -> None:
     section, _, name = target.rpartition(".")
-    assert name in fields(section)
+    assert name in list_settings(section)
 
 
 @pytest.mark.parametrize("name", VALUE_SYNONYMS)
@@ -49,7 +49,7 @@ def test_a_synonym_of_a_value_leads_to_a_registry(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, target in SETTING_SYNONYMS.items() if "." in target])
-def test_a_synonym_is_understood_in_its_section_in_another_and_at_the_top(name: str) -> None:
+def test_a_synonym_is_recognized_in_its_section_in_others_and_at_the_top_level(name: str) -> None:
     target = SETTING_SYNONYMS[name]
     section = target.partition(".")[0]
     other = "train" if section == "search" else "search"
@@ -62,7 +62,7 @@ def test_a_synonym_is_understood_in_its_section_in_another_and_at_the_top(name: 
 
 
 @pytest.mark.parametrize(
-    ("model", "meant"),
+    ("model", "suggested"),
     [
         ({"hidden_size": 64}, "model.width"),
         ({"vocab_size": 64}, "tokenizer.size"),
@@ -72,33 +72,33 @@ def test_a_synonym_is_understood_in_its_section_in_another_and_at_the_top(name: 
         ({"kind": "lm", "block_size": 64}, "model.context"),
     ],
 )
-def test_synonyms_in_a_model_section(model: dict[str, Any], meant: str) -> None:
-    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
+def test_synonyms_in_a_model_section(model: dict[str, Any], suggested: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean '{suggested}'"):
         settings_of(model)
 
 
-def test_nothing_is_suggested_that_the_kind_of_model_does_not_have() -> None:
+def test_settings_of_other_kinds_of_model_are_not_suggested() -> None:
     with pytest.raises(UserError, match=r"no setting 'model.num_heads'") as caught:
         settings_of({"kind": "rnn", "num_heads": 8})
     assert "model.heads" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "suggested"),
     [("lr", "'train.lr'"), ("seed", "'train.seed' or 'search.seed'"), ("joint", "'tokenizer.joint'")],
 )
-def test_a_setting_of_another_section_is_found(name: str, meant: str) -> None:
+def test_a_setting_of_another_section_is_found(name: str, suggested: str) -> None:
     for values in ({name: 1}, {"data": {name: 1}}):
-        with pytest.raises(UserError, match=f"did you mean {meant}\\?"):
+        with pytest.raises(UserError, match=f"did you mean {suggested}\\?"):
             build(Recipe, values)
 
 
-def test_sides_of_a_corpus() -> None:
+def test_synonyms_of_source_and_target_of_a_corpus() -> None:
     with pytest.raises(UserError, match=r"'data.train.0.src'; did you mean 'source'"):
         build(Recipe, {"data": {"train": {"src": "a", "target": "b"}}})
 
 
-def test_an_unknown_kind_of_model_is_named_once() -> None:
+def test_the_message_names_an_unknown_kind_of_model_once() -> None:
     with pytest.raises(UserError) as caught:
         settings_of({"kind": "bort"})
     assert str(caught.value).startswith("there is no model.kind called 'bort'")

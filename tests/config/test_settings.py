@@ -1,4 +1,4 @@
-"""Settings: what is given is used, what is wrong is named, and nothing but a UserError ever comes of a bad recipe."""
+"""Tests of reading settings: valid values are used, and invalid recipes raise a UserError with a clear message."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recipe_of(text: str, *overrides: str) -> Recipe:
         return read_recipe(path, overrides)
 
 
-def complaint(text: str, *overrides: str) -> str:
+def error_message(text: str, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
         recipe_of(text, *overrides)
     message = str(caught.value)
@@ -58,18 +58,18 @@ def complaint(text: str, *overrides: str) -> str:
     return message
 
 
-def nested(path: str, value: Any) -> Any:
+def nest(path: str, value: Any) -> Any:
     for name in reversed(path.split(".") if path else []):
         value = [value] if name == "0" else {name: value}
     return value
 
 
-def misspelt(name: str) -> str:
+def misspell(name: str) -> str:
     return name[:-1] + ("x" if name[-1] != "x" else "y") if len(name) > 5 else name + "_"
 
 
 def record_of(section: str, values: dict[str, Any]) -> Any:
-    return settings_of(values) if section == "model" else build(Recipe, nested(section, values))
+    return settings_of(values) if section == "model" else build(Recipe, nest(section, values))
 
 
 def test_all_settings_are_covered() -> None:
@@ -84,8 +84,8 @@ def test_all_settings_are_covered() -> None:
 
 
 @pytest.mark.parametrize(("section", "name"), EVERY)
-def test_an_unknown_name_is_answered_with_the_nearest(section: str, name: str) -> None:
-    wrong = misspelt(name)
+def test_for_an_unknown_name_the_nearest_is_suggested(section: str, name: str) -> None:
+    wrong = misspell(name)
     with pytest.raises(UserError) as caught:
         record_of(section, {wrong: 1})
     message = str(caught.value)
@@ -96,13 +96,13 @@ def test_an_unknown_name_is_answered_with_the_nearest(section: str, name: str) -
 
 @pytest.mark.parametrize("name", ["bool", "boolean", "literal[x", "function-a", "tuple[a", "0", "", "a.b"])
 @pytest.mark.parametrize("section", SECTIONS)
-def test_names_that_look_like_something_else(section: str, name: str) -> None:
+def test_names_that_are_numbers_or_symbols_are_refused(section: str, name: str) -> None:
     with pytest.raises(UserError, match="there is no setting"):
         record_of(section, {name: 1})
 
 
 @pytest.mark.parametrize(("section", "name"), [(s, n) for s, n in EVERY if s])
-def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused_by_name(section: str, name: str) -> None:
     wrong = ["such"] if name in ("where", "optimizer_options") else {"no": "such"}  # those two are dictionaries
     with pytest.raises(UserError) as caught:
         record_of(section, {name: wrong})
@@ -153,8 +153,8 @@ def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
         ("model=3", "settings written as name: value, got 3"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_what_could(item: str, wanted: str) -> None:
-    message = complaint("train: {steps: 5}", item)
+def test_an_invalid_value_is_refused_with_what_was_expected(item: str, wanted: str) -> None:
+    message = error_message("train: {steps: 5}", item)
     assert item.partition("=")[0] in message
     assert wanted in message
 
@@ -178,14 +178,14 @@ def test_a_value_that_cannot_be_is_named_with_what_could(item: str, wanted: str)
         ("train.device=cuda:1", "cuda:1"),
     ],
 )
-def test_a_setting_on_the_command_line_wins(item: str, value: object) -> None:
+def test_overrides_take_precedence(item: str, value: object) -> None:
     name = item.partition("=")[0].removeprefix("train.")
     found = getattr(recipe_of("train: {lr: 0.125, steps: 7}", item).train, name)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_overrides_leave_the_rest_alone() -> None:
+def test_overrides_change_nothing_else() -> None:
     text = "train: {steps: 7, lr: 0.5}\nmodel: {layers: 2}\n"
     recipe = recipe_of(text, "train.lr=0.25", "model.width=64", "search.beam=2", "train.lr=0.125")
     assert recipe.train == TrainSettings(steps=7, lr=0.125)
@@ -199,29 +199,29 @@ def test_an_override_fills_an_empty_section() -> None:
 
 
 @pytest.mark.parametrize("item", ["train.steps", "=3", "", "steps 3"])
-def test_what_is_no_override_is_refused(item: str) -> None:
-    assert repr(item) in complaint("train: {steps: 5}", item)
+def test_an_item_without_name_or_equals_sign_is_refused(item: str) -> None:
+    assert repr(item) in error_message("train: {steps: 5}", item)
 
 
-def test_what_an_override_did_is_not_the_file_s_fault() -> None:
+def test_an_error_in_an_override_names_the_override() -> None:
     good, bad = "train: {steps: 5}\n", "train: {stepz: 5}\n"
-    assert "recipe.yaml with train.lr=abc: train.lr: " in complaint(good, "train.lr=abc")
-    assert "recipe.yaml with data.train=[{source: a}]: data.train " in complaint(good, "data.train=[{source: a}]")
-    assert "recipe.yaml: there is no setting 'train.stepz'" in complaint(bad, "train.lr=1e-3")
-    assert "recipe.yaml: 'train' is set twice" in complaint(good + good, "train.lr=1e-3")
+    assert "recipe.yaml with train.lr=abc: train.lr: " in error_message(good, "train.lr=abc")
+    assert "recipe.yaml with data.train=[{source: a}]: data.train " in error_message(good, "data.train=[{source: a}]")
+    assert "recipe.yaml: there is no setting 'train.stepz'" in error_message(bad, "train.lr=1e-3")
+    assert "recipe.yaml: 'train' is set twice" in error_message(good + good, "train.lr=1e-3")
 
 
 def test_an_override_inside_a_plain_value_is_refused() -> None:
-    assert "'steps', which is 5" in complaint("train: {steps: 5}", "train.steps.more=1")
+    assert "'steps', which is 5" in error_message("train: {steps: 5}", "train.steps.more=1")
     with pytest.raises(UserError, match=r"a=\[ line 1 is not valid YAML"):
         override({}, "a=[")
 
 
-def test_a_fault_is_pointed_at_by_its_line() -> None:
+def test_an_error_names_the_line() -> None:
     text = "data:\n  train:\n    - tsv: a\n      colums: [0, 1]\ntrain:\n  steps: 5\n  lr: slow\n"
-    assert "recipe.yaml: there is no setting 'data.train.0.colums' (line 4)" in complaint(text)
-    assert "train.lr (line 7): should be a valid number, got 'slow'" in complaint(text.replace("colums", "columns"))
-    message = complaint(text.replace("colums", "columns"), "train.lr=slower")
+    assert "recipe.yaml: there is no setting 'data.train.0.colums' (line 4)" in error_message(text)
+    assert "train.lr (line 7): should be a valid number, got 'slow'" in error_message(text.replace("colums", "columns"))
+    message = error_message(text.replace("colums", "columns"), "train.lr=slower")
     assert "train.lr: should" in message  # the line in the file is not to blame
 
 
@@ -240,8 +240,8 @@ def test_a_fault_is_pointed_at_by_its_line() -> None:
         ("---\na: 1\n---\nb: 2\n", 3),
     ],
 )
-def test_what_is_not_yaml_is_pointed_at(text: str, line: int) -> None:
-    assert f"recipe.yaml line {line} is not valid YAML" in complaint(text)
+def test_invalid_yaml_is_refused_with_its_line(text: str, line: int) -> None:
+    assert f"recipe.yaml line {line} is not valid YAML" in error_message(text)
 
 
 @pytest.mark.parametrize(
@@ -256,27 +256,27 @@ def test_what_is_not_yaml_is_pointed_at(text: str, line: int) -> None:
         "9" * 5000,
     ],
 )
-def test_values_that_cannot_be_read_are_mistakes(text: str) -> None:
-    assert "is not valid YAML" in complaint(f"model: {text}\n")
+def test_values_that_cannot_be_read_are_refused(text: str) -> None:
+    assert "is not valid YAML" in error_message(f"model: {text}\n")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "just words", "- a\n- list\n", "3", "null", "2024-01-01"])
-def test_what_is_no_recipe_is_refused(text: str) -> None:
-    assert "is not a recipe" in complaint(text)
+def test_yaml_without_sections_is_refused(text: str) -> None:
+    assert "is not a recipe" in error_message(text)
 
 
-def test_a_key_given_twice_is_refused() -> None:
-    message = complaint("train:\n  steps: 5\nmodel: {}\ntrain:\n  lr: 0.5\n")
+def test_a_repeated_key_is_refused() -> None:
+    message = error_message("train:\n  steps: 5\nmodel: {}\ntrain:\n  lr: 0.5\n")
     assert "'train' is set twice, on lines 1 and 4" in message
-    assert "'train.steps' is set twice, on lines 1 and 1" in complaint("train: {steps: 5, steps: 6}")
+    assert "'train.steps' is set twice, on lines 1 and 1" in error_message("train: {steps: 5, steps: 6}")
 
 
-def test_aliases_may_repeat_and_run_round() -> None:
+def test_aliases_may_be_repeated_and_recursive() -> None:
     assert recipe_of("train: &a {seed: 5}\nsearch: *a\n").search == SearchSettings(seed=5)
-    assert "train.steps (line 1): should be a valid integer" in complaint("train: &a {steps: *a}")
+    assert "train.steps (line 1): should be a valid integer" in error_message("train: &a {steps: *a}")
     laughs = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
-    assert "there is no setting 'a0'" in complaint(laughs)
-    assert len(complaint(laughs.replace("a11:", "train:").replace("a0:", "seed:"))) < 10_000
+    assert "there is no setting 'a0'" in error_message(laughs)
+    assert len(error_message(laughs.replace("a11:", "train:").replace("a0:", "seed:"))) < 10_000
 
 
 TEXT = st.text(max_size=12)
@@ -305,31 +305,31 @@ BROKEN = st.lists(
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(SPELT | BROKEN)
-def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
-    """A recipe is the same when it is written out and read again; a mistake is said in one line."""
+def test_any_text_is_a_recipe_or_raises_a_user_error(text: str) -> None:
+    """A recipe that is written and read again is the same; an error message is one line."""
     try:
         recipe = check_model(recipe_of(text.encode("utf-8", "replace").decode()))
-    except UserError as mistake:
-        said_in_one_line(mistake)
+    except UserError as error:
+        assert_one_line(error)
         return
     written = format_settings(recipe)
     assert format_settings(check_model(build(Recipe, parse_yaml(written, "config.yaml")))) == written
 
 
-def said_in_one_line(mistake: UserError, culprit: str = "") -> None:
-    assert culprit in str(mistake).strip()
-    assert len(str(mistake).splitlines()) == 1
+def assert_one_line(error: UserError, culprit: str = "") -> None:
+    assert culprit in str(error).strip()
+    assert len(str(error).splitlines()) == 1
 
 
 @settings(max_examples=200)
 @given(VALUE, st.sampled_from(EVERY))
-def test_any_value_is_taken_or_a_mistake(value: Any, where: tuple[str, str]) -> None:
-    """What is taken is taken again as it is kept; what is not is named."""
+def test_any_value_is_accepted_or_raises_a_user_error(value: Any, where: tuple[str, str]) -> None:
+    """An accepted value is also accepted after it was written and read; the message about another one names it."""
     section, name = where
     try:
         record = record_of(section, {name: value})
-    except UserError as mistake:
-        said_in_one_line(mistake, culprit=section.split(".")[0] or name)
+    except UserError as error:
+        assert_one_line(error, culprit=section.split(".")[0] or name)
         return
     assert type(record).model_validate(record.model_dump()) == record
 
@@ -357,7 +357,7 @@ NUMBER = st.floats(1e-300, 1e300)
     model=st.builds(TransformerSettings, norm=WORD, dropout=st.floats(0, 0.9))
     | st.builds(RnnClassifierSettings, pool=WORD, tied=st.booleans()),
 )
-def test_what_is_written_is_what_is_read(
+def test_written_values_are_read_back(
     corpora: list[CorpusSettings], freeze: list[str], optimizer: str, lr: float, model: ModelSettings
 ) -> None:
     recipe = Recipe(
@@ -373,19 +373,19 @@ def test_an_empty_name_is_not_suggested() -> None:
 
 
 @pytest.mark.parametrize("text", ["1:30", "010", "0o17", "08", "0_1", "no", "Yes", "on", "2026-01-01", "=", "12e"])
-def test_text_that_yaml_once_took_for_something_else(text: str) -> None:
+def test_text_that_yaml_1_1_does_not_read_as_text(text: str) -> None:
     assert recipe_of(f"data: {{train: {{phrasebook: 5, tag: '{text}'}}}}").data.train[0].tag == text
     assert recipe_of(f"data: {{train: {{phrasebook: 5, tag: {text}}}}}").data.train[0].tag == text
-    assert f"got {text!r}" in complaint(f"train: {{steps: {text}}}")
+    assert f"got {text!r}" in error_message(f"train: {{steps: {text}}}")
 
 
-def test_where_looks_for_words_as_they_are_written() -> None:
+def test_values_of_where_are_compared_as_text() -> None:
     text = "data: {train: {tsv: f, where: {0: no, on: off, 2: true, 3: 7}}}"
     assert recipe_of(text).data.train[0].where == {"0": "no", "on": "off", "2": "true", "3": "7"}
 
 
 @pytest.mark.parametrize("word", ["no", "off", "No", "OFF", "false", "False"])
-def test_switches_are_turned_by_yes_and_no(word: str) -> None:
+def test_yes_and_no_are_read_as_booleans(word: str) -> None:
     recipe = recipe_of(f"train: {{compile: {word}}}\ndata: {{both_ways: {word}}}\nmodel: {{residual: {word}}}")
     assert recipe.train.compile is recipe.data.both_ways is False
     assert check_model(recipe).model.residual is False
@@ -402,7 +402,7 @@ def test_whole_numbers(text: str, value: int) -> None:
     assert recipe_of(f"train: {{steps: {text}}}").train.steps == value
 
 
-def test_every_setting_is_written_out() -> None:
+def test_every_setting_is_written() -> None:
     recipe = check_model(recipe_of("data: {train: {phrasebook: 5}}\nmodel: {kind: transformer}\n"))
     values = parse_yaml(format_settings(recipe), "config.yaml")
     for section, record in SECTIONS.items():
@@ -441,8 +441,8 @@ def test_one_corpus_or_several(split: str, given: str, count: int) -> None:
     ],
 )
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_corpus_is_one_thing(corpus: str, split: str) -> None:
-    assert f"data.{split} needs one of" in complaint(f"data: {{{split}: {corpus}}}")
+def test_a_corpus_must_be_of_exactly_one_kind(corpus: str, split: str) -> None:
+    assert f"data.{split} needs one of" in error_message(f"data: {{{split}: {corpus}}}")
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_a_corpus_is_one_thing(corpus: str, split: str) -> None:
     ],
 )
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_name_of_a_file_is_no_corpus(given: str, wanted: str, split: str) -> None:
+def test_a_plain_file_name_is_refused_as_a_corpus(given: str, wanted: str, split: str) -> None:
     with pytest.raises(UserError) as caught:
         build(Recipe, parse_yaml(f"data: {{{split}: {given}}}", "recipe"))
     assert f"data.{split}: should be a corpus, such as {wanted} or {{source: FILE, target: FILE}}, got" in str(
@@ -462,7 +462,9 @@ def test_the_name_of_a_file_is_no_corpus(given: str, wanted: str, split: str) ->
     )
 
 
-def test_paths_are_found_here_or_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_resolved_in_the_working_directory_or_next_to_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     for name in ("here/both.en", "there/both.en", "there/beside.de", "home.tsv"):
@@ -485,7 +487,7 @@ def test_paths_are_found_here_or_beside_the_recipe(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, '"a\\0b"', "'/dev/null/x'"])
-def test_paths_that_cannot_be_are_kept_for_the_reader_to_complain(name: str) -> None:
+def test_invalid_paths_are_kept_for_the_reader_to_report(name: str) -> None:
     assert recipe_of(f"data: {{train: {{tsv: {name}}}}}").data.train[0].tsv
 
 
@@ -505,26 +507,26 @@ def test_a_recipe_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(TEXT, st.integers(), max_size=5), TEXT)
-def test_pick_gives_the_entry_or_the_menu(menu: dict[str, int], name: str) -> None:
-    if name in menu:
-        assert pick(menu, name, "dish") == menu[name]
+def test_pick_returns_the_entry_or_lists_all_names(registry: dict[str, int], name: str) -> None:
+    if name in registry:
+        assert pick(registry, name, "dish") == registry[name]
         return
     with pytest.raises(UserError) as caught:
-        pick(menu, name, "dish")
-    assert f"there is no dish called {name!r}{suggest_name(name, menu)} (there are: {', '.join(menu)})" == str(
+        pick(registry, name, "dish")
+    assert f"there is no dish called {name!r}{suggest_name(name, registry)} (there are: {', '.join(registry)})" == str(
         caught.value
     )
 
 
 @given(st.lists(TEXT, max_size=5), TEXT)
-def test_near_names_something_on_the_menu_or_nothing(menu: list[str], name: str) -> None:
-    assert suggest_name(name, menu) in {"", *(f"; did you mean {entry!r}?" for entry in menu)}
-    if name and name in menu:
-        assert suggest_name(name, menu) == f"; did you mean {name!r}?"
+def test_suggest_name_returns_a_name_or_nothing(registry: list[str], name: str) -> None:
+    assert suggest_name(name, registry) in {"", *(f"; did you mean {entry!r}?" for entry in registry)}
+    if name and name in registry:
+        assert suggest_name(name, registry) == f"; did you mean {name!r}?"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "text"),
     [
         ({"steps": 1}, "1 step"),
         ({"steps": 0, "minutes": 1.0}, "1 minute"),
@@ -532,5 +534,5 @@ def test_near_names_something_on_the_menu_or_nothing(menu: list[str], name: str)
         ({"steps": 0, "minutes": 0.5}, "0.5 minutes"),
     ],
 )
-def test_limits_are_said_in_words(given: dict[str, Any], said: str) -> None:
-    assert TrainSettings(**given).limit == said
+def test_limits_in_words(given: dict[str, Any], text: str) -> None:
+    assert TrainSettings(**given).limit == text

@@ -1,4 +1,4 @@
-"""`dragoman settings`: what it prints is a recipe, its choices are the entries of the registries."""
+"""Tests of `dragoman settings`: its output is a valid recipe, and its choices are the entries of the registries."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from toy_run import Call, assert_user_error
 KINDS = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
 
 
-def given(kind: str, backbone: str) -> dict[str, Any]:
+def model_section(kind: str, backbone: str) -> dict[str, Any]:
     return {"kind": kind, **({"backbone": backbone} if backbone else {})}
 
 
 def recipe_of(kind: str, backbone: str) -> Recipe:
-    return check_model(build(Recipe, {"model": given(kind, backbone)}))
+    return check_model(build(Recipe, {"model": model_section(kind, backbone)}))
 
 
 def show_settings(words: Sequence[str] = (), overrides: Sequence[str] = ()) -> str:
-    """Return what `dragoman settings` prints, collected anew."""
+    """Return what `dragoman settings` prints, from the settings classes instead of settings.json."""
     reference, kind = describe_recipe(overrides)
     return render_settings(find_settings(reference, kind, words), kind)
 
 
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
-def test_it_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
-    text = show_settings(overrides=[f"model.{name}={word}" for name, word in given(kind, backbone).items()])
+def test_the_output_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
+    text = show_settings(overrides=[f"model.{name}={word}" for name, word in model_section(kind, backbone).items()])
     assert check_model(build(Recipe, parse_yaml(text, "the settings"))) == recipe_of(kind, backbone)
 
 
@@ -51,10 +51,10 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("kind", "backbone", "section", "name"), CHOICES)
-def test_choices_are_the_names_that_a_wrong_one_is_refused_with(
+def test_choices_are_the_names_in_the_message_about_an_unknown_name(
     kind: str, backbone: str, section: str, name: str
 ) -> None:
-    """A wrong name is refused with the same names that are shown."""
+    """The message lists the same names as the reference."""
     recipe = recipe_of(kind, backbone)
     registry = collect_registries(recipe)[section][name]
     shown = re.search(rf"^  {name}: .*?  # (\S+( \| \S+)*?)(;|$)", show_settings([section], overrides_of(recipe)), re.M)
@@ -80,7 +80,7 @@ def overrides_of(recipe: Recipe) -> list[str]:
     return [f"model.{name}={value}" for name, value in recipe.model.model_dump(include={"kind", "backbone"}).items()]
 
 
-def test_meanings_and_choices_stand_behind_the_settings() -> None:
+def test_comments_have_choices_and_descriptions() -> None:
     lines = show_settings().splitlines()
     for words in (
         r"  norm: layer +# layer \| .*; normalization",
@@ -114,7 +114,7 @@ def test_on_the_command_line(call: Call) -> None:
 
 
 def test_the_reference_is_up_to_date() -> None:
-    """Otherwise: python -m dragoman.cli.settings."""
+    """If this fails, run `python -m dragoman.cli.settings`."""
     assert load_reference() == build_reference()
 
 
@@ -139,17 +139,17 @@ def test_a_word_finds_settings(call: Call, words: list[str], names: set[str]) ->
     assert all(f" {name.rpartition('.')[2]}: " in shown for name in names)
 
 
-def test_a_word_in_descriptions(call: Call) -> None:
+def test_a_word_is_found_in_descriptions(call: Call) -> None:
     found = [json.loads(line) for line in call("settings", "padding", "--json").out.splitlines()]
     assert found
     assert all("padding" in each["description"] for each in found)
 
 
-def test_a_setting_of_another_kind_of_model_is_shown_with_it(call: Call) -> None:
+def test_settings_of_another_kind_of_model_follow_its_name(call: Call) -> None:
     assert call("settings", "context").out.startswith("# with model.kind=lm and model.backbone=transformer:\nmodel:\n")
 
 
 @pytest.mark.parametrize("overrides", [[], ["model.kind=rnn"], ["model.kind=lm", "model.backbone=rnn"]])
-def test_the_reference_reads_as_the_settings_do(call: Call, overrides: list[str]) -> None:
+def test_the_command_prints_the_settings_of_the_classes(call: Call, overrides: list[str]) -> None:
     assert call("settings", *overrides).out == show_settings((), overrides)
     assert call("settings", *overrides, "train.steps=7").out == show_settings((), [*overrides, "train.steps=7"])

@@ -1,4 +1,4 @@
-"""What a batch costs: counted by formula, and by PyTorch as it computes."""
+"""Tests of the number of floating-point operations of a batch, which PyTorch also counts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ COUNTED = {  # the additive score and the fused cells are none of the products t
 }
 
 
-def model_of(settings: dict[str, object]) -> Model:
+def build(settings: dict[str, object]) -> Model:
     return build_model(
         Recipe.model_validate({"model": settings}).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True
     )
 
 
 @pytest.mark.parametrize("settings", COUNTED.values(), ids=COUNTED)
-def test_as_many_as_pytorch_counts(settings: dict[str, object]) -> None:
-    """One sentence, no padding, so that all that is computed is needed."""
-    model = model_of(settings).eval()
+def test_flops_equal_those_that_pytorch_counts(settings: dict[str, object]) -> None:
+    """The batch is one sentence without padding, so that nothing superfluous is computed."""
+    model = build(settings).eval()
     some = examples(1, longest=9, seed=3)
     batch = in_rows([[0]], some)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -55,8 +55,8 @@ def test_as_many_as_pytorch_counts(settings: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("rows", [[[0, 1], [2]], [[0], [1], [2]], [[2, 1, 0]]], ids=str)
-def test_neither_rows_nor_padding_matter(rows: list[list[int]]) -> None:
-    cost, some = Cost.of(model_of(TRANSFORMER)), examples(3)
+def test_packing_and_padding_do_not_change_the_count(rows: list[list[int]]) -> None:
+    cost, some = Cost.of(build(TRANSFORMER)), examples(3)
     apart = sum(cost.training(in_rows([[item]], some)) for item in range(3))
     assert cost.training(in_rows(rows, some)) == apart
 
@@ -69,37 +69,37 @@ def test_lengths_are_those_of_the_sentences() -> None:
 
 
 @pytest.mark.parametrize("attention", ["local", "bigbird", "linformer"])
-def test_efficient_attention_grows_in_a_line(attention: str) -> None:
-    """Four times as long, four times as dear: what is left of the square is in the decoder."""
+def test_efficient_attention_is_linear_in_the_length(attention: str) -> None:
+    """A source of four times the length costs four times as much, apart from the quadratic cost of the decoder."""
     small = {"attention": attention, "window": 4, "block": 4, "rank": 4, "max_length": 8192}
-    cost = Cost.of(model_of(TRANSFORMER | small))
+    cost = Cost.of(build(TRANSFORMER | small))
     one = np.array([1])
     assert cost.forward(np.array([8000]), one) < 4.1 * cost.forward(np.array([2000]), one)
-    full = Cost.of(model_of(TRANSFORMER))
+    full = Cost.of(build(TRANSFORMER))
     assert full.forward(np.array([8000]), one) > 8 * full.forward(np.array([2000]), one)
 
 
 def test_training_is_three_times_the_forward_pass() -> None:
-    cost, some = Cost.of(model_of(TRANSFORMER)), examples(1)
+    cost, some = Cost.of(build(TRANSFORMER)), examples(1)
     source, target = (np.array([len(side) + 1]) for side in (some[0].source, some[0].target))
     assert cost.training(in_rows([[0]], some)) == 3 * cost.forward(source, target)
 
 
-def test_a_run_ends_when_its_operations_are_spent(small: Path, tmp_path: Path) -> None:
+def test_training_stops_at_the_limit_of_flops(small: Path, tmp_path: Path) -> None:
     train_quietly(small, tmp_path / "steps", "train.steps=5")
-    spent = state(tmp_path / "steps")["flops"]
+    spent = read_state(tmp_path / "steps")["flops"]
     assert [event["flops"] for event in read_run_events(tmp_path / "steps") if event["event"] == "train"][-1] == spent
     train_quietly(small, tmp_path / "flops", "train.steps=0", f"train.flops={spent}")
-    assert state(tmp_path / "flops")["step"] == 5
+    assert read_state(tmp_path / "flops")["step"] == 5
     train_quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={0.9 * spent}", "train.save_every=2")
     train_quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={spent}", "train.save_every=2", resume=True)
-    assert state(tmp_path / "less")["flops"] == spent
+    assert read_state(tmp_path / "less")["flops"] == spent
 
 
-def test_the_peak_of_memory_is_kept(small: Path, tmp_path: Path) -> None:
+def test_the_peak_memory_is_saved(small: Path, tmp_path: Path) -> None:
     train_quietly(small, tmp_path / "run", "train.steps=2")
-    assert state(tmp_path / "run")["peak_memory"] > 10 * 2**20  # PyTorch alone takes more
+    assert read_state(tmp_path / "run")["peak_memory"] > 10 * 2**20  # PyTorch alone takes more
 
 
-def state(run: Path) -> dict[str, Any]:
+def read_state(run: Path) -> dict[str, Any]:
     return RunFolder(run).state()

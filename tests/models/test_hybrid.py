@@ -1,4 +1,4 @@
-"""A Transformer encoder with a recurrent decoder. The laws of all models are in test_model_contract.py."""
+"""A Transformer encoder with a recurrent decoder. Tests of all kinds of model are in test_model_contract.py."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from toy_models import SMALL_HYBRID, collate_rows, make_examples
 from toy_run import make_sentences, train_quietly, translate_toy, write_corpus, write_recipe
 from toy_sections import settings_of
 
-MENUS: dict[str, Iterable[str]] = {"cell": CELLS, "score": SCORES}
+REGISTRIES: dict[str, Iterable[str]] = {"cell": CELLS, "score": SCORES}
 
 
-def model_of(**given: Any) -> Hybrid:
+def build_hybrid(**given: Any) -> Hybrid:
     whole = check_model(Recipe.model_validate({"model": {**SMALL_HYBRID, **given}}))
     model = build_model(whole.model, source_size=VOCABULARY, target_size=VOCABULARY, joint=whole.tokenizer.joint)
     assert isinstance(model, Hybrid)
@@ -38,18 +38,18 @@ def model_of(**given: Any) -> Hybrid:
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("decoder_width", [0, 6])
-def test_every_token_looks_at_its_own_source_and_all_of_it(score: str, decoder_width: int) -> None:
-    model, examples = model_of(score=score, decoder_width=decoder_width), make_examples(SMALL_HYBRID)
+def test_attention_covers_exactly_the_source_of_each_sentence(score: str, decoder_width: int) -> None:
+    model, examples = build_hybrid(score=score, decoder_width=decoder_width), make_examples(SMALL_HYBRID)
     batch = collate_rows(SMALL_HYBRID, [[item] for item in range(6)], examples, spare=3)
-    look_BTS = model.alignment(batch)
-    padding_BTS = (batch.source_segment_BS == 0)[:, None].expand_as(look_BTS)
-    assert_same(look_BTS.sum(-1), torch.ones_like(look_BTS[..., 0]))
-    assert not look_BTS[padding_BTS].any()
+    weight_BTS = model.alignment(batch)
+    padding_BTS = (batch.source_segment_BS == 0)[:, None].expand_as(weight_BTS)
+    assert_same(weight_BTS.sum(-1), torch.ones_like(weight_BTS[..., 0]))
+    assert not weight_BTS[padding_BTS].any()
 
 
-def test_the_decoder_starts_from_the_mean_of_what_was_read() -> None:
-    """Of real tokens alone; a row without any gives zeros, not NaN."""
-    model, examples = model_of(), make_examples(SMALL_HYBRID, 2)
+def test_the_decoder_starts_from_the_mean_of_the_encoder_states() -> None:
+    """Padding is ignored. A row without tokens gives zeros, not NaN."""
+    model, examples = build_hybrid(), make_examples(SMALL_HYBRID, 2)
     batch = collate_rows(SMALL_HYBRID, [[0], [1], []], examples, spare=4)
     memory_BSC, mean_BC = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
     for row, example in enumerate(examples):
@@ -66,31 +66,31 @@ def test_the_decoder_starts_from_the_mean_of_what_was_read() -> None:
         ({"tied": False}, 3),
     ],
 )
-def test_tables_are_one_where_their_widths_are(given: dict[str, Any], tables: int) -> None:
-    model = model_of(**given)
+def test_embeddings_are_shared_if_their_widths_are_equal(given: dict[str, Any], tables: int) -> None:
+    model = build_hybrid(**given)
     matrices = (model.encoder.embedding.weight, model.decoder.embedding.weight, model.project.weight)
     assert len({id(matrix) for matrix in matrices}) == tables
 
 
-def test_the_decoder_is_one_cell_unless_more_are_asked_for() -> None:
-    """However deep the encoder is."""
+def test_the_decoder_has_one_layer_by_default() -> None:
+    """The number of encoder layers does not matter."""
     depths = [
         (len(model.encoder.layers), len(model.decoder.stack.cells))
-        for model in (model_of(layers=3), model_of(encoder_layers=4), model_of(decoder_layers=2))
+        for model in (build_hybrid(layers=3), build_hybrid(encoder_layers=4), build_hybrid(decoder_layers=2))
     ]
     assert depths == [(3, 1), (4, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("setting", MENUS)
-def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
-    first = next(iter(MENUS[setting]))
+@pytest.mark.parametrize("setting", REGISTRIES)
+def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
+    first = next(iter(REGISTRIES[setting]))
     with pytest.raises(UserError) as caught:
         settings_of({"kind": "hybrid", setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"decoder_attention": "local"}, r"model\.decoder_attention has no use in a hybrid"),
         ({"score": "dot", "score_width": 5}, r"model\.score_width has no use in model\.score=dot"),
@@ -99,20 +99,20 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
         ({"bidirectional": True}, r"there is no setting 'model\.bidirectional'"),
     ],
 )
-def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         settings_of({"kind": "hybrid", **given})
 
 
-def test_it_is_a_kind_of_model() -> None:
+def test_build_model_makes_a_hybrid() -> None:
     assert settings_of({"kind": "hybrid"}).layout == "padded"
     assert HybridSettings(width=64, decoder_width=32).make_decoder_settings().width == 32
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check_settings(check_model(Recipe.model_validate({"model": {"kind": "hybrid"}, "train": {"compile": True}})))
 
 
-def test_it_learns_a_language(tmp_path: Path) -> None:
-    """Through files, training, a run folder and search: most of what it never saw comes out right."""
+def test_a_hybrid_learns_a_toy_language(tmp_path: Path) -> None:
+    """Train on files, load the run folder and search: most unseen sentences are translated correctly."""
     write_corpus(tmp_path, train=400)
     path = write_recipe(tmp_path / "recipe.yaml")
     whole = yaml.safe_load(path.read_text())

@@ -1,4 +1,4 @@
-"""What every model of every registry guarantees: one list of laws, run over all of them.
+"""Invariants of all kinds of model and all registry entries.
 
 A new entry of a registry is in these tests without a line being added here.
 """
@@ -65,7 +65,7 @@ def packed(section: Section) -> list[list[int]]:
 
 @EVERY
 @pytest.mark.parametrize("device", DEVICES)
-def test_forward_and_backward_reach_every_weight(section: Section, device: str) -> None:
+def test_every_weight_gets_a_gradient(section: Section, device: str) -> None:
     model = build_small_model(section, dtype=torch.float32).to(device)
     batch = collate_rows(section, packed(section), make_examples(section), spare=3).to(torch.device(device))
     compute_loss(model, batch).backward()
@@ -74,11 +74,11 @@ def test_forward_and_backward_reach_every_weight(section: Section, device: str) 
         assert parameter.grad.isfinite().all(), name
     reached = [name for name, parameter in model.named_parameters() if parameter.grad.abs().sum() > 0]
     idle = {name for name, _ in model.named_parameters()} - set(reached)
-    assert not {name for name in idle if not may_rest(name, model)}, idle
+    assert not {name for name in idle if not may_lack_gradient(name, model)}, idle
 
 
-def may_rest(name: str, model: Model) -> bool:
-    """What the top cell does with its state, if the pool reads only the token that the cell reads first."""
+def may_lack_gradient(name: str, model: Model) -> bool:
+    """Return whether a weight has no effect: recurrent weights of the top cell, if only its first state is read."""
     if not isinstance(model, TextClassifier):
         return False
     states_BSC = torch.randn(1, 3, 8, requires_grad=True)
@@ -91,8 +91,8 @@ def may_rest(name: str, model: Model) -> bool:
 
 @EVERY
 @pytest.mark.parametrize("device", DEVICES)
-def test_neighbours_and_padding_change_nothing(section: Section, device: str) -> None:
-    """Packed, in a batch, in any order and with room left over, a sentence is what it is alone."""
+def test_states_do_not_depend_on_packing_batch_and_padding(section: Section, device: str) -> None:
+    """A sentence has the same states alone and packed with others, in a batch of any order, with padding."""
     model, examples = build_small_model(section).to(device).eval(), make_examples(section)
     alone = [
         compute_states(model, collate_rows(section, [[item]], examples).to(torch.device(device)))[0]
@@ -100,14 +100,14 @@ def test_neighbours_and_padding_change_nothing(section: Section, device: str) ->
     ]
     for rows in (packed(section), ALONE[::-1]):
         found = compute_states(
-            model, scribbled(collate_rows(section, rows, examples, spare=5)).to(torch.device(device))
+            model, fill_padding(collate_rows(section, rows, examples, spare=5)).to(torch.device(device))
         )
         for item, states in zip([item for row in rows for item in row], found, strict=True):
             assert_same(states, alone[item])
 
 
-def scribbled(batch: Batch) -> Batch:
-    """The batch with something written where nothing is."""
+def fill_padding(batch: Batch) -> Batch:
+    """Return the batch with arbitrary ids in place of the padding."""
     source_BS = batch.source_BS.masked_fill(batch.source_segment_BS == 0, 17)
     return replace(
         batch, source_BS=source_BS, target_in_BT=batch.target_in_BT.masked_fill(batch.target_segment_BT == 0, 18)
@@ -115,7 +115,7 @@ def scribbled(batch: Batch) -> Batch:
 
 
 @EVERY
-def test_gradients_of_neighbours_add_up(section: Section) -> None:
+def test_the_gradient_of_a_batch_is_the_sum_over_its_sentences(section: Section) -> None:
     model, examples = build_small_model(section).eval(), make_examples(section, 3)
     compute_loss(model, collate_rows(section, ALONE[:3], examples, spare=4)).backward()
     together = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -130,7 +130,7 @@ def test_gradients_of_neighbours_add_up(section: Section) -> None:
 
 
 @EVERY_WRITER
-def test_nothing_looks_ahead(section: Section) -> None:
+def test_states_do_not_depend_on_later_target_tokens(section: Section) -> None:
     model, examples = build_small_model(section).eval(), make_examples(section)
     batch = collate_rows(section, packed(section), examples)
     before = model(batch)
@@ -146,14 +146,14 @@ def test_nothing_looks_ahead(section: Section) -> None:
 @torch.no_grad()
 @EVERY_WRITER
 @pytest.mark.parametrize("beams", [1, 3])
-def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
-    """With a cache, and with rows that are copied, lost and swapped on the way as beams are."""
+def test_decoding_step_by_step_equals_the_forward_pass(section: Section, beams: int) -> None:
+    """The cache is used, and rows are copied, dropped and swapped between steps, as in beam search."""
     model, random = build_small_model(section).eval(), torch.Generator().manual_seed(1)
-    batch = repeated(collate_rows(section, ALONE, make_examples(section), spare=2), beams)
+    batch = repeat_rows(collate_rows(section, ALONE, make_examples(section), spare=2), beams)
     N, T = batch.target_in_BT.shape
     token_NT = torch.randint(4, VOCABULARY, (N, T), generator=random)
     token_NT[:, 0] = batch.target_in_BT[:, 0]
-    state, said = started(model, batch), list[Tensor]()
+    state, said = start_decoding(model, batch), list[Tensor]()
     for at in range(T):
         logp_NV, state = model.step(token_NT[:, at], state)
         parent_N = torch.arange(N) // beams * beams + torch.randint(beams, (N,), generator=random)
@@ -165,18 +165,18 @@ def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
     assert_same(torch.stack(said, 1)[real_NT], whole_NTV[real_NT], torch.float32)
 
 
-def repeated(batch: Batch, times: int) -> Batch:
-    """The batch with every row so many times, one after the other."""
+def repeat_rows(batch: Batch, times: int) -> Batch:
+    """Return the batch with every row repeated, the copies of a row adjacent."""
     return batch.map_tensors(lambda tensor: tensor.repeat_interleave(times, 0))
 
 
-def started(model: Model, batch: Batch) -> Any:
+def start_decoding(model: Model, batch: Batch) -> Any:
     features = (batch.features,) if batch.features else ()
     return model.start(batch.source_BS, batch.source_segment_BS > 0, *features)
 
 
 @EVERY
-def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> None:
+def test_a_saved_and_loaded_model_is_the_same(section: Section, tmp_path: Path) -> None:
     model, other = build_small_model(section), build_small_model(section, seed=1)
     batch = collate_rows(section, packed(section), make_examples(section))
     save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
@@ -195,17 +195,17 @@ def test_bf16_is_close(section: Section, device: str) -> None:
         with torch.autocast(device, torch.bfloat16):
             found = torch.cat(compute_states(model, batch))
     assert float((found.float() - expected).norm() / expected.norm()) < 0.06
-    slope = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
-    exact, rounded = gradients(model, batch, slope), gradients(model, batch, slope, torch.bfloat16)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    exact, rounded = gradients(model, batch, weights), gradients(model, batch, weights, torch.bfloat16)
     assert float((rounded - exact).norm() / exact.norm()) < 0.25  # a width of 8 rounds roughly; a wrong one is off by 1
 
 
-def gradients(model: Model, batch: Batch, slope: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Of a weighted sum of the states, all in one row."""
+def gradients(model: Model, batch: Batch, weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return all gradients of a weighted sum of the states, as one vector."""
     model.zero_grad()
-    with torch.autocast(slope.device.type, dtype, enabled=dtype is not None):
+    with torch.autocast(weights.device.type, dtype, enabled=dtype is not None):
         states = torch.cat(compute_states(model, batch))
-    (states * slope).sum().backward()
+    (states * weights).sum().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
@@ -216,7 +216,7 @@ BASES: dict[str, tuple[Section, dict[str, Sequence[Any]]]] = {
 }
 
 
-def takes_a_step(section: Section) -> None:
+def train_one_step(section: Section) -> None:
     model = build_small_model(section, dtype=torch.float32)
     batch = collate_rows(section, packed(section), make_examples(section))
     stepper = Stepper(model, TrainSettings(), ExecutionPlan("cpu", "float32", False, 1))
@@ -226,14 +226,14 @@ def takes_a_step(section: Section) -> None:
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_every_two_choices_take_a_step_together_or_are_refused_with_a_sentence(kind: str) -> None:
-    """Whatever else is chosen: the other choices of a combination are drawn at random."""
+def test_every_pair_of_choices_trains_or_is_refused_with_a_message(kind: str) -> None:
+    """All other settings are chosen at random."""
     base, menus = BASES[kind]
     shallow = {**base, "layers": 1}
     combinations = pairwise(menus, lambda choices: not find_refusal({**shallow, **choices}))
     met = {pair for choices in combinations for pair in itertools.combinations(choices.items(), 2)}
     for choices in combinations:
-        takes_a_step({**shallow, **choices})
+        train_one_step({**shallow, **choices})
     refused = [pair for pair in iterate_pairs(menus) if pair not in met]
     for pair in refused:
         why = find_refusal({**shallow, **dict(pair)})
@@ -244,8 +244,8 @@ def test_every_two_choices_take_a_step_together_or_are_refused_with_a_sentence(k
 
 @pytest.mark.parametrize("norm", TRANSFORMER["norm"])
 @pytest.mark.parametrize("activation", TRANSFORMER["activation"])
-def test_an_encoder_without_positions_does_not_know_the_order(norm: str, activation: str) -> None:
-    """A law: the states of a shuffled sentence are the shuffled states, and its translation is the same."""
+def test_an_encoder_without_positions_is_permutation_equivariant(norm: str, activation: str) -> None:
+    """The states of a shuffled sentence are the shuffled states, and its translation is the same."""
     section = {**SMALL_TRANSFORMER, "position": "none", "norm": norm, "activation": activation}
     model, examples = build_small_model(section).eval(), make_examples(section, 1, longest=9)
     order = torch.randperm(len(examples[0].source), generator=torch.Generator().manual_seed(1))
@@ -261,7 +261,7 @@ ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() 
 
 
 @pytest.mark.parametrize("position", ORDERED)
-def test_an_encoder_with_positions_knows_the_order(position: str) -> None:
+def test_an_encoder_with_positions_depends_on_the_order(position: str) -> None:
     section = {**SMALL_TRANSFORMER, "position": position}
     model, examples = build_small_model(section).eval(), make_examples(section, 1, longest=9)
     turned = examples[0]._replace(source=examples[0].source[::-1].copy())
@@ -271,7 +271,7 @@ def test_an_encoder_with_positions_knows_the_order(position: str) -> None:
     assert_different(one, other)
 
 
-MENUS: dict[str, tuple[dict[str, Any], Section]] = {
+REGISTRIES: dict[str, tuple[dict[str, Any], Section]] = {
     "norm": (NORMS, SMALL_TRANSFORMER),
     "position": (POSITIONS, SMALL_TRANSFORMER),
     "attention": (PATTERNS, SMALL_TRANSFORMER),
@@ -284,10 +284,10 @@ MENUS: dict[str, tuple[dict[str, Any], Section]] = {
 }
 
 
-@pytest.mark.parametrize("menu", MENUS)
-def test_a_variant_is_one_more_line_on_its_menu(menu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else must be known of it stands with it: a new name on a menu is a setting that trains."""
-    entries, base = MENUS[menu]
+@pytest.mark.parametrize("registry_name", REGISTRIES)
+def test_a_new_registry_entry_can_be_trained(registry_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To add a variant, one line in its registry suffices."""
+    entries, base = REGISTRIES[registry_name]
     monkeypatch.setitem(entries, "new", list(entries.values())[-2])
-    section = {**base, menu.split()[0]: "new"}
-    takes_a_step(section)
+    section = {**base, registry_name.split()[0]: "new"}
+    train_one_step(section)

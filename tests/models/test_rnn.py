@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders: equal to PyTorch, alignments, refusals. For laws see test_model_contract.py."""
+"""Tests of recurrent encoder-decoders. Those of all kinds of model are in test_model_contract.py."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from toy_requests import beam_search, take_likeliest
 from toy_run import make_sentences, train_quietly, translate_toy, write_corpus, write_recipe
 from toy_sections import settings_of
 
-MENUS: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
+REGISTRIES: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
 SMALL = {"width": 8, "dropout": 0.0}
 EACH = parametrize_pairwise(
     {"cell": [*CELLS], "attention": [*SCORES], "input_feeding": [False, True], "layers": [1, 2]}
 )
 
 
-def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Rnn:
-    """A small model whose biases and starts are not at rest, so that a fault in them shows."""
+def build_rnn(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Rnn:
+    """Return a small model whose biases and initial states are not zero, so that errors in them are found."""
     torch.manual_seed(seed)
     model = Rnn(RnnSettings(**SMALL | given), source_size=VOCABULARY, target_size=VOCABULARY, joint=joint)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: in
 
 
 def gradients(model: Rnn, *batches: Batch) -> dict[str, Tensor]:
-    """Of the summed loss of all batches."""
+    """Return the gradients of the summed loss of all batches."""
     model.zero_grad()
     for batch in batches:
         real_BT = batch.target_segment_BT > 0
@@ -57,8 +57,8 @@ def gradients(model: Rnn, *batches: Batch) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def alone(count: int, widths: Widths | None = None, *, seed: int = 0) -> Batch:
-    """So many examples, one to a row, and an empty row."""
+def collate_unpacked(count: int, widths: Widths | None = None, *, seed: int = 0) -> Batch:
+    """Return a batch of `count` examples, one per row, and an empty row."""
     return in_rows([*([i] for i in range(count)), []], examples(count, seed=seed), widths)
 
 
@@ -67,23 +67,23 @@ def alone(count: int, widths: Widths | None = None, *, seed: int = 0) -> Batch:
 def test_alignment_rows_sum_to_one_inside_their_sentence(
     cell: str, attention: str, input_feeding: bool, layers: int
 ) -> None:
-    model = model_of(cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
-    batch = alone(3, Widths(12, 11))
-    look_BTS = model.alignment(batch)
-    assert look_BTS.dtype == torch.float32
-    assert_same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
+    model = build_rnn(cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
+    batch = collate_unpacked(3, Widths(12, 11))
+    weight_BTS = model.alignment(batch)
+    assert weight_BTS.dtype == torch.float32
+    assert_same(weight_BTS.sum(-1), torch.ones(weight_BTS.shape[:2]))
     real_BS = batch.source_segment_BS > 0
-    assert (look_BTS[:3] * ~real_BS[:3, None] == 0).all()
+    assert (weight_BTS[:3] * ~real_BS[:3, None] == 0).all()
     if not SCORES[attention].aligns:
-        assert_same(look_BTS[:3], (real_BS / real_BS.sum(-1, keepdim=True))[:3, None].expand(3, 11, 12))
+        assert_same(weight_BTS[:3], (real_BS / real_BS.sum(-1, keepdim=True))[:3, None].expand(3, 11, 12))
     else:
-        assert ((look_BTS[0, 0] - look_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
+        assert ((weight_BTS[0, 0] - weight_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
 
 
 @EACH
-def test_gradients_in_bf16_are_near(cell: str, attention: str, input_feeding: bool, layers: int) -> None:
-    model = model_of(dtype=torch.float32, cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
-    batch = alone(3)
+def test_gradients_in_bf16_are_close_to_float32(cell: str, attention: str, input_feeding: bool, layers: int) -> None:
+    model = build_rnn(dtype=torch.float32, cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
+    batch = collate_unpacked(3)
     exact = gradients(model, batch)
     with torch.autocast("cpu", torch.bfloat16):
         rough = gradients(model, batch)
@@ -93,19 +93,19 @@ def test_gradients_in_bf16_are_near(cell: str, attention: str, input_feeding: bo
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_it_is_pytorchs(cell: str) -> None:
-    """Without attention: a bidirectional module of PyTorch on packed sequences, a bridge, and another module."""
-    model = model_of(cell=cell, attention="none", encoder_layers=2, decoder_layers=2)
+def test_states_equal_those_of_pytorch_modules(cell: str) -> None:
+    """The reference has a bidirectional PyTorch module, a bridge and a second module, without attention."""
+    model = build_rnn(cell=cell, attention="none", encoder_layers=2, decoder_layers=2)
     batch = in_rows([[0], [1], [2]], examples(3))
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
     reader = kind(8, 4, 2, batch_first=True, bidirectional=True).double()
     writer = kind(8, 8, 2, batch_first=True).double()
     with torch.no_grad():
         for number, layer in enumerate(model.encoder.layers):
-            for suffix, mine in ((f"l{number}", layer.ahead), (f"l{number}_reverse", layer.back)):
-                copy_weights(mine, reader, suffix)
-        for number, mine in enumerate(model.decoder.stack.cells):
-            copy_weights(mine, writer, f"l{number}")
+            for suffix, ours in ((f"l{number}", layer.ahead), (f"l{number}_reverse", layer.back)):
+                copy_weights(ours, reader, suffix)
+        for number, ours in enumerate(model.decoder.stack.cells):
+            copy_weights(ours, writer, f"l{number}")
     x_BSC, x_BTC = (model.encoder.embedding(ids) * 8**0.5 for ids in (batch.source_BS, batch.target_in_BT))
     lengths = (batch.source_segment_BS > 0).sum(1)
     read = nn.utils.rnn.pack_padded_sequence(x_BSC, lengths, batch_first=True, enforce_sorted=False)
@@ -117,18 +117,18 @@ def test_it_is_pytorchs(cell: str) -> None:
     assert_same(model(batch)[real_BT], torch.tanh(model.decoder.join(out))[real_BT])
 
 
-def copy_weights(mine: Any, theirs: nn.Module, suffix: str) -> None:
+def copy_weights(ours: Any, theirs: nn.Module, suffix: str) -> None:
     for name, weight in zip(
         ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
-        (mine.input_weight, mine.hidden_weight, mine.bias, mine.hidden_bias()),
+        (ours.input_weight, ours.hidden_weight, ours.bias, ours.hidden_bias()),
         strict=True,
     ):
         getattr(theirs, f"{name}_{suffix}").copy_(weight)
 
 
-def test_feeding_is_reading_both_side_by_side() -> None:
-    """As PyTorch's cell does on [embedding; what was said], with attention as in the lecture's equations."""
-    model = model_of(input_feeding=True, attention="dot", embedding_width=6)
+def test_input_feeding_equals_a_cell_with_concatenated_inputs() -> None:
+    """The reference is a PyTorch cell that reads [embedding; previous output], with attention as in the lecture."""
+    model = build_rnn(input_feeding=True, attention="dot", embedding_width=6)
     batch = in_rows([[0]], examples(1))
     decoder = model.decoder
     bottom = decoder.stack.cells[0]
@@ -140,18 +140,18 @@ def test_feeding_is_reading_both_side_by_side() -> None:
         cell.bias_hh.zero_()
     memory_SC, last_C = (found[0] for found in model.encoder.encode(batch.source_BS, RowLayout.from_source(batch)))
     h, c = torch.tanh(decoder.bridge.out(last_C)).view(2, 1, 8)
-    o, said = torch.zeros(1, 6, dtype=torch.float64), []
+    o, message = torch.zeros(1, 6, dtype=torch.float64), []
     for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
         h, c = cell(torch.cat([x[None], o], -1), (h, c))
         a = (h @ memory_SC.T).softmax(-1) @ memory_SC
         o = torch.tanh(decoder.join(torch.cat([a, h], -1)))
-        said.append(o)
-    assert_same(model(batch)[0], torch.cat(said))
+        message.append(o)
+    assert_same(model(batch)[0], torch.cat(message))
 
 
 @torch.no_grad()
-def test_the_bottleneck_sees_the_last_state_alone() -> None:
-    model, batch = model_of(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
+def test_without_attention_only_the_final_state_is_used() -> None:
+    model, batch = build_rnn(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
     other = source._replace(key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
     assert_same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
@@ -161,9 +161,9 @@ def test_the_bottleneck_sees_the_last_state_alone() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("feeding", [False, True])
-def test_search_runs_on_it(feeding: bool) -> None:
-    model = model_of(input_feeding=feeding, dtype=torch.float32)
-    batch = alone(3)
+def test_greedy_search_on_a_recurrent_model(feeding: bool) -> None:
+    model = build_rnn(input_feeding=feeding, dtype=torch.float32)
+    batch = collate_unpacked(3)
     real_BS = batch.source_BS != PAD
     limit_B = torch.full((4,), 6)
     one = beam_search(model, batch.source_BS, real_BS, limit_B, width=1, nbest=1, alpha=1.0)
@@ -174,13 +174,13 @@ def test_search_runs_on_it(feeding: bool) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("given", [{}, {"embedding_width": 6}, {"initial_state": "learned", "layers": 3}], ids=str)
-def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
-    """For language models: step by step as all at once, padding without influence, every weight in use."""
+def test_language_model_decoder(cell: str, given: dict[str, Any]) -> None:
+    """Steps equal the forward pass, padding has no influence, and every weight gets a gradient."""
     torch.manual_seed(0)
     settings = RnnSettings(**SMALL | {"cell": cell} | given)
     table = nn.Embedding(VOCABULARY, settings.embedded_width)
     stack = RecurrentLmDecoder(settings, table).double()
-    batch = alone(3)
+    batch = collate_unpacked(3)
     said_BTO = stack(batch.target_in_BT, RowLayout.from_target(batch))
     assert said_BTO.size(-1) == settings.output_width
     state = stack.start(len(batch.target_in_BT))
@@ -193,16 +193,16 @@ def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
     assert [len(part) for part in picked.layers[0]] == [3] * CELLS[cell].parts
 
 
-@pytest.mark.parametrize("setting", MENUS)
-def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
-    first = next(iter(MENUS[setting]))
+@pytest.mark.parametrize("setting", REGISTRIES)
+def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
+    first = next(iter(REGISTRIES[setting]))
     with pytest.raises(UserError) as caught:
         settings_of({"kind": "rnn", setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"width": 7}, "model.bidirectional=true gives each direction half of model.width: make it even, got 7"),
         ({"nonlinearity": "relu"}, "model.nonlinearity has no use in model.cell=lstm"),
@@ -212,47 +212,49 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
         ({"heads": 8}, "there is no setting 'model.heads'"),
     ],
 )
-def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         settings_of({"kind": "rnn", **given})
     assert settings_of({"kind": "rnn", "width": 7, "bidirectional": False}).width == 7
 
 
-def test_it_is_not_compiled() -> None:
+def test_recurrent_models_are_not_compiled() -> None:
     recipe = check_model(Recipe.model_validate({"model": {"kind": "rnn"}, "train": {"compile": True}}))
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check_settings(recipe)
 
 
-def test_it_is_a_kind_of_model() -> None:
+def test_build_model_makes_a_recurrent_model() -> None:
     assert type(settings_of({"kind": "rnn"})) is MODEL_KINDS["rnn"][""]
     assert settings_of({"kind": "rnn"}).layout == "padded"
     whole = check_model(Recipe.model_validate({"model": {"kind": "rnn", **SMALL}, "tokenizer": {"joint": False}}))
     assert whole.model.cell == "lstm"
     model = build_model(whole.model, source_size=VOCABULARY, target_size=99, joint=whole.tokenizer.joint)
     assert model.project.out_features == 99
-    assert model(alone(2)).isfinite().all()
+    assert model(collate_unpacked(2)).isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("tied", "joint", "tables"), [(True, True, 1), (True, False, 2), (False, True, 3), (False, False, 3)]
 )
 @pytest.mark.parametrize("embedding_width", [0, 6])
-def test_ties_are_as_set(tied: bool, joint: bool, tables: int, embedding_width: int) -> None:
-    model = model_of(tied=tied, joint=joint, embedding_width=embedding_width)
+def test_embeddings_are_shared_as_the_settings_say(tied: bool, joint: bool, tables: int, embedding_width: int) -> None:
+    model = build_rnn(tied=tied, joint=joint, embedding_width=embedding_width)
     matrices = (model.encoder.embedding.weight, model.decoder.embedding.weight, model.project.weight)
     assert len({id(matrix) for matrix in matrices}) == tables
     names = dict(model.named_parameters()).keys()
-    assert gradients(model, alone(2)).keys() == names
+    assert gradients(model, collate_unpacked(2)).keys() == names
     assert {name.split(".")[0] for name in names} == {"encoder", "decoder"} | (set() if tied else {"project"})
 
 
 @pytest.mark.parametrize(("given", "steps"), [({}, 300), ({"input_feeding": True}, 200)])
-def test_it_learns_a_language(given: dict[str, object], steps: int, tmp_path: Path) -> None:
-    """Through files, training, a run folder and search: most of what it never saw comes out right."""
+def test_a_recurrent_model_learns_a_toy_language(given: dict[str, object], steps: int, tmp_path: Path) -> None:
+    """Train on files, load the run folder and search: most unseen sentences are translated correctly."""
     write_corpus(tmp_path, train=400)
     model = {"kind": "rnn", "width": 64, "dropout": 0.0, **given}
-    run = train_quietly(own_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0")
+    run = train_quietly(
+        write_rnn_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0"
+    )
     new = make_sentences(30, seed=77)
     found = load_as(Translator, run).translate(new)
     right = sum(one.text == translate_toy(text) for one, text in zip(found, new, strict=True))
@@ -260,18 +262,18 @@ def test_it_learns_a_language(given: dict[str, object], steps: int, tmp_path: Pa
     assert all(abs(sum(row) - 1) < 1e-4 for one in found for row in one.alignment)
 
 
-def own_recipe(folder: Path, model: dict[str, object]) -> Path:
-    """A recipe whose model section is this one, not laid over the Transformer's."""
+def write_rnn_recipe(folder: Path, model: dict[str, object]) -> Path:
+    """Write a recipe with this model section instead of the Transformer of the toy recipe."""
     path = write_recipe(folder / "recipe.yaml")
     whole = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**whole, "model": model}))
     return path
 
 
-def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """With dropout on, to the bit."""
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    """With dropout, the weights are equal to the bit."""
     write_corpus(tmp_path)
-    recipe = own_recipe(tmp_path, {"kind": "rnn", "width": 16, "layers": 2, "input_feeding": True})
+    recipe = write_rnn_recipe(tmp_path, {"kind": "rnn", "width": 16, "layers": 2, "input_feeding": True})
     small = ["train.save_every=3", "train.validate_every=6", "train.validate_lines=4", "train.schedule=constant"]
     train_quietly(recipe, tmp_path / "parts", "train.steps=3", *small)
     train_quietly(recipe, tmp_path / "once", "train.steps=6", *small)

@@ -1,4 +1,4 @@
-"""Half models: a text's label depends on that text alone, a next token on what came before, with every backbone."""
+"""Tests of language models and text classifiers with every backbone."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ collate_labels, collate_lines = EXAMPLE_FORMATS["labels"].collate, EXAMPLE_FORMA
 SMALL: dict[str, Any] = {"source_size": 40, "target_size": 40, "joint": True}
 
 
-def model_of(kind: str, backbone: str, **given: Any) -> Model:
+def build(kind: str, backbone: str, **given: Any) -> Model:
     torch.manual_seed(0)
     model = {"kind": kind, "backbone": backbone, "width": 16, "dropout": 0.0, **SIZES[backbone], **given}
     return build_model(settings_of(model), **SMALL).double().eval()
 
 
-def labelled(count: int = 9) -> list[Example]:
+def make_labelled_examples(count: int = 9) -> list[Example]:
     return [Example(example.source, np.array([i % 3]), i) for i, example in enumerate(examples(count))]
 
 
-def test_every_backbone_serves_both() -> None:
+def test_language_models_and_classifiers_have_the_same_backbones() -> None:
     assert list(MODEL_KINDS["lm"]) == list(MODEL_KINDS["classifier"]) == list(SIZES)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bidirectional: bool) -> None:
-    """Each direction has read the whole text there: no feature is the same for texts without a common token."""
-    model = model_of("classifier", "rnn", pool="last", bidirectional=bidirectional)
+    """Each direction has then read the whole text: no component is equal for texts without common tokens."""
+    model = build("classifier", "rnn", pool="last", bidirectional=bidirectional)
     some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
     batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), some)
     states_BTC = model(batch)
@@ -55,9 +55,9 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
 
 @pytest.mark.parametrize("pool", POOLS)
 @BACKBONE
-def test_a_text_is_read_alone(backbone: str, pool: str) -> None:
-    """In a row of its own, between others where rows are shared, and with padding behind."""
-    model, some = model_of("classifier", backbone, pool=pool), labelled()
+def test_a_label_depends_only_on_its_text(backbone: str, pool: str) -> None:
+    """The text is alone in a row, packed with others if the layout allows it, or followed by padding."""
+    model, some = build("classifier", backbone, pool=pool), make_labelled_examples()
     alone = [model(collate_labels(BatchPlan([[i]], Widths(16, 1)), some))[0, 0] for i in range(9)]
     rows = [[4], [0], [], [8]] if backbone == "rnn" else [[4, 1, 7], [0, 2], [], [8, 3, 5, 6]]
     batch = collate_labels(BatchPlan(rows, Widths(48, 5)), some)
@@ -76,11 +76,11 @@ def test_a_text_is_read_alone(backbone: str, pool: str) -> None:
 
 
 @BACKBONE
-def test_step_by_step_is_all_at_once(backbone: str) -> None:
-    model, some = model_of("lm", backbone), examples(5, longest=40)
+def test_decoding_step_by_step_equals_the_forward_pass(backbone: str) -> None:
+    model, some = build("lm", backbone), examples(5, longest=40)
     assert isinstance(model, LanguageModel)
     for position in ("sinusoidal", "rotary", "learned") if backbone == "transformer" else ("",):
-        model = model_of("lm", backbone, **({"position": position} if position else {}))
+        model = build("lm", backbone, **({"position": position} if position else {}))
         batch = collate_lines(BatchPlan([[i] for i in range(5)], Widths(0, 48)), some)
         whole_BTV = model.project(model(batch)).log_softmax(-1)
         state = model.start(batch.target_in_BT[:, :0], batch.target_in_BT[:, :0] > 0)
@@ -92,9 +92,9 @@ def test_step_by_step_is_all_at_once(backbone: str) -> None:
         assert flipped.exp().sum(-1).allclose(torch.ones(5, dtype=flipped.dtype), atol=1e-5)
 
 
-def test_lines_may_share_a_row() -> None:
-    """Where they are read with attention: the recurrent backbone asks for a row each."""
-    model, some = model_of("lm", "transformer"), examples(6)
+def test_lines_can_be_packed() -> None:
+    """Only a Transformer supports packed rows; the recurrent backbone needs one line per row."""
+    model, some = build("lm", "transformer"), examples(6)
     rows = [[0, 1, 2], [3], [5, 4]]
     states_BTC = model(batch := collate_lines(BatchPlan(rows, Widths(0, 40)), some))
     for row, items in enumerate(rows):
@@ -104,8 +104,8 @@ def test_lines_may_share_a_row() -> None:
 
 
 @BACKBONE
-def test_nothing_ahead_is_seen(backbone: str) -> None:
-    model = model_of("lm", backbone)
+def test_states_do_not_depend_on_later_tokens(backbone: str) -> None:
+    model = build("lm", backbone)
     batch = collate_lines(BatchPlan([[0]], Widths(0, 16)), examples(1, longest=15, seed=4))
     length = batch.target_tokens
     before = model(batch)
@@ -119,13 +119,13 @@ def test_nothing_ahead_is_seen(backbone: str) -> None:
 
 @BACKBONE
 @pytest.mark.parametrize("kind", ["lm", "classifier"])
-def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> None:
-    names = [name.partition(".")[0] for name in collect_tensors(model_of(kind, backbone))]
+def test_parameter_names_start_with_encoder_or_decoder(kind: str, backbone: str) -> None:
+    names = [name.partition(".")[0] for name in collect_tensors(build(kind, backbone))]
     assert set(names) == ({"decoder"} if kind == "lm" else {"encoder", "project"})  # one is tied to its embeddings
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"kind": "lm", "attention": "local"}, "model.attention has no use in a language model"),
         ({"kind": "lm", "encoder_layers": 2}, "model.encoder_layers has no use"),
@@ -142,14 +142,14 @@ def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> Non
         ({"kind": "classifier", "backbone": "rnn", "pool": "min"}, "no model.pool called 'min'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_invalid_settings_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
         settings_of(given)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("kind", ["lm", "classifier", "hybrid", "transformer"])
-def test_relative_positions_are_read_as_the_reference_is(kind: str, kernel: str) -> None:
-    """So that kernel may be named with them; a Transformer's decoder asks the source by any."""
+def test_kernels_equal_the_reference_with_relative_positions(kind: str, kernel: str) -> None:
+    """Models with only self-attention can be computed by this kernel too."""
     assert settings_of({"kind": kind, "position": "relative", "kernel": kernel}).kernel == kernel
     assert settings_of({"position": "relative", "kernel": "fused"}).kernel == "fused"

@@ -1,4 +1,4 @@
-"""Words, heads and layers that are left out: the right share, the right scale, nothing at use; over every model."""
+"""Tests of the dropout of tokens, heads and layers, with every kind of model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def states(model: Model, batch: Batch, seed: int = 1) -> Tensor:
 
 
 @EVERY
-def test_a_rate_is_felt_at_training_and_not_at_use(kind: str, rate: str) -> None:
+def test_dropout_has_an_effect_only_in_training(kind: str, rate: str) -> None:
     model, batch = build_with_dropout(kind, **{rate: 0.4})
     plain, _ = build_with_dropout(kind)
     expected = states(plain.train(), batch)
@@ -52,7 +52,7 @@ def test_a_rate_is_felt_at_training_and_not_at_use(kind: str, rate: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_rate_zero_nothing_is_drawn(kind: str) -> None:
+def test_at_rate_zero_no_random_numbers_are_drawn(kind: str) -> None:
     model, batch = build_with_dropout(kind)
     before = torch.get_rng_state()
     model.train()(batch)
@@ -60,8 +60,8 @@ def test_at_rate_zero_nothing_is_drawn(kind: str) -> None:
 
 
 @EVERY
-def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
-    """What a row goes through does not depend on which rows are at hand."""
+def test_parts_of_a_batch_have_the_same_dropout_masks_as_the_whole(kind: str, rate: str) -> None:
+    """The mask of a row does not depend on the other rows that are computed with it."""
     model, batch = build_with_dropout(kind, **{rate: 0.4})
     whole = states(model.train(), batch)
     found = []
@@ -72,12 +72,12 @@ def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "rate"), sorted(USELESS))
-def test_what_has_no_use_is_refused_by_name(kind: str, rate: str) -> None:
+def test_rates_without_effect_are_refused_by_name(kind: str, rate: str) -> None:
     with pytest.raises(UserError, match=rf"model\.{rate}"):
         settings_of({**KINDS[kind], rate: 0.1})
 
 
-def test_no_feed_forward_net_no_activation_to_drop() -> None:
+def test_activation_dropout_is_refused_without_a_feed_forward_network() -> None:
     with pytest.raises(UserError, match=r"model\.activation_dropout .*model\.activation=none"):
         settings_of({**SMALL_TRANSFORMER, "activation": "none", "activation_dropout": 0.1})
 
@@ -85,7 +85,7 @@ def test_no_feed_forward_net_no_activation_to_drop() -> None:
 @EVERYWHERE
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize(("kind", "shape"), [(WordDropout, (80, 90, 3)), (HeadDropout, (90, 80, 5, 3))])
-def test_each_thing_has_one_fate_and_the_mean_stays(
+def test_tokens_and_heads_are_dropped_as_a_whole_and_the_mean_stays(
     kind: type[WordDropout], shape: tuple[int, ...], rate: float, device: str
 ) -> None:
     out = kind(rate)(torch.ones(shape, device=device)).flatten(2).double()
@@ -97,7 +97,7 @@ def test_each_thing_has_one_fate_and_the_mean_stays(
 
 
 @EVERYWHERE
-def test_a_layer_is_gone_through_or_round(device: str) -> None:
+def test_each_row_applies_or_skips_a_layer(device: str) -> None:
     before, after = torch.randn(2, 5000, 3, 2, device=device)
     out = LayerDropout(0.3)(before, after)
     round_, through = ((out == each).flatten(1).all(1) for each in (before, after))
@@ -107,8 +107,8 @@ def test_a_layer_is_gone_through_or_round(device: str) -> None:
     assert LayerDropout(0.0)(before, after) is after
 
 
-def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
-    """With layers left out almost surely, an encoder is its embedding and its last norm."""
+def test_rows_that_skip_every_layer_are_their_embeddings() -> None:
+    """At a rate of almost 1, an encoder is only its embeddings and its final normalization."""
     section = {**SMALL_TRANSFORMER, "layer_dropout": 1 - 1e-9}
     model, batch = build_small_model(section).train(), make_batch(section)
     kept: list[Tensor] = []
@@ -119,8 +119,8 @@ def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_that_is_not_seen_may_be_any(kind: str) -> None:
-    """On either side; and one that is seen may not."""
+def test_an_invisible_token_has_no_influence(kind: str) -> None:
+    """This holds for source and target. A visible token has an influence."""
     model, batch = build_with_dropout(kind)
     sides = {"source_visible_BS": "source_BS", "target_visible_BT": "target_in_BT"}
     for seen, ids in sides.items():

@@ -1,4 +1,4 @@
-"""The Transformer: PyTorch's own numbers, on packed rows as alone, step by step as all at once, on every setting."""
+"""Tests of the Transformer: it equals that of PyTorch, packed and unpacked, step by step and in one pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tolerance import DEVICES, assert_different, assert_same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_sections import settings_of
 
-MENUS: dict[str, Any] = {
+REGISTRIES: dict[str, Any] = {
     "norm": NORMS,
     "norm_place": NORM_PLACES,
     "activation": FEEDFORWARDS,
@@ -41,8 +41,10 @@ PLACE = pytest.mark.parametrize("place", NORM_PLACES)
 EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 
 
-def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Transformer:
-    """A small model whose biases and norms are not at rest, so that a fault in them shows."""
+def build_transformer(
+    *, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any
+) -> Transformer:
+    """Return a small model whose biases and norms are not at their initial values, so that errors show."""
     torch.manual_seed(seed)
     model = Transformer(
         TransformerSettings(**SMALL | given), source_size=VOCABULARY, target_size=VOCABULARY, joint=joint
@@ -54,22 +56,24 @@ def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: in
     return model.to(dtype)
 
 
-def loss_of(model: Transformer, batch: Batch) -> Tensor:
+def compute_loss(model: Transformer, batch: Batch) -> Tensor:
     real_BT = batch.target_segment_BT > 0
     logits_NV = model.project(model(batch)[real_BT])
     return nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], label_smoothing=0.1, reduction="sum")
 
 
 def gradients(model: Transformer, *batches: Batch) -> dict[str, Tensor]:
-    """Of the summed loss of all batches."""
+    """Return the gradients of the summed loss of all batches."""
     model.zero_grad()
     for batch in batches:
-        loss_of(model, batch).backward()
+        compute_loss(model, batch).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def copies(ours: nn.Module, theirs: nn.Module, *, decoder: bool) -> list[tuple[list[nn.Parameter], nn.Parameter]]:
-    """Our parameters of a layer beside PyTorch's; where PyTorch keeps several in one, ours are to be joined."""
+def pair_parameters(
+    ours: nn.Module, theirs: nn.Module, *, decoder: bool
+) -> list[tuple[list[nn.Parameter], nn.Parameter]]:
+    """Return pairs of our parameters of a layer and PyTorch's; several of ours are concatenated in one of PyTorch's."""
     attention, forward = ours.attention, ours.feedforward
     pairs: list[tuple[list[Any], Any]] = [
         ([attention.sublayer.query_key_value.weight], theirs.self_attn.in_proj_weight),
@@ -98,8 +102,8 @@ def copies(ours: nn.Module, theirs: nn.Module, *, decoder: bool) -> list[tuple[l
     return pairs
 
 
-def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Parameter], nn.Parameter]]]:
-    """`torch.nn.Transformer` with the weights of ours, and which of its weights are which of ours."""
+def build_pytorch_reference(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Parameter], nn.Parameter]]]:
+    """Return a `torch.nn.Transformer` with the weights of ours, and the pairs of corresponding parameters."""
     settings = model.settings
     given: dict[str, Any] = {
         "d_model": settings.width,
@@ -120,8 +124,16 @@ def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Par
     )
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**given), len(model.decoder.layers), norm())
     twin = nn.Transformer(**given, custom_encoder=encoder, custom_decoder=decoder)
-    pairs = [pair for one, two in zip(model.encoder.layers, encoder.layers) for pair in copies(one, two, decoder=False)]
-    pairs += [pair for one, two in zip(model.decoder.layers, decoder.layers) for pair in copies(one, two, decoder=True)]
+    pairs = [
+        pair
+        for one, two in zip(model.encoder.layers, encoder.layers)
+        for pair in pair_parameters(one, two, decoder=False)
+    ]
+    pairs += [
+        pair
+        for one, two in zip(model.decoder.layers, decoder.layers)
+        for pair in pair_parameters(one, two, decoder=True)
+    ]
     for one, two in ((model.encoder.norm, encoder.norm), (model.decoder.norm, decoder.norm)):
         if two is not None:
             pairs += [([one.weight], two.weight), ([one.bias], two.bias)]  # type: ignore[list-item]
@@ -132,8 +144,8 @@ def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Par
     return twin, pairs
 
 
-def embedded(table: Tensor, ids_BT: Tensor) -> Tensor:
-    """Scaled embeddings and sinusoids (Vaswani 2017, sections 3.4 and 3.5)."""
+def embed_reference(table: Tensor, ids_BT: Tensor) -> Tensor:
+    """Return scaled embeddings plus sinusoidal positions (Vaswani 2017, sections 3.4 and 3.5)."""
     C = table.size(1)
     return table[ids_BT] * C**0.5 + make_sinusoids(torch.arange(ids_BT.size(1)), C)
 
@@ -142,10 +154,12 @@ def embedded(table: Tensor, ids_BT: Tensor) -> Tensor:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @EVERY_KERNEL
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_it_is_pytorchs_transformer(place: str, activation: str, kernel: str, dtype: torch.dtype) -> None:
-    """One sentence per row, of different lengths: the same states, and the same gradients of every weight."""
-    model = model_of(norm_place=place, activation=activation, kernel=kernel, encoder_layers=3, dtype=dtype)
-    twin, pairs = pytorchs(model)
+def test_states_and_gradients_equal_those_of_pytorch(
+    place: str, activation: str, kernel: str, dtype: torch.dtype
+) -> None:
+    """The batch has one sentence per row, of different lengths."""
+    model = build_transformer(norm_place=place, activation=activation, kernel=kernel, encoder_layers=3, dtype=dtype)
+    twin, pairs = build_pytorch_reference(model)
     some = examples(4)
     batch = in_rows([[i] for i in range(4)], some, Widths(12, 11))
     real_BT = batch.target_segment_BT > 0
@@ -154,8 +168,8 @@ def test_it_is_pytorchs_transformer(place: str, activation: str, kernel: str, dt
     padding_BS = batch.source_segment_BS == 0
     table = model.decoder.embedding.weight.detach().clone().requires_grad_()
     theirs = twin(
-        embedded(table, batch.source_BS),
-        embedded(table, batch.target_in_BT),
+        embed_reference(table, batch.source_BS),
+        embed_reference(table, batch.target_in_BT),
         tgt_mask=torch.ones(11, 11, dtype=torch.bool).triu(1),
         src_key_padding_mask=padding_BS,
         memory_key_padding_mask=padding_BS,
@@ -180,9 +194,9 @@ ROWS = [[0, 1, 2], [3], [4, 5], [], [6, 7, 8, 9]]
 @PLACE
 @EVERY_KERNEL
 @pytest.mark.parametrize("device", DEVICES)
-def test_packed_is_alone(place: str, kernel: str, device: str) -> None:
-    """Sentences side by side in rows, with room left over, give the states and gradients that each gives by itself."""
-    model, some = model_of(norm_place=place, kernel=kernel).to(device), examples(10)
+def test_packed_equals_unpacked(place: str, kernel: str, device: str) -> None:
+    """Sentences in packed rows with padding have the same states and gradients as each of them alone."""
+    model, some = build_transformer(norm_place=place, kernel=kernel).to(device), examples(10)
     batch = in_rows(ROWS, some, Widths(44, 41)).to(torch.device(device))
     singles = [in_rows([[i]], some).to(torch.device(device)) for i in range(10)]
     states = model(batch)
@@ -196,8 +210,8 @@ def test_packed_is_alone(place: str, kernel: str, device: str) -> None:
 
 @settings(max_examples=20)
 @given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.integers(0, 9))
-def test_any_packing_is_alone(items: list[int], cuts: list[int], spare: int) -> None:
-    model, some = model_of(layers=1), examples(6, seed=5)
+def test_any_packing_equals_unpacked(items: list[int], cuts: list[int], spare: int) -> None:
+    model, some = build_transformer(layers=1), examples(6, seed=5)
     rows = [list(items[a:b]) for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 6])]
     widths = Widths(
         *(
@@ -218,7 +232,7 @@ def changed(batch: Batch, name: str, where: Tensor, value: int) -> Batch:
 
 @EVERY_KERNEL
 def test_padding_has_no_influence(kernel: str) -> None:
-    model = model_of(kernel=kernel)
+    model = build_transformer(kernel=kernel)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
     other = changed(batch, "source_BS", batch.source_segment_BS == 0, 17)
     other = changed(other, "source_position_BS", batch.source_segment_BS == 0, 5)
@@ -232,7 +246,7 @@ def test_padding_has_no_influence(kernel: str) -> None:
 
 @EVERY_KERNEL
 def test_the_decoder_does_not_look_ahead(kernel: str) -> None:
-    model = model_of(kernel=kernel)
+    model = build_transformer(kernel=kernel)
     batch = in_rows([[0, 1, 2]], examples(3, seed=2, longest=12))
     before = model(batch)
     for number in (1, 2, 3):
@@ -245,8 +259,8 @@ def test_the_decoder_does_not_look_ahead(kernel: str) -> None:
             assert_different(after[here], before[here])
 
 
-def test_every_source_token_is_seen_by_its_target_and_no_other() -> None:
-    model = model_of()
+def test_source_tokens_influence_only_the_targets_of_their_sentence() -> None:
+    model = build_transformer()
     batch = in_rows([[0, 1]], examples(2, seed=2))
     before = model(batch)
     for number in (1, 2):
@@ -260,9 +274,9 @@ def test_every_source_token_is_seen_by_its_target_and_no_other() -> None:
 
 @EVERY_KERNEL
 @PLACE
-def test_a_row_full_of_source_leaves_no_padding_empty_handed(kernel: str, place: str) -> None:
-    """A padding place of the target whose source row is full has no key of its own segment: softmax over nothing."""
-    model = model_of(kernel=kernel, norm_place=place, dtype=torch.float32)
+def test_target_padding_without_source_padding_gives_no_nan(kernel: str, place: str) -> None:
+    """If the source row has no padding, padding of the target has no key to attend to: a softmax over nothing."""
+    model = build_transformer(kernel=kernel, norm_place=place, dtype=torch.float32)
     some = examples(2, seed=4)
     full = sum(len(example.source) + 1 for example in some)
     batch = in_rows([[0, 1]], some, Widths(full, 60))
@@ -280,7 +294,7 @@ def prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
     return token_BWT
 
 
-def batch_of(source_BS: Tensor, real_BS: Tensor, target_in_BT: Tensor) -> Batch:
+def make_batch(source_BS: Tensor, real_BS: Tensor, target_in_BT: Tensor) -> Batch:
     B, T = target_in_BT.shape
     return Batch(
         source_BS=source_BS,
@@ -309,10 +323,10 @@ def sources(B: int, S: int = 9) -> tuple[Tensor, Tensor]:
 @EVERY_KERNEL
 @PLACE
 @pytest.mark.parametrize("beams", [1, 3])
-def test_step_by_step_is_all_at_once(kernel: str, place: str, beams: int) -> None:
-    """Past the point where the cache grows; the rows of a sentence swap places on the way, as beams do."""
+def test_decoding_step_by_step_equals_the_forward_pass(kernel: str, place: str, beams: int) -> None:
+    """The cache grows on the way, and the rows of a sentence are reordered, as in beam search."""
     B, W, T = 3, beams, CAPACITY_STEP + 5
-    model = model_of(kernel=kernel, norm_place=place)
+    model = build_transformer(kernel=kernel, norm_place=place)
     source_BS, real_BS = sources(B)
     token_BWT = prefixes(B, W, T)
     state = model.start(source_BS, real_BS).select(torch.arange(B).repeat_interleave(W))
@@ -321,7 +335,7 @@ def test_step_by_step_is_all_at_once(kernel: str, place: str, beams: int) -> Non
         logp_NV, state = model.step(token_BWT[:, :, t].flatten(), state)
         if t % 7 in (0, 6) or abs(t - CAPACITY_STEP) < 3:
             for w in range(W):
-                states_BTC = model(batch_of(source_BS, real_BS, token_BWT[:, w, : t + 1]))
+                states_BTC = model(make_batch(source_BS, real_BS, token_BWT[:, w, : t + 1]))
                 expected = model.project(states_BTC[:, -1]).log_softmax(-1)
                 assert_same(logp_NV.view(B, W, -1)[:, w], expected, torch.float32)
         parent_BW = torch.randint(W, (B, W), generator=generator)  # rows may repeat, and others are lost
@@ -332,16 +346,16 @@ def test_step_by_step_is_all_at_once(kernel: str, place: str, beams: int) -> Non
 
 @torch.no_grad()
 def test_log_probabilities_are_probabilities() -> None:
-    model = model_of(dtype=torch.bfloat16)
+    model = build_transformer(dtype=torch.bfloat16)
     logp_NV, _ = model.step(torch.tensor([BOS, BOS]), model.start(*sources(2)))
     assert logp_NV.dtype == torch.float32
     assert_same(logp_NV.exp().sum(-1), torch.ones(2))
 
 
 @torch.no_grad()
-def test_a_source_without_tokens_is_no_trouble() -> None:
-    """Rows with nothing to do run along with the others."""
-    model = model_of()
+def test_an_empty_source_gives_no_nan() -> None:
+    """Free slots of a search have empty sources."""
+    model = build_transformer()
     source_BS, real_BS = sources(2)
     with_empty = torch.cat([source_BS, torch.full_like(source_BS[:1], PAD)])
     state = model.start(with_empty, with_empty != PAD)
@@ -357,21 +371,21 @@ def test_a_source_without_tokens_is_no_trouble() -> None:
 @EVERY_KERNEL
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str, layers: int) -> None:
-    model = model_of(norm_place=place, kernel=kernel, decoder_layers=layers)
+    model = build_transformer(norm_place=place, kernel=kernel, decoder_layers=layers)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
-    look_BTS = model.alignment(batch)
-    assert_same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
+    weight_BTS = model.alignment(batch)
+    assert_same(weight_BTS.sum(-1), torch.ones(weight_BTS.shape[:2]))
     real_BT = batch.target_segment_BT > 0
     outside = batch.target_segment_BT[:, :, None] != batch.source_segment_BS[:, None, :]
-    assert (look_BTS[real_BT] * outside[real_BT] == 0).all()
-    assert_different(look_BTS, torch.full_like(look_BTS, 1 / 44))
+    assert (weight_BTS[real_BT] * outside[real_BT] == 0).all()
+    assert_different(weight_BTS, torch.full_like(weight_BTS, 1 / 44))
 
 
 @pytest.mark.parametrize(("depth", "layer"), [(1, 0), (2, 1), (3, 1), (6, 4)])
 @PLACE
 def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, layer: int) -> None:
-    """The weights of the forward pass, mean over heads: of the last layer of two, of the last but one of more."""
-    model = model_of(decoder_layers=depth, norm_place=place, kernel="reference")
+    """The weights are those of the forward pass, averaged over heads: of the last of two layers, or the penultimate."""
+    model = build_transformer(decoder_layers=depth, norm_place=place, kernel="reference")
     batch = in_rows([[0, 1]], examples(2))
     seen: list[Tensor] = []
     cross = model.decoder.layers[layer].cross.sublayer
@@ -380,15 +394,15 @@ def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, l
     assert_same(model.alignment(batch), seen[0], torch.float32)
 
 
-@pytest.mark.parametrize("setting", MENUS)
-def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
-    first = next(iter(MENUS[setting]))
+@pytest.mark.parametrize("setting", REGISTRIES)
+def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
+    first = next(iter(REGISTRIES[setting]))
     with pytest.raises(UserError) as caught:
         settings_of({setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
 
-def test_an_unknown_kind_is_answered_with_the_menu() -> None:
+def test_an_unknown_kind_is_refused_with_all_choices() -> None:
     with pytest.raises(UserError, match=r"there is no model\.kind called 'transfomer'; did you mean 'transformer'"):
         settings_of({"kind": "transfomer"})
     assert type(settings_of({})) is MODEL_KINDS["transformer"][""]
@@ -396,7 +410,7 @@ def test_an_unknown_kind_is_answered_with_the_menu() -> None:
 
 @pytest.mark.parametrize("name", ["width", "query_width", "value_width"])
 @pytest.mark.parametrize(("width", "heads"), [(8, 3), (2, 4)])
-def test_a_width_that_heads_cannot_share_is_refused(name: str, width: int, heads: int) -> None:
+def test_a_width_that_is_no_multiple_of_heads_is_refused(name: str, width: int, heads: int) -> None:
     with pytest.raises(
         UserError, match=f"model.{name} must be a multiple of model.heads, got {width} and {heads} heads"
     ):
@@ -404,21 +418,21 @@ def test_a_width_that_heads_cannot_share_is_refused(name: str, width: int, heads
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"width": 7, "heads": 1}, "model.position=sinusoidal needs an even model.width, got 7"),
         ({"width": 6, "heads": 2, "position": "rotary"}, "model.position=rotary needs an even width of a head"),
         ({"projections": False, "query_width": 64}, "model.projections=false leaves queries, keys and values"),
     ],
 )
-def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         settings_of(given)
 
 
 @pytest.mark.parametrize(("width", "heads"), [(2, 1), (2, 2), (6, 3), (8, 8)])
 def test_small_widths_work(width: int, heads: int) -> None:
-    model = model_of(width=width, heads=heads, dtype=torch.float32)
+    model = build_transformer(width=width, heads=heads, dtype=torch.float32)
     batch = in_rows([[0, 1]], examples(2))
     assert all(grad.isfinite().all() for grad in gradients(model, batch).values())
 
@@ -426,14 +440,14 @@ def test_small_widths_work(width: int, heads: int) -> None:
 @pytest.mark.parametrize(
     ("tied", "joint", "tables"), [(True, True, 1), (True, False, 2), (False, True, 3), (False, False, 3)]
 )
-def test_ties_are_as_set(tied: bool, joint: bool, tables: int) -> None:
-    """One matrix for all, for target and output, or for none."""
-    model = model_of(tied=tied, joint=joint)
+def test_embeddings_are_shared_as_the_settings_say(tied: bool, joint: bool, tables: int) -> None:
+    """One matrix serves all three, or target and output, or there are three."""
+    model = build_transformer(tied=tied, joint=joint)
     matrices = (model.encoder.embedding.weight, model.decoder.embedding.weight, model.project.weight)
     assert len({id(matrix) for matrix in matrices}) == tables
     assert (model.project.weight is model.decoder.embedding.weight) == tied
     inner = count_parameters(model) - tables * VOCABULARY * 8
-    assert inner == count_parameters(model_of(tied=True, joint=True)) - VOCABULARY * 8
+    assert inner == count_parameters(build_transformer(tied=True, joint=True)) - VOCABULARY * 8
     batch = in_rows([[0, 1]], examples(2))
     assert gradients(model, batch).keys() == dict(model.named_parameters()).keys()
 
@@ -455,19 +469,19 @@ def test_vocabularies_may_differ_in_size() -> None:
     ],
 )
 def test_encoder_and_decoder_may_differ_in_depth(given: dict[str, Any], depths: tuple[int, int]) -> None:
-    model = model_of(**given)
+    model = build_transformer(**given)
     assert (len(model.encoder.layers), len(model.decoder.layers)) == depths
 
 
-def test_the_inner_width_is_four_times_the_width_unless_set() -> None:
-    assert model_of().encoder.layers[0].feedforward.sublayer.wide.out_features == 32
-    assert model_of(feedforward_width=5).encoder.layers[0].feedforward.sublayer.wide.out_features == 5
+def test_the_feed_forward_width_is_four_times_the_width_by_default() -> None:
+    assert build_transformer().encoder.layers[0].feedforward.sublayer.wide.out_features == 32
+    assert build_transformer(feedforward_width=5).encoder.layers[0].feedforward.sublayer.wide.out_features == 5
 
 
 @EVERY_KERNEL
 @pytest.mark.parametrize("device", DEVICES)
 def test_bf16_is_close_to_float32(kernel: str, device: str) -> None:
-    model = model_of(kernel=kernel, width=32, heads=4, dtype=torch.float32).to(device)
+    model = build_transformer(kernel=kernel, width=32, heads=4, dtype=torch.float32).to(device)
     batch = in_rows(ROWS, examples(10), Widths(44, 41)).to(torch.device(device))
     real_BT = batch.target_segment_BT > 0
     expected, exact = model(batch)[real_BT], gradients(model, batch)
@@ -480,8 +494,8 @@ def test_bf16_is_close_to_float32(kernel: str, device: str) -> None:
         assert float((grad - exact[name]).norm() / (exact[name].norm() + 1e-6)) < 0.1
 
 
-def test_dropout_is_a_function_of_the_seed_and_off_at_rest() -> None:
-    model = model_of(dropout=0.3)
+def test_dropout_depends_on_the_seed_and_is_off_in_evaluation() -> None:
+    model = build_transformer(dropout=0.3)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
 
     def run(seed: int) -> Tensor:
@@ -493,19 +507,19 @@ def test_dropout_is_a_function_of_the_seed_and_off_at_rest() -> None:
     assert_different(run(1), run(2))
     model.eval()
     assert torch.equal(run(1), run(2))
-    still = model_of(dropout=0.0)
+    still = build_transformer(dropout=0.0)
     still.load_state_dict(model.state_dict())
     assert torch.equal(run(1), still(batch))
 
 
 def test_the_same_seed_makes_the_same_model() -> None:
-    one, other, third = model_of(seed=1), model_of(seed=1), model_of(seed=2)
+    one, other, third = build_transformer(seed=1), build_transformer(seed=1), build_transformer(seed=2)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert_different(one.project.weight, third.project.weight)
 
 
-def test_a_new_model_is_calm() -> None:
-    """Embeddings of unit size once scaled, biases at zero, and a loss near that of guessing."""
+def test_initial_weights_and_loss_are_reasonable() -> None:
+    """Scaled embeddings have unit variance, biases are zero, and the loss is near that of a uniform guess."""
     torch.manual_seed(0)
     model = Transformer(
         TransformerSettings(layers=3, width=64, heads=4, dropout=0.0),
@@ -517,10 +531,10 @@ def test_a_new_model_is_calm() -> None:
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     assert all((bias == 0).all() for bias in biases)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
-    assert loss_of(model, batch).item() / batch.target_tokens < 2 * math.log(VOCABULARY)
+    assert compute_loss(model, batch).item() / batch.target_tokens < 2 * math.log(VOCABULARY)
 
 
-def test_settings_become_a_model() -> None:
+def test_build_model_makes_a_transformer() -> None:
     recipe = Recipe.model_validate({"model": {"width": 8, "heads": 2, "layers": 1}, "tokenizer": {"joint": False}})
     model = build_model(recipe.model, source_size=10, target_size=12, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
