@@ -1,7 +1,8 @@
-"""The processes of one command: a single one, or several that torchrun started.
+"""The processes of one command: a single process, or several that torchrun started.
 
-With one process every method is a no-op. With several they are collectives: all ranks call the same methods in the same
-order, and rank 0, the main process, logs and writes. An error in one process ends them all, with one message.
+With one process, the methods of `ProcessGroup` need no communication. With several they are collectives: all ranks must
+call the same methods in the same order. Rank 0, the main process, logs and writes. An error in one process ends all of
+them, with one message.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from dragoman.io import digest_bytes
 from dragoman.progress import log
 
 T = TypeVar("T")
-PREPARATION_TIMEOUT = timedelta(days=30)  # until work starts: preparing the data may take one process this long
+PREPARATION_TIMEOUT = timedelta(days=30)  # of collectives before `start_work`: rank 0 may prepare data for very long
 DEFAULT_MEETING_MINUTES = 10.0  # within which all processes must have started
-CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt
-EXCHANGE_TIMEOUT = timedelta(seconds=30)  # for addresses, once all have met: a process may have died since
-SILENT_SECONDS = 3.0  # of waiting for other processes without a message
+CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt to connect to the store
+EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all have met; a process may have died since
+SILENT_SECONDS = 3.0  # a process waits this long for others before it logs a message
 # A Gloo thread that finished a collective takes the GIL to free its tensors. The destructor of the group waits for that
 # thread while it holds the GIL (a deadlock), and the interpreter aborts it at exit. A pause before leaving avoids both.
 SETTLE_SECONDS = 0.5
@@ -56,7 +57,7 @@ class ProcessGroup:
         return self.world_size > 1
 
     def start_work(self, device: torch.device, minutes: float) -> ProcessGroup:
-        """Return the same processes with groups whose collectives time out after these minutes."""
+        """Return a copy with new communication groups, whose collectives time out after these minutes."""
         if not self.is_distributed:
             return self
         timeout = timedelta(minutes=minutes)
@@ -70,7 +71,8 @@ class ProcessGroup:
     def gather(self, work: Callable[[], T]) -> list[T]:
         """Run `work` on all ranks and return all results, by rank.
 
-        A UserError of one rank is raised on all; only the lowest rank that failed has its message, so it is shown once.
+        If a rank raises a UserError, all ranks raise one. Only that of the lowest failed rank has a message, so that it
+        is shown once.
         """
         if not self.is_distributed:
             return [work()]
@@ -93,7 +95,7 @@ class ProcessGroup:
         return [result for _, result in results]
 
     def run_on_all(self, work: Callable[[], T]) -> T:
-        """Run `work` on all ranks, wait for all and return the result of this one."""
+        """Run `work` on all ranks, wait for all and return the result of this rank."""
         results: list[T] = []
         self.gather(lambda: results.append(work()))
         return results[0]
@@ -104,7 +106,7 @@ class ProcessGroup:
         return result  # type: ignore[no-any-return]
 
     def in_rank_order(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0, then on the first rank of other machines, then on the rest, which reuse its files."""
+        """Run `work` on rank 0, then on the first rank of each other machine, then on all others, which reuse files."""
         if not self.is_distributed:
             return work()
         own_turn = 0 if self.is_main else 1 if self.local_rank == 0 else 2
@@ -125,7 +127,7 @@ class ProcessGroup:
         local = torch.tensor(numbers, dtype=torch.float64)
         gathered = [torch.empty_like(local) for _ in range(self.world_size)]
         dist.all_gather(gathered, local, group=self.control_group)
-        return [one.tolist() for one in gathered]
+        return [numbers_of_rank.tolist() for numbers_of_rank in gathered]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
@@ -135,7 +137,7 @@ class ProcessGroup:
 
     @contextmanager
     def handle_peer_failure(self) -> Iterator[None]:
-        """Turn the failure or the hang of another process into a message that ends this one."""
+        """If another process fails or hangs, end this one with a message instead of a traceback."""
         try:
             yield
         except RuntimeError as error:
@@ -155,13 +157,16 @@ class ProcessGroup:
 
 @contextmanager
 def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MINUTES) -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun started for this command; without torchrun there is only this one."""
+    """Join the processes that torchrun started for this command; without torchrun, yield a group of one process.
+
+    All processes must have started within `minutes()`.
+    """
     launched = dist.is_available() and dist.is_torchelastic_launched()
     world = int(os.environ["WORLD_SIZE"]) if launched else 1
     if world == 1:
         yield ProcessGroup()
         return
-    joins_here = not dist.is_initialized()  # else an enclosing command has joined, and will leave
+    joins_here = not dist.is_initialized()  # else the caller has joined, and will leave
     if joins_here:
         rank = int(os.environ["RANK"])
         waiting = PeerWait(rank, world, minutes())
@@ -177,16 +182,17 @@ def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MI
             yield group
         succeeded = True
     finally:
-        # After a failure NCCL would wait for the others.
+        # After a failure NCCL would wait for the other processes, so the group is not destroyed.
         if joins_here and (succeeded or not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
             time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()
 
 
 def connect_to_store(rank: int, waiting: PeerWait) -> Any:
-    """Connect to the key-value store at which the processes meet, or serve it.
+    """Connect to the key-value store through which the processes find each other; start its server if necessary.
 
-    torchrun serves it itself; otherwise rank 0 does. Calls into PyTorch are short: signals are handled between them.
+    Usually torchrun runs the server; otherwise rank 0 does. Every call into PyTorch is short, because Python handles
+    signals only between calls.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -208,14 +214,15 @@ class PeerWait:
     """A wait for other processes: it logs a message after some seconds and ends with an error after some minutes."""
 
     def __init__(self, rank: int, world: int, minutes: float) -> None:
-        self.begun, self.minutes, self.own = time.monotonic(), minutes, f"process {rank} of {world}"
+        self.begun, self.minutes, self.name = time.monotonic(), minutes, f"process {rank} of {world}"
         self.silent = True
 
     def check(self, missing: str) -> None:
+        """Log a message or raise an error if the wait for `missing` has been long enough."""
         waited, where = time.monotonic() - self.begun, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         if waited > 60 * self.minutes:
             raise UserError(
-                f"{self.own} waited {self.minutes:g} minutes for {missing} at {where}; check their output, or start "
+                f"{self.name} waited {self.minutes:g} minutes for {missing} at {where}; check their output, or start "
                 "all WORLD_SIZE processes"
             )
         if self.silent and waited > SILENT_SECONDS:
@@ -224,19 +231,19 @@ class PeerWait:
 
 
 def agree_on_name(store: Any, rank: int, world: int, waiting: PeerWait) -> str:
-    """Return a name that all processes agree on for this start of theirs, and for no other.
+    """Return a name for this attempt that all of its processes agree on.
 
-    torchrun keeps one store for all attempts of a job, and an attempt that failed has left its addresses there. A
-    process that took one of those for the address of a live process would wait for it in vain.
+    torchrun keeps one store for all attempts of a job, so the addresses of a failed attempt are still there. Without a
+    new name, a process could wait in vain for a dead process at its old address.
     """
-    own = uuid.uuid4().hex
-    store.set(f"here/{rank}", own)
+    own_id = uuid.uuid4().hex
+    store.set(f"here/{rank}", own_id)
     while True:
         missing = sum(not store.check([f"here/{other}"]) for other in range(world))
         if rank == 0 and not missing:
             store.set("all", ",".join(store.get(f"here/{other}").decode() for other in range(world)))
         everyone = store.get("all").decode() if store.check(["all"]) else ""
-        if own in everyone:  # else it is what an attempt before this one agreed upon
+        if own_id in everyone:  # otherwise these are the ids of an earlier attempt
             name = digest_bytes(everyone.encode(), size=8)
             store.set(f"{name}/{rank}", "agreed")
             missing = sum(not store.check([f"{name}/{other}"]) for other in range(world))

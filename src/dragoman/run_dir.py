@@ -3,7 +3,7 @@
     config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
     provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (results of `evaluate`)
 
-A folder has only tensors, text and JSON; loading it never executes code from it.
+A run folder contains only tensors, text and JSON, so loading it never executes code from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 3
-MOST_DIGITS = 100  # of a format number: int() raises an error for thousands of digits
+MAX_DIGITS = 100  # of a format number: int() raises an error for thousands of digits
 DIGEST_LINE = "# digest: "
 NOTE = "dragoman"  # the entry of the safetensors header with our metadata, as JSON
 CHANGED = "changed by hand"  # written by the user in place of the digest, to accept a changed config.yaml
@@ -83,6 +83,7 @@ def read_digest(path: Path) -> str:
 
 
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """Return a digest of the metadata and of all names, shapes, dtypes and values of the tensors."""
     import torch
 
     parts: list[bytes | memoryview] = [json.dumps(about, sort_keys=True).encode()]
@@ -94,7 +95,7 @@ def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
 
 
 def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the average of several sets of weights, summed in float64 in the given order."""
+    """Return the mean of several sets of weights, summed in float64 in the given order."""
     sets = list(many)
     total = {name: tensor.double() for name, tensor in sets[0].items()}
     for tensors in sets[1:]:
@@ -137,11 +138,12 @@ class RunFolder:
             self.path.rmdir()
 
     def save_recipe(self, recipe: Recipe) -> None:
+        """Write config.yaml. Its last line is the digest of the lines before."""
         text = format_settings(recipe)
         write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
 
     def check_name(self) -> None:
-        """Refuse a path that safetensors cannot open."""
+        """Refuse a path that is not valid UTF-8, which safetensors cannot open."""
         try:
             str(self.path).encode()
         except UnicodeEncodeError:
@@ -161,7 +163,7 @@ class RunFolder:
         if not self.format.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()
-        if not written.isdigit() or len(written) > MOST_DIGITS or not int(written):
+        if not written.isdigit() or len(written) > MAX_DIGITS or not int(written):
             raise UserError(f"{str(self.format)!r} is damaged: it must contain a number, such as {FORMAT}")
         if int(written) > FORMAT:
             raise UserError(
@@ -170,6 +172,7 @@ class RunFolder:
         return int(written)
 
     def recipe(self) -> Recipe:
+        """Return the recipe in config.yaml; raise a UserError if the file was damaged or changed."""
         version = self.check()
         try:
             text = self.config.read_text(encoding="utf-8")
@@ -212,6 +215,7 @@ class RunFolder:
             file.write(json.dumps(scores, ensure_ascii=False) + "\n")
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
+        """Write model.safetensors with the fingerprint of its tokenizer and further metadata."""
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)
 
 

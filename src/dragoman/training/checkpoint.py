@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -235,7 +235,7 @@ def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, 
         if init_from
         else None,
     }
-    write_provenance(folder, about)
+    write_text(folder.provenance_file, format_json(about))
 
 
 def record_end(folder: RunFolder, *, trained: bool) -> None:
@@ -243,8 +243,4 @@ def record_end(folder: RunFolder, *, trained: bool) -> None:
     about = folder.provenance()
     if trained or not about.get("ended"):
         versions = {"dragoman": version("dragoman"), "torch": torch.__version__}
-        write_provenance(folder, {**about, **versions, "ended": now()})
-
-
-def write_provenance(folder: RunFolder, about: dict[str, Any]) -> None:
-    write_text(folder.provenance_file, format_json(about))
+        write_text(folder.provenance_file, format_json({**about, **versions, "ended": now()}))

@@ -116,8 +116,7 @@ def orthogonalize(x_KRC: Tensor) -> Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    out: Tensor = (x.mT if tall else x).to(x_KRC.dtype)
-    return out
+    return (x.mT if tall else x).to(x_KRC.dtype)
 
 
 class CapturableSGD(SGD):

@@ -139,10 +139,9 @@ def check_files(recipe: Recipe) -> None:
             fingerprint_corpus(corpus, split=split, direction=recipe.data.direction)
             if corpus.phrasebook:
                 continue
-            longest = LONGEST_LINE if corpus.has_sources else math.inf
 
-            def read_first(path: Path, longest: float = longest) -> Iterator[str]:
-                for number, line in enumerate(read_lines(path, longest=longest)):
+            def read_first(path: Path, is_text: bool = not corpus.has_sources) -> Iterator[str]:
+                for number, line in enumerate(read_lines(path, longest=math.inf if is_text else LONGEST_LINE)):
                     if number == FIRST_LINES:
                         raise NoPairFound
                     yield line

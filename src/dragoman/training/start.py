@@ -1,6 +1,6 @@
-"""Before the first step: check the recipe, lock the run folder, find the checkpoint to resume from, build the model.
+"""The start of a run: check the recipe, lock the run folder, find the checkpoint to resume from, build the model.
 
-Everything that cannot work is refused before anything is written. `dry_run` prepares a run in a temporary folder and
+A recipe that cannot work is refused before anything is written. `dry_run` prepares a run in a temporary folder and
 describes it; `find_batch_size` measures which train.tokens fits into the memory of a GPU.
 """
 
@@ -43,9 +43,10 @@ from dragoman.training.step import OptimizerOutOfMemoryError, Stepper, fetch_met
 from dragoman.types import SPECIALS
 
 BYTES_PER_PARAMETER = 16  # in training: float32 weights, gradients and Adam's two moments
-FIRST_TOKENS, TOKEN_STEP = 2048, 256  # of the first batch that is tried; unit of the result
-MEMORY_SHARE = 0.85  # fraction of a GPU's memory for a step: the rest is for validation, CUDA graphs and fragments
+FIRST_TOKENS, TOKEN_STEP = 2048, 256  # train.tokens of the first batch that is tried; the result is a multiple of 256
+MEMORY_FRACTION = 0.85  # of a GPU that a step may use; validation, CUDA graphs and fragmentation need memory too
 RESUMABLE_FORMAT = 2  # the earliest format of a run folder that can be resumed
+# Settings of each section that a resumed run may change.
 MAY_CHANGE = {
     "train": {
         "steps", "epochs", "minutes", "flops", "patience",  # when to stop
@@ -74,7 +75,7 @@ class TrainRequest(NamedTuple):
     init_from: str | Path | None
 
     def read_recipe(self, parent: Recipe | None) -> Recipe:
-        """Return the recipe with overrides; settings of the model that it leaves out are the parent's."""
+        """Return the recipe with overrides. Model settings that it leaves out are those of the parent."""
         if isinstance(self.recipe, Recipe):
             return override_recipe(self.recipe, self.overrides, parent=parent)
         return read_recipe(Path(self.recipe), self.overrides, parent=parent)
@@ -89,13 +90,13 @@ class TrainRequest(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A run whose recipe is checked and whose folder is locked."""
+    """A new or resumed run whose recipe has been checked and whose folder is locked."""
 
     recipe: Recipe  # with every setting written out
     folder: RunFolder
     newest: Path | None  # the checkpoint to resume from
     parent: Predictor[Any] | None  # the run from whose weights a new run starts
-    init_from: str
+    init_from: str  # path of the parent; empty if there is none
 
 
 def begin(request: TrainRequest, report: Report, held: ExitStack, group: ProcessGroup) -> Start:
@@ -119,7 +120,7 @@ def begin(request: TrainRequest, report: Report, held: ExitStack, group: Process
 
 
 def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
-    """Return the checkpoint to resume from, or None for a new run. Other contents are refused, never removed."""
+    """Return the checkpoint to resume from, or None for a new run. A folder with anything else in it is refused."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
@@ -206,9 +207,9 @@ def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
 
 @contextmanager
 def lock_run(folder: RunFolder, *, discard: bool = False) -> Iterator[None]:
-    """Refuse a second process that trains in this folder: they would overwrite each other's checkpoints.
+    """Lock the run folder. A second training process is refused: it would overwrite the checkpoints of the first.
 
-    With `discard`, remove a folder that was made here if training ends before it has logged anything.
+    With `discard`, remove a folder that this function made if training fails before it has logged anything.
     """
     refusal = f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
     with ExitStack() as held:
@@ -224,20 +225,20 @@ def lock_run(folder: RunFolder, *, discard: bool = False) -> Iterator[None]:
 
 
 def inherit_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], run: str) -> tuple[Recipe, list[str]]:
-    """Return the recipe with the tokenizer of its parent run, and its own tokenizer settings that have no effect.
+    """Return the recipe with the tokenizer settings of `parent`, and the settings of the recipe that are ignored.
 
-    A setting without effect is refused if it was given on the command line.
+    Only tokenizer.sampling is kept. A setting that would be ignored is refused if it was given on the command line.
     """
-    typed = {item.partition("=")[0] for item in overrides}
+    overridden = {override.partition("=")[0] for override in overrides}
     ignored = []
     for name in TokenizerSettings.model_fields:
-        own, its = getattr(recipe.tokenizer, name), getattr(parent.tokenizer, name)
-        if name == "sampling" or name not in recipe.tokenizer.model_fields_set or own == its:
+        value, other = getattr(recipe.tokenizer, name), getattr(parent.tokenizer, name)
+        if name == "sampling" or name not in recipe.tokenizer.model_fields_set or value == other:
             continue
-        ignored.append(f"tokenizer.{name}={own}")
-        if typed & {"tokenizer", f"tokenizer.{name}"}:
+        ignored.append(f"tokenizer.{name}={value}")
+        if overridden & {"tokenizer", f"tokenizer.{name}"}:
             raise UserError(
-                f"tokenizer.{name}={own} has no effect: the tokenizer comes from {run}, which has {name}={its}; "
+                f"tokenizer.{name}={value} has no effect: the tokenizer comes from {run}, which has {name}={other}; "
                 "leave it out"
             )
     tokenizer = parent.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
@@ -249,8 +250,7 @@ Change = tuple[str, Any, Any]  # name of a setting, old and new value
 
 def find_changed_setting(old: Recipe, new: Recipe, may_change: Mapping[str, set[str]]) -> Change | None:
     """Return the first setting that differs, except for those of each section that may change."""
-    dumps = [recipe.model_dump(mode="json", exclude=dict(may_change)) for recipe in (old, new)]
-    return find_difference("", *dumps)
+    return find_difference("", *(r.model_dump(mode="json", exclude=dict(may_change)) for r in (old, new)))
 
 
 def find_difference(name: str, old: Any, new: Any) -> Change | None:
@@ -297,22 +297,22 @@ def check_settings(recipe: Recipe) -> None:
     kinds = [tokenizer.kind, tokenizer.for_target().kind]
     pick(TOKENIZERS, kinds[1], "tokenizer.target_kind")
     if tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
-        able = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
+        sampling_kinds = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
         raise UserError(
-            f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which cuts every text in one way; "
-            f"leave it out, or choose {able}"
+            f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which has only one way to tokenize a text; "
+            f"leave it out, or choose {sampling_kinds}"
         )
-    for name in [name for name, least in (("patience", 1), ("average", 2)) if getattr(train, name) >= least]:
+    for name in [name for name, minimum in (("patience", 1), ("average", 2)) if getattr(train, name) >= minimum]:
         if not recipe.data.dev:
-            raise UserError(f"train.{name} goes by the dev set, so it needs data.dev; name one, or leave it out")
+            raise UserError(f"train.{name} depends on scores of the dev set; set data.dev, or leave it out")
         if not train.validate_every:
-            raise UserError(f"train.{name} goes by validations on the way; set train.validate_every, or leave it out")
+            raise UserError(f"train.{name} depends on validations; set train.validate_every, or leave it out")
     if train.freeze:
         freeze_parameters(build_smallest(recipe), train.freeze)
 
 
 def check_scoring(recipe: Recipe) -> None:
-    """Refuse metrics that cannot be computed. A resumed run is not checked: it may be from an earlier release."""
+    """Refuse metrics that cannot be computed. Resumed runs are not checked: an earlier release may have started them."""
     if missing := next(filter(None, (METRICS[name].missing_library for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {missing}")
     if recipe.model.task != "translate":
@@ -320,21 +320,21 @@ def check_scoring(recipe: Recipe) -> None:
     merge_search(recipe.search, aligns=recipe.model.aligns)
     if recipe.train.metric not in ("auto", "loss") and not recipe.train.validate_lines:
         raise UserError(
-            f"train.metric={recipe.train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, "
-            "or set train.metric=loss"
+            f"train.metric={recipe.train.metric} is a score of translations, but train.validate_lines=0 translates "
+            "none; raise it, or set train.metric=loss"
         )
 
 
 def build_smallest(recipe: Recipe) -> Model:
-    """Return the recipe's model with no vocabulary but the special tokens, to check what depends on its modules."""
-    sizes = {"source_size": len(SPECIALS), "target_size": len(SPECIALS)}
-    return build_model(recipe.model, **sizes, joint=recipe.tokenizer.joint)
+    """Return the recipe's model with a vocabulary of special tokens only, for checks of its modules and parameters."""
+    size = len(SPECIALS)
+    return build_model(recipe.model, source_size=size, target_size=size, joint=recipe.tokenizer.joint)
 
 
 def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
-    """Return the model with initial weights: sampled from the seed, or the parent's.
+    """Return the model with its initial weights: sampled from the seed, or copied from the parent.
 
-    Embeddings of tags that the parent does not have stay as sampled.
+    Embeddings of tags that the parent does not have keep their sampled values.
     """
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
@@ -371,7 +371,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         recipe = open_folder(request, None, parent, report, held, group)
         prepared = prepare(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
         model, train = new_model(recipe, prepared.tokenizers, parent), recipe.train
-        slots, tokens = 0.0, 0  # slots that an epoch takes in batches, padding left out, and tokens on both sides
+        slots, tokens = 0.0, 0  # positions of an epoch's batches without padding, and tokens of both sides
         for part in prepared.train:
             source_N, target_N = part.store.lengths(np.arange(len(part.store)))
             slots += part.weight * float(np.maximum(source_N, target_N).sum() + len(source_N))
@@ -414,31 +414,31 @@ class FittedBatchSize(NamedTuple):
 
 
 def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> FittedBatchSize:
-    """Find the largest train.tokens by training steps on growing batches of the recipe's data.
+    """Find the largest train.tokens by taking training steps with growing batches of the recipe's data.
 
-    Nothing is written but the cache.
+    Only the cache is written.
     """
     report = report or Report()
-    whole = read_recipe(Path(recipe), overrides)
-    check_settings(whole)
-    check_files(whole)
-    plan = plan_execution(whole)
+    full_recipe = read_recipe(Path(recipe), overrides)
+    check_settings(full_recipe)
+    check_files(full_recipe)
+    plan = plan_execution(full_recipe)
     device = torch.device(plan.device)
     if device.type != "cuda":
         raise UserError(
-            f"batches are fitted to the memory of a GPU, and train.device={whole.train.device} finds none here; "
+            f"batches are fitted to the memory of a GPU, and train.device={full_recipe.train.device} finds none here; "
             "run it on a machine that has one"
         )
     plan.apply()
     with TemporaryDirectory() as folder:
-        prepared = prepare(whole, RunFolder(folder), report)
-    model = new_model(whole, prepared.tokenizers, None)
-    stepper = Stepper(model, whole.train, replace(plan, use_cuda_graphs=False, compile=False))
+        prepared = prepare(full_recipe, RunFolder(folder), report)
+    model = new_model(full_recipe, prepared.tokenizers, None)
+    stepper = Stepper(model, full_recipe.train, replace(plan, use_cuda_graphs=False, compile=False))
     memory = float(torch.cuda.get_device_properties(device).total_memory)
 
     def measure(tokens: int) -> float | None:
-        settings = whole.train.model_copy(update={"tokens": tokens})
-        stream = open_stream(whole.model_copy(update={"train": settings}), prepared, bucketed_shapes=True)
+        settings = full_recipe.train.model_copy(update={"tokens": tokens})
+        stream = open_stream(full_recipe.model_copy(update={"train": settings}), prepared, bucketed_shapes=True)
         batch, _ = next(stream.batches(StreamPosition()))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -452,15 +452,16 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
         report.log(f"{tokens:,} tokens: {needed / 1e9:.1f} GB")
         return needed
 
-    tokens = find_largest(measure, MEMORY_SHARE * memory)
+    tokens = find_largest(measure, MEMORY_FRACTION * memory)
     return FittedBatchSize(tokens, measure(tokens) or memory, memory)
 
 
 def find_largest(measure: Callable[[int], float | None], limit: float) -> int:
-    """Return the maximum number of tokens whose memory stays within `limit`.
+    """Return the maximum number of tokens with which a step needs at most `limit` bytes.
 
-    `measure` returns the memory of a step with so many tokens, None if it does not fit at all. It grows linearly from
-    some size on: batches are doubled until one takes a third of the limit, and the rest is extrapolated and tried.
+    `measure(tokens)` returns the bytes that a step needs, or None if it runs out of memory. The need grows linearly
+    from some size on, so batches are doubled until one needs a third of the limit; the result is then extrapolated
+    from the last two, tried, and reduced by a tenth until it fits.
     """
     tokens, before, now = FIRST_TOKENS, 0.0, measure(FIRST_TOKENS)
     while now is None or now > limit:

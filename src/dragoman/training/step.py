@@ -92,11 +92,6 @@ class CudaGraphs:
         gc.collect()
         gc.freeze()  # compilation leaves a million objects, which later garbage collections need not scan
 
-    def close(self) -> None:
-        """Free all graphs and undo `gc.freeze`."""
-        self.captured.clear()
-        gc.unfreeze()
-
 
 def shape_of(batch: Batch) -> Shape:
     """Return a key for everything that the kernels of a step depend on: all of the batch except its tensors' values."""
@@ -295,8 +290,10 @@ class Stepper:
         return self.plan.batch_parts
 
     def disable_cuda_graphs(self) -> None:
+        """Free all CUDA graphs and undo `gc.freeze`. Later steps run eagerly."""
         if self.cuda_graphs:
-            self.cuda_graphs.close()
+            self.cuda_graphs.captured.clear()
+            gc.unfreeze()
         self.cuda_graphs = None
 
     def weights(self) -> dict[str, Tensor]:
