@@ -312,7 +312,7 @@ def check_settings(recipe: Recipe) -> None:
 
 
 def check_scoring(recipe: Recipe) -> None:
-    """Refuse metrics that cannot be computed. Resumed runs are not checked: an earlier release may have started them."""
+    """Refuse metrics that cannot be computed. Resumed runs are not checked: an earlier release may have begun them."""
     if missing := next(filter(None, (METRICS[name].missing_library for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {missing}")
     if recipe.model.task != "translate":
