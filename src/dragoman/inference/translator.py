@@ -19,7 +19,7 @@ from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,18 +48,9 @@ COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL
 NO_TREE_WARNING = "read without a tree"
 
 
-class DecodeArguments(TypedDict, total=False):
-    """Optional arguments of `Translator.translate`, `nbest` and `stream`."""
-
-    beam: int | None  # beam width; the default is that of the run
-    search: Mapping[str, Any] | None  # overrides search settings of the run, such as {"no_repeat": 3}
-    dictionary: Mapping[str, str] | None  # translations of source words, for search.unknown=dictionary
-    tag: str  # tag of all lines that have none, for models trained with tags
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """The options of one call: DecodeArguments merged with the settings of the run, and checked."""
+    """The options of one call, merged with the settings of the run, and checked."""
 
     search: SearchSettings
     dictionary: Mapping[str, str]
@@ -102,16 +93,22 @@ class Translator(Predictor[Seq2Seq]):
         self,
         lines: Sequence[str | Line],
         *,
+        beam: int | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
         trees: Sequence[Tree | None] | None = None,
         align: bool = True,
-        **arguments: Unpack[DecodeArguments],
     ) -> list[Hypothesis]:
         """Return the best translation of each line, in the order of the lines. An empty line stays empty.
 
-        A `Line` can have constraints on its translation. `trees`, for models with model.position=tree, has a tree or
-        None for each line. Without `align` the hypotheses have no alignments, which is faster.
+        `beam` and `search`, such as {"no_repeat": 3}, override search settings of the run. `dictionary` has
+        translations of source words, for search.unknown=dictionary. `tag`, for models trained with tags, is the tag
+        of all lines that have none. A `Line` can have constraints on its translation. `trees`, for models with
+        model.position=tree, has a tree or None for each line. Without `align` the hypotheses have no alignments,
+        which is faster.
         """
-        options = self.make_options(count=1, align=align, **arguments)
+        options = self.make_options(beam=beam, search=search, dictionary=dictionary, tag=tag, align=align)
         return [hypotheses[0] for hypotheses in self.translate_nbest(lines, options, trees=trees)]
 
     def nbest(
@@ -119,21 +116,25 @@ class Translator(Predictor[Seq2Seq]):
         lines: Sequence[str | Line],
         *,
         count: int | None = None,
+        beam: int | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
         trees: Sequence[Tree | None] | None = None,
         align: bool = True,
-        **arguments: Unpack[DecodeArguments],
     ) -> list[list[Hypothesis]]:
         """Return up to `count` different translations of each line, best first; only one if the line had to be split.
 
         The default of `count` is search.nbest of the run. For the other arguments see `translate`.
         """
-        return self.translate_nbest(lines, self.make_options(count=count, align=align, **arguments), trees=trees)
+        options = self.make_options(beam=beam, count=count, search=search, dictionary=dictionary, tag=tag, align=align)
+        return self.translate_nbest(lines, options, trees=trees)
 
     def make_options(
         self,
         *,
         beam: int | None = None,
-        count: int | None = None,
+        count: int | None = 1,
         search: Mapping[str, Any] | None = None,
         dictionary: Mapping[str, str] | None = None,
         tag: str = "",
@@ -173,14 +174,22 @@ class Translator(Predictor[Seq2Seq]):
             for parts in by_line
         ]
 
-    def stream(self, line: str | Line, **arguments: Unpack[DecodeArguments]) -> Generator[str, None, Hypothesis]:
+    def stream(
+        self,
+        line: str | Line,
+        *,
+        beam: int | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
+    ) -> Generator[str, None, Hypothesis]:
         """Yield the translation of a line in parts, each as soon as the search cannot change it any more.
 
         The parts joined together equal the result of `translate`; the generator returns the hypothesis. Some options
         can change the text until the end of the search: a method other than beam and greedy, required terms, coverage,
         replaced unknown words, an engine other than torch. The text then comes in one part per segment of the line.
         """
-        return self.stream_line(line, self.make_options(count=1, **arguments))
+        return self.stream_line(line, self.make_options(beam=beam, search=search, dictionary=dictionary, tag=tag))
 
     def stream_line(self, line: str | Line, options: DecodeOptions) -> Generator[str, None, Hypothesis]:
         """Yield the translation of a line in parts and return the hypothesis, as `stream` does."""
