@@ -116,7 +116,8 @@ def orthogonalize(x_KRC: Tensor) -> Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return (x.mT if tall else x).to(x_KRC.dtype)
+    out: Tensor = (x.mT if tall else x).to(x_KRC.dtype)
+    return out
 
 
 class CapturableSGD(SGD):
