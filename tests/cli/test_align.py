@@ -1,4 +1,4 @@
-"""`dragoman align`: links for every pair, a model to keep, error rates, and sentences for bad input."""
+"""Tests of `dragoman align`: links of every pair, saved models, error rates, and messages for bad input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def texts(tmp_path: Path) -> tuple[Path, Path]:
     return write_lines(tmp_path / "source", SOURCE), write_lines(tmp_path / "target", TARGET)
 
 
-def test_a_line_for_every_pair(texts: tuple[Path, Path], call: Call) -> None:
+def test_align_prints_one_line_per_pair(texts: tuple[Path, Path], call: Call) -> None:
     answer = call("align", *texts)
     assert answer.code == 0
     assert answer.out.split("\n") == ["0-0 1-1", "0-0 1-1", "0-0 1-1", "", "0-0 1-1", ""]
@@ -25,7 +25,7 @@ def test_a_line_for_every_pair(texts: tuple[Path, Path], call: Call) -> None:
     assert "1 of 5 pairs are empty" in answer.err
 
 
-def test_a_model_is_kept_and_used(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> None:
+def test_alignment_model_is_saved_and_loaded(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> None:
     kept = tmp_path / "aligner"
     first = call("align", *texts, "--save", kept, "symmetrize=grow-diag")
     again = call("align", *texts, "--model", kept)
@@ -34,7 +34,7 @@ def test_a_model_is_kept_and_used(texts: tuple[Path, Path], tmp_path: Path, call
     assert_user_error(call("align", *texts, "--model", tmp_path), "no alignment model")
 
 
-def test_error_rates(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> None:
+def test_gold_links_give_error_rates(texts: tuple[Path, Path], tmp_path: Path, call: Call) -> None:
     gold = write_lines(tmp_path / "gold", ["0-0 1-1", "0-0 1?1", "0-0 1-1", "", "0-0"])
     answer = call("align", *texts, "--gold", gold, "--output", tmp_path / "links")
     assert "AER 7.1, precision 87.5, recall 100.0 (8 links)" in answer.err

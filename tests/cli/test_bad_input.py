@@ -1,4 +1,4 @@
-"""Whatever is wrong with what the user gave: exit code 2, and one sentence that names the culprit."""
+"""Invalid input of every kind gives exit code 2 and one sentence that names the cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from toy_run import Call, Toy, assert_user_error, files, run_process, write_corp
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good corpus, a good recipe, and beside them all that can be bad about files."""
+    """Write a valid corpus and recipe, and files that are invalid in every way."""
     folder = tmp_path_factory.mktemp("bad input")
     write_corpus(folder, train=60, dev=10)
     write_recipe(folder / "recipe.yaml", tokenizer={"kind": "char"}, train={"steps": 1})
@@ -72,15 +72,15 @@ FILES = {  # what stands in the place of the source: whom the sentence must name
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_file_that_is_no_corpus(folder: Path, tmp_path: Path, call: Call, split: str, name: str) -> None:
+def test_invalid_corpus_file_is_refused(folder: Path, tmp_path: Path, call: Call, split: str, name: str) -> None:
     swap = f"data.{split}={{source: {folder / name}, target: {folder / 'train.trg'}}}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", f"data.cache={tmp_path}", swap)
     assert_user_error(answer, *FILES[name], working=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_failed_start_leaves_what_was_there_before(folder: Path, tmp_path: Path, call: Call) -> None:
-    """An empty folder stays, and so does a run that cannot go on."""
+def test_failed_start_keeps_existing_files(folder: Path, tmp_path: Path, call: Call) -> None:
+    """An empty folder is kept, and so is a run that cannot be resumed."""
     (run := tmp_path / "run").mkdir()
     wrong = f"data.train={{source: {folder / 'latin1'}, target: {folder / 'train.trg'}}}"
     assert call("train", folder / "recipe.yaml", "-o", run, f"data.cache={tmp_path}", wrong).code == 2
@@ -88,7 +88,7 @@ def test_a_failed_start_leaves_what_was_there_before(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
-def test_the_first_row_is_read_before_any_work(folder: Path, tmp_path: Path, call: Call, split: str) -> None:
+def test_first_row_is_checked_before_training(folder: Path, tmp_path: Path, call: Call, split: str) -> None:
     (tmp_path / "wide.tsv").write_text("a\tb\n" * 20)
     corpus = f"data.{split}={{tsv: {tmp_path / 'wide.tsv'}, columns: [0, 2]}}"
     answer = call("train", folder / "recipe.yaml", "-o", tmp_path / "run", f"data.cache={tmp_path}", corpus)
@@ -104,7 +104,7 @@ def test_the_first_row_is_read_before_any_work(folder: Path, tmp_path: Path, cal
         ("{tsv: missing.tsv}", ("missing.tsv",)),
     ],
 )
-def test_a_table_that_is_no_corpus(
+def test_invalid_table_is_refused(
     folder: Path, tmp_path: Path, call: Call, corpus: str, culprits: tuple[str, ...]
 ) -> None:
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", f"data.train={corpus}")
@@ -114,7 +114,7 @@ def test_a_table_that_is_no_corpus(
 
 @pytest.mark.parametrize("command", ["stats", "clean"])
 @pytest.mark.parametrize("name", FILES)
-def test_data_commands_say_the_same(folder: Path, tmp_path: Path, call: Call, command: str, name: str) -> None:
+def test_data_commands_refuse_invalid_files(folder: Path, tmp_path: Path, call: Call, command: str, name: str) -> None:
     out = ("--out", tmp_path / "clean") if command == "clean" else ()
     answer = call("data", command, "--source", folder / name, "--target", folder / "train.trg", *out)
     assert_user_error(answer, *FILES[name])
@@ -122,13 +122,13 @@ def test_data_commands_say_the_same(folder: Path, tmp_path: Path, call: Call, co
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("short", "empty")])
-def test_translate_says_the_same(toy: Toy, folder: Path, tmp_path: Path, call: Call, name: str) -> None:
+def test_translate_refuses_invalid_files(toy: Toy, folder: Path, tmp_path: Path, call: Call, name: str) -> None:
     answer = call("translate", toy.run, "--input", folder / name, "--output", tmp_path / "out")
     assert_user_error(answer, *FILES[name])
     assert files(tmp_path) == []
 
 
-def test_translate_of_stdin_that_is_not_text(toy: Toy, call: Call) -> None:
+def test_translate_refuses_invalid_stdin(toy: Toy, call: Call) -> None:
     answer = call("translate", toy.run, stdin=b"ba.\ngr\xfcn.\n")
     assert answer.code == 2
     assert "line 2" in answer.err
@@ -151,7 +151,9 @@ def test_translate_of_stdin_that_is_not_text(toy: Toy, call: Call) -> None:
         ("short/recipe.yaml", ("short/recipe.yaml",)),
     ],
 )
-def test_a_file_that_is_no_recipe(folder: Path, tmp_path: Path, call: Call, name: str, culprits: tuple[str]) -> None:
+def test_invalid_recipe_file_is_refused(
+    folder: Path, tmp_path: Path, call: Call, name: str, culprits: tuple[str]
+) -> None:
     assert_user_error(call("train", folder / name, "--out", tmp_path / "run"), *culprits)
 
 
@@ -211,10 +213,10 @@ def test_a_file_that_is_no_recipe(folder: Path, tmp_path: Path, call: Call, name
         ("data.test={text: train.src}", ("data.test", "plain text")),
     ],
 )
-def test_a_setting_that_is_wrong(
+def test_invalid_setting_is_refused(
     folder: Path, tmp_path: Path, call: Call, setting: str, culprits: tuple[str, ...]
 ) -> None:
-    """All that can be seen without reading the corpora is said before anything is written."""
+    """Errors that can be found without reading the corpora are reported before anything is written."""
     cache = f"data.cache={tmp_path / 'cache'}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", cache, *setting.split(" & "))
     assert_user_error(answer, *culprits)
@@ -229,7 +231,7 @@ def test_a_setting_that_is_wrong(
         ("train.metric=rougeL", "rouge_score", "rouge"),
     ],
 )
-def test_a_metric_whose_library_is_not_there(
+def test_metric_without_its_library_is_refused(
     folder: Path,
     tmp_path: Path,
     call: Call,
@@ -238,7 +240,7 @@ def test_a_metric_whose_library_is_not_there(
     library: str,
     extra: str,
 ) -> None:
-    """It is said before the training, not when its scores are wanted."""
+    """The error is reported before training, not when the scores are computed."""
     monkeypatch.setitem(sys.modules, library, None)
     name, _, metric = setting.strip("]").replace("[", "").replace("bleu, ", "").partition("=")
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", setting)
@@ -264,15 +266,15 @@ MENUS = {  # a misspelt name: the one that was meant
 
 
 @pytest.mark.parametrize("setting", MENUS)
-def test_a_misspelt_variant(folder: Path, tmp_path: Path, call: Call, setting: str) -> None:
+def test_misspelt_choice_is_corrected(folder: Path, tmp_path: Path, call: Call, setting: str) -> None:
     run = tmp_path / "run"
     answer = call("train", folder / "recipe.yaml", "--out", run, setting, f"data.cache={tmp_path}")
     assert_user_error(answer, repr(setting.partition("=")[2]), MENUS[setting])
     assert not run.exists()
 
 
-def test_a_vocabulary_that_the_corpus_cannot_fill(folder: Path, tmp_path: Path, call: Call) -> None:
-    """The sentence names the largest that works, and it works."""
+def test_too_large_vocabulary_is_refused(folder: Path, tmp_path: Path, call: Call) -> None:
+    """The message names the largest possible size, and training with this size works."""
     command = [
         "train",
         folder / "recipe.yaml",
@@ -288,7 +290,7 @@ def test_a_vocabulary_that_the_corpus_cannot_fill(folder: Path, tmp_path: Path, 
     assert call(*command, f"tokenizer.size={largest}").code == 0
 
 
-def test_a_corpus_of_which_nothing_can_be_used_is_named(folder: Path, tmp_path: Path, call: Call) -> None:
+def test_corpus_without_usable_pairs_is_named(folder: Path, tmp_path: Path, call: Call) -> None:
     cache = f"data.cache={tmp_path}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", "data.max_length=1", cache)
     assert_user_error(answer, "data.train", folder / "train.src", "none of 60 pairs", "data.max_length", working=True)
@@ -299,7 +301,7 @@ def test_a_corpus_of_which_nothing_can_be_used_is_named(folder: Path, tmp_path: 
 
 @pytest.fixture
 def run(toy: Toy, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """Return a copy of the toy run that a test may damage."""
     return shutil.copytree(toy.run, tmp_path / "run")
 
 
@@ -350,7 +352,7 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("what", FOLDERS)
-def test_a_folder_that_is_no_whole_run(run: Path, call: Call, what: str) -> None:
+def test_damaged_run_folder_is_refused(run: Path, call: Call, what: str) -> None:
     spoil, culprits = FOLDERS[what]
     spoil(run)
     assert_user_error(call("translate", run, stdin=b"ba.\n"), run, *culprits)
@@ -360,8 +362,8 @@ def test_a_folder_that_is_no_whole_run(run: Path, call: Call, what: str) -> None
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.yaml", "tokenizer/joint.model", "tokenizer/tokenizer.json"]
 )
-def test_no_flipped_byte_goes_unnoticed(run: Path, name: str) -> None:
-    """Header and content, from the first byte to the last."""
+def test_every_flipped_byte_is_detected(run: Path, name: str) -> None:
+    """Flip bytes of header and content, including the first and the last."""
     whole = (run / name).read_bytes()
     random = Random(7)
     places = {0, 7, 8, 20, len(whole) - 2, *random.sample(range(min(len(whole), 4000)), 25)}
@@ -373,13 +375,13 @@ def test_no_flipped_byte_goes_unnoticed(run: Path, name: str) -> None:
     assert load(run).translate(["ba."])
 
 
-def test_a_torn_record_does_not_hide_the_card(run: Path, call: Call) -> None:
+def test_incomplete_record_does_not_prevent_the_model_card(run: Path, call: Call) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"event": "train", "st')
     assert call("info", run).code == 0
 
 
-def test_a_damaged_checkpoint_is_not_resumed(toy: Toy, run: Path, call: Call) -> None:
+def test_damaged_checkpoint_is_not_resumed(toy: Toy, run: Path, call: Call) -> None:
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         [path] = (run / "checkpoints").glob(f"step-*/{name}")
         whole = path.read_bytes()
@@ -427,7 +429,7 @@ def test_a_damaged_checkpoint_is_not_resumed(toy: Toy, run: Path, call: Call) ->
         (["data", "phrasebook", "--out", "x", "--count", "0"], ("--count", "1")),
     ],
 )
-def test_a_command_that_makes_no_sense(
+def test_invalid_command_is_refused(
     toy: Toy, folder: Path, monkeypatch: pytest.MonkeyPatch, call: Call, arguments: list[str], culprits: tuple[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -447,7 +449,7 @@ def test_a_command_that_makes_no_sense(
         (["data", "stats", "--source", "cut.gz", "--target", "train.trg"], "cut.gz"),
     ],
 )
-def test_as_processes_of_their_own(
+def test_errors_in_separate_processes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], culprit: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -458,7 +460,7 @@ def test_as_processes_of_their_own(
 # Source and target the wrong way round.
 
 
-def test_swapped_sides_show_in_the_statistics(tmp_path: Path, call: Call) -> None:
+def test_statistics_show_swapped_sides(tmp_path: Path, call: Call) -> None:
     pairs = list(generate_pairs("train", 200))
     english = write_lines(tmp_path / "train.en", (pair.source for pair in pairs))
     german = write_lines(tmp_path / "train.de", (pair.target for pair in pairs))
@@ -475,7 +477,7 @@ def test_swapped_sides_show_in_the_statistics(tmp_path: Path, call: Call) -> Non
 
 @pytest.fixture
 def copied(toy: Toy, tmp_path: Path) -> Path:
-    """A copy of the toy's run without its checkpoints."""
+    """Return a copy of the toy run without its checkpoints."""
     return Path(shutil.copytree(toy.run, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints")))
 
 
@@ -492,20 +494,20 @@ NOTES: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("notes", NOTES.values(), ids=list(NOTES))
-def test_damaged_notes_of_a_model(copied: Path, call: Call, notes: dict[str, str]) -> None:
+def test_damaged_metadata_of_weights(copied: Path, call: Call, notes: dict[str, str]) -> None:
     weights, about = load_tensors(copied / "model.safetensors")
     save_tensors(copied / "model.safetensors", weights, **{"tokenizer": about["tokenizer"]} | notes)
     assert_user_error(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
 
 
-def test_notes_nested_too_deeply(copied: Path, call: Call) -> None:
+def test_too_deeply_nested_metadata(copied: Path, call: Call) -> None:
     weights, _ = load_tensors(copied / "model.safetensors")
     save_file(weights, copied / "model.safetensors", {NOTE: "[" * 100_000})
     assert_user_error(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(copied: Path, call: Call, value: float) -> None:
+def test_weights_that_are_not_finite_are_refused(copied: Path, call: Call, value: float) -> None:
     weights, about = load_tensors(copied / "model.safetensors")
     name = next(iter(weights))
     weights[name].view(-1)[0] = value
@@ -516,7 +518,7 @@ def test_weights_that_are_not_finite(copied: Path, call: Call, value: float) -> 
 @pytest.mark.parametrize(
     "name", ["FORMAT", "config.yaml", "model.safetensors", "tokenizer/tokenizer.json", "metrics.jsonl"]
 )
-def test_a_pipe_in_a_run_folder_is_not_waited_for(copied: Path, name: str) -> None:
+def test_pipe_in_a_run_folder_does_not_block(copied: Path, name: str) -> None:
     (copied / name).unlink()
     os.mkfifo(copied / name)
     with pytest.raises(UserError, match=f"{name}' is a pipe, socket or device"):
@@ -524,15 +526,15 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(copied: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("cache", ['"a\\0b"', "~nosuchuser/x"])
-def test_a_cache_that_cannot_be(small: Path, tmp_path: Path, call: Call, cache: str) -> None:
+def test_unusable_cache_folder_is_refused(small: Path, tmp_path: Path, call: Call, cache: str) -> None:
     values = yaml.safe_load(small.read_text())
     values["data"]["cache"] = yaml.safe_load(cache)
     small.write_text(yaml.safe_dump(values))
     assert_user_error(call("train", small, "--out", tmp_path / "run"), "data.cache", working=True)
 
 
-def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before a tokenizer sees it, which needs a hundred times its size; but not in a text to learn."""
+def test_too_long_line_is_refused(toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before tokenization, which needs a hundred times its size; training text may have such lines."""
     monkeypatch.setattr(file_io.read_lines, "__kwdefaults__", {"longest": 1 << 20})
     monkeypatch.setattr(file_io, "LONGEST_LINE", 1 << 20)
     monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)

@@ -1,4 +1,4 @@
-"""`dragoman cache` shows and removes what Dragoman made, and nothing else."""
+"""Tests of `dragoman cache`: it lists and removes the files that Dragoman has written, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown(call: Call, folder: Path, *options: str) -> dict[str, dict[str, int]]:
     return kinds
 
 
-def test_what_training_keeps_is_shown_and_removed(small: Path, call: Call) -> None:
+def test_cache_of_training_is_listed_and_removed(small: Path, call: Call) -> None:
     train_quietly(small, small.parent / "run", "train.steps=1")
     folder = small.parent / "cache"
     kinds = shown(call, folder)
@@ -40,8 +40,8 @@ def test_what_training_keeps_is_shown_and_removed(small: Path, call: Call) -> No
     train_quietly(small, small.parent / "again", "train.steps=1")
 
 
-def test_nothing_else_is_removed(tmp_path: Path, call: Call) -> None:
-    """Neither what has another name, nor what a link leads to."""
+def test_other_files_are_not_removed(tmp_path: Path, call: Call) -> None:
+    """Files with other names and targets of symbolic links are kept."""
     folder, outside = tmp_path / "cache", tmp_path / "outside"
     outside.mkdir()
     (outside / "mine").write_text("mine")
@@ -53,12 +53,12 @@ def test_nothing_else_is_removed(tmp_path: Path, call: Call) -> None:
     assert (outside / "mine").read_text() == "mine"
 
 
-def test_a_cache_that_is_not_there_is_empty(tmp_path: Path, call: Call) -> None:
+def test_missing_cache_is_empty(tmp_path: Path, call: Call) -> None:
     assert shown(call, tmp_path / "none", "--clear") == {}
     assert_user_error(call("cache", "extra"), "extra")
 
 
-def test_what_a_command_is_using_stays(tmp_path: Path, call: Call) -> None:
+def test_cache_entries_in_use_are_not_removed(tmp_path: Path, call: Call) -> None:
     answers = tmp_path / f"{'0' * 24}-answers"
     with temporary_beside(tmp_path / ("1" * 24)) as made, lock_folder(answers, "locked"):
         made.mkdir()
@@ -73,7 +73,7 @@ def test_what_a_command_is_using_stays(tmp_path: Path, call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", ["replaced", "incomplete", "old", "run"])
-def test_a_replaced_folder_comes_back_if_the_new_one_cannot_be_renamed(
+def test_replaced_folder_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder, rename = tmp_path / name, os.rename
@@ -98,7 +98,7 @@ def test_a_replaced_folder_comes_back_if_the_new_one_cannot_be_renamed(
 
 
 @pytest.mark.parametrize(("days", "left"), [(0, 1), (2, 0)])
-def test_age_decides_where_a_disk_has_no_locks(
+def test_age_decides_on_a_disk_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, left: int
 ) -> None:
     def flock(handle: int, operation: int) -> None:
@@ -113,7 +113,7 @@ def test_age_decides_where_a_disk_has_no_locks(
     assert len(list(tmp_path.iterdir())) == left
 
 
-def test_the_cache_is_where_xdg_cache_home_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_in_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "dragoman"

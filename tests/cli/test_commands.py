@@ -1,4 +1,4 @@
-"""Commands: results on stdout, all else on stderr, and files that are whole or not there."""
+"""Tests of commands: results on stdout, messages on stderr, and output files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from toy_run import (
 
 
 def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command that there is, groups included."""
+    """Yield the path of every command, including groups."""
     yield path
     for name, inner in getattr(group, "commands", {}).items():
         yield from commands(inner, (*path, name))
@@ -64,13 +64,13 @@ def test_every_command_has_help(call: Call, path: tuple[str, ...]) -> None:
     assert answer.out.startswith("Usage: " + " ".join(("dragoman", *path)))
 
 
-def test_without_a_command_there_is_help(call: Call) -> None:
+def test_no_command_prints_help(call: Call) -> None:
     answer = call()
     assert answer.code in (0, 2)
     assert "translate" in answer.out + answer.err
 
 
-def test_the_version_is_told(call: Call) -> None:
+def test_version(call: Call) -> None:
     assert call("--version") == (0, f"dragoman {version('dragoman')}\n", "")
 
 
@@ -82,7 +82,7 @@ def lines(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "my lines.src", make_sentences(12, seed=21))
 
 
-def test_files_and_pipes_are_one(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
+def test_files_and_pipes_give_the_same_output(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
     piped = call("translate", toy.run, stdin=lines.read_bytes())
     assert (piped.code, piped.err) == (0, "")
     assert piped.out.splitlines() == [one.text for one in toy.translator.translate(lines.read_text().splitlines())]
@@ -92,7 +92,7 @@ def test_files_and_pipes_are_one(toy: Toy, tmp_path: Path, lines: Path, call: Ca
     assert files(tmp_path) == ["my lines.src", "out put"]
 
 
-def test_packed_files_are_read_as_they_are(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
+def test_compressed_files_are_read(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
     plain = call("translate", toy.run, "--input", lines).out
     packers = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
     for suffix, pack in packers.items():
@@ -100,7 +100,7 @@ def test_packed_files_are_read_as_they_are(toy: Toy, tmp_path: Path, lines: Path
         assert call("translate", toy.run, "--input", tmp_path / f"lines{suffix}").out == plain
 
 
-def test_an_empty_file_has_an_empty_answer(toy: Toy, tmp_path: Path, call: Call) -> None:
+def test_empty_file_gives_empty_output(toy: Toy, tmp_path: Path, call: Call) -> None:
     answer = call("translate", toy.run, "--input", write_lines(tmp_path / "none", []), "--output", tmp_path / "out")
     assert (answer.code, answer.out, answer.err) == (0, "", "")
     assert (tmp_path / "out").read_bytes() == b""
@@ -113,7 +113,7 @@ def test_output_over_the_input(toy: Toy, lines: Path, call: Call) -> None:
 
 
 def test_output_to_a_pipe(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
-    """What is not an ordinary file is written to, never replaced."""
+    """A pipe or a device is opened and written to, not replaced by a file."""
     os.mkfifo(tmp_path / "pipe")
     held: list[bytes] = []
     reader = threading.Thread(target=lambda: held.append((tmp_path / "pipe").read_bytes()), daemon=True)
@@ -128,7 +128,7 @@ def test_output_to_a_pipe(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> 
     assert lines.read_bytes() == held[0]
 
 
-def test_output_that_cannot_be(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
+def test_unwritable_output_is_refused(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:
     for place in (tmp_path / "no" / "where", tmp_path):
         answer = call("translate", toy.run, "--input", lines, "--output", place)
         assert answer.code == 2
@@ -163,14 +163,14 @@ def test_translate_as_json(toy: Toy, lines: Path, call: Call) -> None:
             assert ("nbest" in record) is bool(more)
 
 
-def test_a_beam_of_one(toy: Toy, lines: Path, call: Call) -> None:
+def test_beam_width_one(toy: Toy, lines: Path, call: Call) -> None:
     found = toy.translator.translate(lines.read_text().splitlines(), beam=1)
     answer = call("translate", toy.run, "--input", lines, "--beam", 1)
     assert answer.out.splitlines() == [one.text for one in found]
 
 
-def test_who_reads_one_line_hears_no_complaint(toy: Toy, tmp_path: Path) -> None:
-    """`| head -1` closes the pipe early; that is nobody's fault."""
+def test_closed_pipe_is_not_an_error(toy: Toy, tmp_path: Path) -> None:
+    """`| head -1` closes the pipe early."""
     many = write_lines(tmp_path / "many", make_sentences(400, seed=2))
     translate = shlex.join(command("translate", toy.run, "--input", many, "--batch", 1))
     for shell in (f"{translate} | head -1", f"{shlex.join(command('info', toy.run))} | true"):
@@ -180,7 +180,7 @@ def test_who_reads_one_line_hears_no_complaint(toy: Toy, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_leaves_no_partial_files(toy: Toy, tmp_path: Path, number: signal.Signals) -> None:
     many = write_lines(tmp_path / "many", make_sentences(3000, seed=2))
     out = tmp_path / "out"
     out.write_text("what was there before\n")
@@ -189,15 +189,15 @@ def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, numb
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(number)
-        said = running.communicate()[1]
-    assert running.returncode == 128 + number, said
-    assert b"Traceback" not in said
+        output = running.communicate()[1]
+    assert running.returncode == 128 + number, output
+    assert b"Traceback" not in output
     assert out.read_text() == "what was there before\n"
     assert files(tmp_path) == ["many", "out"]
 
 
-def test_on_a_terminal(toy: Toy) -> None:
-    """Who types a line gets its answer at once."""
+def test_translation_on_a_terminal(toy: Toy) -> None:
+    """A typed line is translated before the next one is typed."""
     ours, theirs = pty.openpty()
     with start_process("translate", toy.run, stdin=theirs) as running:
         os.close(theirs)
@@ -211,19 +211,19 @@ def test_on_a_terminal(toy: Toy) -> None:
     os.close(ours)
 
 
-def test_progress_is_for_terminals(toy: Toy, lines: Path) -> None:
-    """A bar is drawn on stderr for what takes longer than a second, or here, than no time at all."""
+def test_progress_bar_on_a_terminal(toy: Toy, lines: Path) -> None:
+    """The bar is drawn on stderr after a delay, which is zero here."""
     at_once = "from dragoman import progress; progress.SHORT = progress.REFRESH = 0; "
     code = at_once + "from dragoman.cli.main import main; import sys; sys.argv[0] = 'dragoman'; main()"
     ours, theirs = pty.openpty()
     arguments = [sys.executable, "-c", code, "translate", str(toy.run), "--input", str(lines), "--batch", "5"]
     done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=theirs, env=environment(), check=True)
     os.close(theirs)
-    said = os.read(ours, 10_000).decode()
+    output = os.read(ours, 10_000).decode()
     os.close(ours)
-    assert "5 of 12 lines" in said
-    assert "12 of 12 lines" in said
-    assert re.search(r"/s, \d+ s left", said)
+    assert "5 of 12 lines" in output
+    assert "12 of 12 lines" in output
+    assert re.search(r"/s, \d+ s left", output)
     assert done.stdout.count(b"\n") == 12
     assert b"\x1b" not in done.stdout
 
@@ -231,8 +231,8 @@ def test_progress_is_for_terminals(toy: Toy, lines: Path) -> None:
 # evaluate
 
 
-def test_scores_are_those_of_the_translations(toy: Toy, tmp_path: Path, call: Call) -> None:
-    """Equal to sacreBLEU of what `translate` writes, with one reference and with two."""
+def test_evaluate_scores_the_translations(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """The scores equal those of sacreBLEU on the output of `translate`, with one reference and with two."""
     sources = make_sentences(40, seed=31)
     source = write_lines(tmp_path / "the source", sources)
     one = write_lines(tmp_path / "reference one", map(translate_toy, sources))
@@ -251,7 +251,7 @@ def test_scores_are_those_of_the_translations(toy: Toy, tmp_path: Path, call: Ca
             assert f"nrefs:{len(references)}" in record[name]["signature"]
 
 
-def test_the_metrics_that_were_asked_for(toy: Toy, tmp_path: Path, call: Call) -> None:
+def test_metric_option(toy: Toy, tmp_path: Path, call: Call) -> None:
     sources = make_sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
     one = write_lines(tmp_path / "one", map(translate_toy, sources))
@@ -264,10 +264,10 @@ def test_the_metrics_that_were_asked_for(toy: Toy, tmp_path: Path, call: Call) -
 
 @pytest.mark.parametrize("test", ["files", "phrasebook"])
 @pytest.mark.parametrize("asked", ["command", "recipe"])
-def test_a_metric_that_cannot_be_counted_costs_no_work(
+def test_unavailable_metric_is_refused_before_translating(
     toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, asked: str, test: str
 ) -> None:
-    """Whoever names it: the command, or the recipe of a run that was trained elsewhere."""
+    """The metric is named by the command, or by the recipe of a run that was trained elsewhere."""
     run = tmp_path / "run"
     shutil.copytree(toy.run, run)
     recipe = RunFolder(run).recipe()
@@ -282,8 +282,8 @@ def test_a_metric_that_cannot_be_counted_costs_no_work(
     assert_user_error(answer, "bleu_moses_de needs sacremoses", "pip install 'dragoman[moses]'")
 
 
-def test_a_run_is_scored_on_its_own_test_corpora(small: Path, tmp_path: Path, call: Call) -> None:
-    """Named in the recipe, checked before training, and found again without a word."""
+def test_run_is_evaluated_on_data_test(small: Path, tmp_path: Path, call: Call) -> None:
+    """The corpora are named in the recipe, checked before training, and used by `evaluate` without options."""
     test = f"data.test={{source: {tmp_path / 'dev.src'}, target: {tmp_path / 'dev.trg'}}}"
     assert call("train", small, test, "data.metrics=[exact]", "--out", tmp_path / "run").code == 0
     [record] = [json.loads(line) for line in call("evaluate", tmp_path / "run", "--json").out.splitlines()]
@@ -294,7 +294,7 @@ def test_a_run_is_scored_on_its_own_test_corpora(small: Path, tmp_path: Path, ca
         assert_user_error(call("train", small, wrong, "--out", tmp_path / "other"), *culprits)
 
 
-def test_references_in_every_spelling(toy: Toy, tmp_path: Path, call: Call) -> None:
+def test_reference_option_in_every_form(toy: Toy, tmp_path: Path, call: Call) -> None:
     sources = make_sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
     one = write_lines(tmp_path / "one", map(translate_toy, sources))
@@ -310,8 +310,8 @@ def test_references_in_every_spelling(toy: Toy, tmp_path: Path, call: Call) -> N
     assert "nrefs:2" in answers.pop()
 
 
-def test_a_table_of_several_runs(toy: Toy, tmp_path: Path, call: Call) -> None:
-    """Every score is on one line, signature and all, however narrow a pipe is thought to be."""
+def test_table_of_several_runs(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """In a pipe, every score is on one line with its signature, whatever the width of the console."""
     sources = make_sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
     one = write_lines(tmp_path / "one", map(translate_toy, sources))
@@ -344,16 +344,14 @@ CURT = ("search.max_ratio=0.01", "search.max_extra=0")  # one token at most
 
 
 @pytest.mark.parametrize("way", [(), ("--stream",), ("--resume",), ("--json",)], ids=str)
-def test_what_is_said_of_many_lines_is_said_of_a_few(
-    toy: Toy, tmp_path: Path, call: Call, way: tuple[str, ...]
-) -> None:
-    """In full, and then counted: the counts are of all."""
+def test_only_the_first_warnings_are_logged(toy: Toy, tmp_path: Path, call: Call, way: tuple[str, ...]) -> None:
+    """Further warnings are only counted; the counts include all lines."""
     source = write_lines(tmp_path / "s", [line for line in make_sentences(60) if len(line.split()) > 2][:25])
     both = ("--input", source, "--output", tmp_path / "out")
     answer = call("translate", toy.run, *both, *way, "--engine", "torch", *CURT)
     assert answer.code == 0, answer.err
-    said = answer.err.splitlines()
-    cut = [line for line in said if "cut" in line]
+    output = answer.err.splitlines()
+    cut = [line for line in output if "cut" in line]
     assert [line.split(":")[0] for line in cut[:10]] == [f"line {number}" for number in range(1, 11)]
     assert cut[10] == "further lines cut are only counted; --json prints the warnings of every line"
     assert len(cut) == 12
@@ -364,24 +362,24 @@ def test_what_is_said_of_many_lines_is_said_of_a_few(
         assert all(one["warnings"][0].startswith("cut at 1 tokens") for one in answers)
 
 
-def test_each_kind_has_its_few_and_processes_share_them() -> None:
-    said: list[str] = []
-    warned = WarningLog(lambda message, _: said.append(message), processes=4)
+def test_logged_warnings_are_limited_by_kind_and_process() -> None:
+    output: list[str] = []
+    warned = WarningLog(lambda message, _: output.append(message), processes=4)
     for number in range(1, 7):
         warned.log(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
-    heads = [line.split(":")[0] for line in said if line.startswith("line ")]
+    heads = [line.split(":")[0] for line in messages if line.startswith("line ")]
     assert heads == ["line 1", "line 2", "line 4", "line 4", "line 5", "line 5"]
-    assert said[2].startswith("further lines cut are only counted")
-    assert said[7].startswith(f"further lines {LACK} are only counted")
+    assert messages[2].startswith("further lines cut are only counted")
+    assert messages[7].startswith(f"further lines {LACK} are only counted")
     assert warned.line_counts == {"cut": 6, LACK: 3}
-    many = WarningLog(lambda message, _: said.append(message), processes=64)
-    said.clear()
+    many = WarningLog(lambda message, _: messages.append(message), processes=64)
+    messages.clear()
     for number in (1, 2, 3):
         many.log(number, ["cut at 5 tokens"])
-    assert [line.partition(":")[0] for line in said if line.startswith("line ")] == ["line 1"]
+    assert [line.partition(":")[0] for line in messages if line.startswith("line ")] == ["line 1"]
 
 
-def test_the_phrasebook_by_phenomenon(toy: Toy, call: Call) -> None:
+def test_phrasebook_scores_by_phenomenon(toy: Toy, call: Call) -> None:
     answer = call("evaluate", toy.run, "--phrasebook", "unseen", "--count", 12, "--beam", 1, "--json")
     assert answer.code == 0, answer.err
     record = json.loads(answer.out)
@@ -391,12 +389,12 @@ def test_the_phrasebook_by_phenomenon(toy: Toy, call: Call) -> None:
         assert counts["percent"] == pytest.approx(100 * counts["right"] / counts["total"])
 
 
-def test_answers_that_look_tokenised_are_told_once(tmp_path: Path, call: Call) -> None:
-    """By us, not by sacreBLEU, whose parameter nobody can give; and only where BLEU cuts lines itself."""
+def test_hint_about_tokenised_outputs_is_logged_once(tmp_path: Path, call: Call) -> None:
+    """Dragoman logs the hint, not sacreBLEU, whose parameter is no option here; and only if BLEU tokenizes."""
     one, two = (write_lines(tmp_path / name, ["ba del ."] * count) for name, count in (("one", 100), ("two", 99)))
     way = ("evaluate", "--source", one, "--reference", one, "--hypotheses", one)
-    told = f"the outputs of {one} look tokenised; --metric bleu_tokens does not tokenise them again\n"
-    assert call(*way, "--hypotheses", one).err == told
+    hint = f"the outputs of {one} look tokenised; --metric bleu_tokens does not tokenise them again\n"
+    assert call(*way, "--hypotheses", one).err == hint
     for silent in (("--metric", "bleu_tokens"), ("--metric", "chrf"), ("--bleu-tokenize", "none")):
         answer = call(*way, *silent)
         assert (answer.code, answer.err) == (0, "")
@@ -406,17 +404,17 @@ def test_answers_that_look_tokenised_are_told_once(tmp_path: Path, call: Call) -
 # info
 
 
-def test_the_card_of_a_run(toy: Toy, call: Call) -> None:
+def test_info_prints_the_model_card(toy: Toy, call: Call) -> None:
     answer = call("info", toy.run)
     assert (answer.code, answer.err) == (0, "")
-    for said in (str(toy.run), "transformer", "bpe", "train.src + train.trg", "330 steps", "BLEU"):
-        assert said in answer.out
+    for output in (str(toy.run), "transformer", "bpe", "train.src + train.trg", "330 steps", "BLEU"):
+        assert output in answer.out
     about = json.loads(call("info", toy.run, "--json").out)
     assert about["steps"] == 330
     assert not any(line.endswith(" ") for line in answer.out.splitlines())
 
 
-def test_in_a_pipe_no_line_is_padded_or_broken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_in_a_pipe_are_not_padded_or_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 1, 0, 0))
     for name, value in (("short", "x"), ("long", "y " * 10_000)):
         table.add_row(name, Text(value, overflow="fold"))
@@ -428,7 +426,7 @@ def test_in_a_pipe_no_line_is_padded_or_broken(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("form", ["plain", "gz", "xz", "zst", "tsv", "jsonl"])
-def test_a_corpus_in_every_form(tmp_path: Path, call: Call, form: str) -> None:
+def test_statistics_of_every_corpus_format(tmp_path: Path, call: Call, form: str) -> None:
     sources = make_sentences(30, seed=5)
     pairs = [(source, translate_toy(source)) for source in sources]
     columns = ["\n".join(column).encode() + b"\n" for column in zip(*pairs, strict=True)]
@@ -457,7 +455,7 @@ def test_a_corpus_in_every_form(tmp_path: Path, call: Call, form: str) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_clean_says_how_many_and_why(tmp_path: Path, call: Call) -> None:
+def test_clean_prints_counts_and_reasons(tmp_path: Path, call: Call) -> None:
     write_lines(tmp_path / "c.tsv", ["ba.\tak.", "ba.\tak.", "\tak.", "ba.\tak ak ak ak ak ak ak ak.", "fo.\tol."])
     answer = call("data", "clean", "--tsv", tmp_path / "c.tsv", "--out", tmp_path / "clean")
     assert answer.err == ""
@@ -470,7 +468,7 @@ def test_clean_says_how_many_and_why(tmp_path: Path, call: Call) -> None:
     }
 
 
-def test_a_line_break_inside_a_text_shifts_no_line(tmp_path: Path, call: Call) -> None:
+def test_line_break_inside_a_text_shifts_no_line(tmp_path: Path, call: Call) -> None:
     records = [{"source": "ba\nfo.", "target": "ol ak."}, {"source": "ra.", "target": "zu.\r"}]
     write_lines(tmp_path / "c.jsonl", map(json.dumps, records))
     answer = call("data", "clean", "--jsonl", tmp_path / "c.jsonl", "--out", tmp_path / "clean")
@@ -479,7 +477,7 @@ def test_a_line_break_inside_a_text_shifts_no_line(tmp_path: Path, call: Call) -
     assert "2 texts had line breaks" in answer.err
 
 
-def test_pages_of_the_phrasebook(tmp_path: Path, call: Call) -> None:
+def test_phrasebook_files(tmp_path: Path, call: Call) -> None:
     answer = call("data", "phrasebook", "--out", tmp_path / "book", "--count", 20, "--split", "dev", "--gold")
     assert (answer.code, answer.out) == (0, "")
     assert "20 pairs" in answer.err
@@ -494,7 +492,7 @@ def test_pages_of_the_phrasebook(tmp_path: Path, call: Call) -> None:
 # our own faults
 
 
-def test_a_fault_of_ours_says_how_to_report_it(toy: Toy, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+def test_bug_message_explains_how_to_report_it(toy: Toy, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
@@ -505,20 +503,20 @@ def test_a_fault_of_ours_says_how_to_report_it(toy: Toy, monkeypatch: pytest.Mon
     assert "report" in answer.err.splitlines()[-1]
 
 
-def test_messages_are_said_as_they_are(call: Call, tmp_path: Path) -> None:
-    """Square brackets are no markup, colons no emoji, and a long line is not wrapped."""
+def test_messages_are_printed_verbatim(call: Call, tmp_path: Path) -> None:
+    """Rich does not interpret square brackets as markup or colons as emoji, and does not wrap long lines."""
     name = tmp_path / ("[bold]:smile:" + "long" * 40)
     answer = call("info", name)
     assert str(name) in answer.err
 
 
-def test_the_module_is_the_command() -> None:
+def test_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "dragoman", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: dragoman ")
 
 
-def test_a_corpus_is_split_by_its_sources(tmp_path: Path, call: Call) -> None:
-    """No source is in two parts, each part has a source once in dev and test, and what is left out is counted."""
+def test_corpus_is_split_by_sources(tmp_path: Path, call: Call) -> None:
+    """No source is in two parts, dev and test have each source once, and the pairs left out are counted."""
     rows = [(f"source {i % 40}", f"target {i}") for i in range(60)]
     (tmp_path / "c.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in rows))
     command = ("data", "split", "--tsv", tmp_path / "c.tsv", "--dev", 5, "--test", 6, "--json")
@@ -542,7 +540,7 @@ def test_a_corpus_is_split_by_its_sources(tmp_path: Path, call: Call) -> None:
 
 
 @pytest.mark.parametrize("command", ["clean", "split", "phrasebook"])
-def test_data_commands_make_the_folder_of_what_they_write(tmp_path: Path, call: Call, command: str) -> None:
+def test_data_commands_create_the_output_folder(tmp_path: Path, call: Call, command: str) -> None:
     write_lines(tmp_path / "c.tsv", [f"source {i}\ttarget {i}" for i in range(20)])
     way = {"split": ("--dev", 5, "--test", 5), "phrasebook": ("--count", 2)}
     corpus = () if command == "phrasebook" else ("--tsv", tmp_path / "c.tsv")
@@ -556,7 +554,7 @@ def test_data_commands_make_the_folder_of_what_they_write(tmp_path: Path, call: 
     assert files(tmp_path / "new" / "folder") == [f"part.{name}" for name in names[command]]
 
 
-def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None:
+def test_too_small_corpus_is_not_split(tmp_path: Path, call: Call) -> None:
     (tmp_path / "c.tsv").write_text("a\tb\nc\td\n")
     answer = call("data", "split", "--tsv", tmp_path / "c.tsv", "--out", tmp_path / "part")
     assert_user_error(answer, "c.tsv", "2 different sources")
@@ -574,7 +572,7 @@ def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None
         RuntimeError("std::bad_alloc"),
     ],
 )
-def test_want_of_memory_gets_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_message(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()
 
     @app.command()
@@ -582,13 +580,13 @@ def test_want_of_memory_gets_a_sentence(error: Exception, capsys: pytest.Capture
         raise error
 
     assert run_command(typer.main.get_command(app), []) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("dragoman: out of memory; free")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("dragoman: out of memory; free")
+    assert output.count("\n") == 1
 
 
 def test_names_are_readable_whatever_the_locale(tmp_path: Path) -> None:
-    """Python decodes them as ASCII here; the second name is in Latin-1 and in no way UTF-8."""
+    """Python decodes file names as ASCII here; the second name is in Latin-1 and is not valid UTF-8."""
     plain = {**environment(), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     for name, shown in (("Zürich".encode(), "'Zürich'"), (b"Z\xfcrich", "'Z\ufffdrich'")):
         arguments = [*map(os.fsencode, command("translate")), name]

@@ -58,7 +58,7 @@ def verbosity() -> Iterator[None]:
 
 @pytest.mark.usefixtures("verbosity")
 @pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
-def test_a_level_shows_itself_and_all_below(capsys: pytest.CaptureFixture[str], level: int) -> None:
+def test_verbosity_level_shows_more_important_messages(capsys: pytest.CaptureFixture[str], level: int) -> None:
     console.set_verbosity(level)
     report = Report()
     for name, each in LEVELS.items():
@@ -85,7 +85,7 @@ def test_errors_are_never_hidden(tmp_path: Path, call: Call) -> None:
     assert "none.yaml" in answer.err
 
 
-def test_the_next_command_is_not_quiet(small: Path, call: Call) -> None:
+def test_quiet_does_not_affect_the_next_command(small: Path, call: Call) -> None:
     call("train", small, "-o", small.parent / "one", "train.steps=1", "-qq")
     assert "done: 1 step," in call("train", small, "-o", small.parent / "two", "train.steps=1").err
 
@@ -97,13 +97,13 @@ def test_short_options_name_the_files(toy: Toy, tmp_path: Path, call: Call) -> N
     assert (tmp_path / "out").read_text() == long.out
 
 
-def test_a_shell_gets_completions() -> None:
+def test_shell_completion() -> None:
     asked = {"_DRAGOMAN_COMPLETE": "complete_bash", "COMP_WORDS": "dragoman tra", "COMP_CWORD": "1"}
     answer = subprocess.run(command(), env={**os.environ, **asked}, capture_output=True, text=True, check=True)
     assert set(answer.stdout.split()) == {"train", "translate"}
 
 
-def test_more_is_said_with_v(toy: Toy, call: Call) -> None:
+def test_verbose_prints_more(toy: Toy, call: Call) -> None:
     plain, verbose = (call("translate", toy.run, "ba!", "--device", "cpu", *more) for more in ([], ["-v"]))
     assert plain.out == verbose.out
     for words in ("engine torch, device cpu", "1 line in"):
@@ -138,23 +138,23 @@ def test_texts_on_the_command_line_are_translated(toy: Toy, tmp_path: Path, call
     assert "to read the file of that name" in call("translate", toy.run, lines).err
 
 
-def test_another_task_is_named_by_the_run(toy: Toy, call: Call) -> None:
-    """One run or several: no list and no Path shows."""
+def test_error_for_another_task_names_the_run(toy: Toy, call: Call) -> None:
+    """The message has plain names of one or several runs, not the repr of a list or a Path."""
     for wanted in ("classify", "generate"):
         assert_user_error(call(wanted, toy.run), f"the model in '{toy.run}' does not {wanted}")
     with pytest.raises(UserError, match=f"the model in '{toy.run}', '{toy.run}' does not classify"):
         load_as(Classifier, [toy.run, toy.run])
 
 
-def test_an_output_that_is_named_as_a_folder_is_refused(tmp_path: Path, call: Call, toy: Toy) -> None:
-    """Path drops the slash at the end, and a file of that name would be written."""
+def test_output_that_ends_with_a_slash_is_refused(tmp_path: Path, call: Call, toy: Toy) -> None:
+    """`Path` drops the final slash, so a file of that name would be written."""
     refused = call("translate", toy.run, "--output", f"{tmp_path}/new/", "a line")
     assert refused.code == 2
     assert f"'{tmp_path}/new/' is the name of a folder; name a file, such as '{tmp_path}/new/output.txt'" in refused.err
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_folder_whose_name_is_not_utf8_is_not_called_damaged(tmp_path: Path, call: Call, toy: Toy) -> None:
+def test_run_folder_whose_name_is_not_utf8_is_refused(tmp_path: Path, call: Call, toy: Toy) -> None:
     run = tmp_path / "r\udcffn"
     shutil.copytree(toy.run, run)
     refused = call("info", run)

@@ -1,4 +1,4 @@
-"""`dragoman data`: corpora are described as in recipes, checks come first, and nothing needs PyTorch."""
+"""Tests of `dragoman data`: descriptions of corpora, early checks, progress, and no import of PyTorch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = [(pair.source, pair.target) for pair in pairs(12)]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same pairs, or halves of them, in every form; commands are given there."""
+    """Write the same pairs, or halves of them, in every format, and make the folder the working directory."""
     write_lines(tmp_path / "swapped.tsv", [f"{i}\t{t}\t{s}" for i, (s, t) in enumerate(PAIRS)])
     for name, some in (("a", PAIRS[:5]), ("b", PAIRS[5:])):
         write_lines(tmp_path / f"{name}.src", [s for s, _ in some])
@@ -61,7 +61,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_a_corpus_is_described_as_in_a_recipe(folder: Path, call: Call, way: list[str]) -> None:
+def test_corpus_option_is_as_in_a_recipe(folder: Path, call: Call, way: list[str]) -> None:
     answer = call("data", "clean", *way, "--out", "out", "--json")
     assert (answer.code, json.loads(answer.out)) == (0, {"kept": len(PAIRS)})
     assert (folder / "out.source").read_text().splitlines() == [source for source, _ in PAIRS]
@@ -71,14 +71,14 @@ def test_a_corpus_is_described_as_in_a_recipe(folder: Path, call: Call, way: lis
     assert json.loads(cut.out) == {"train": len(PAIRS) - 5, "dev": 2, "test": 3}
 
 
-def test_rows_may_be_chosen_and_further_targets_are_counted(folder: Path, call: Call) -> None:
+def test_where_selects_rows_and_further_targets_are_counted(folder: Path, call: Call) -> None:
     way = ("--corpus", "{jsonl: rows.jsonl, keys: [in, out], where: {fold: 1}}", "--out", "out")
     answer = call("data", "clean", *way)
     assert "6 pairs have several targets; the first of each is written" in answer.err
     assert (folder / "out.target").read_text().splitlines() == [target for _, target in PAIRS[1::2]]
 
 
-def test_the_phrasebook_of_a_recipe_goes_its_way(folder: Path) -> None:
+def test_phrasebook_of_a_recipe_has_its_direction(folder: Path) -> None:
     data: dict[str, object] = {"train": {"phrasebook": 5}, "test": {"phrasebook": 4}, "dev": [], "direction": "de-en"}
     write_recipe(folder / "book.yaml", data=data)
     [corpus] = parse_corpora("book.yaml:test", "--corpus").corpora
@@ -87,7 +87,7 @@ def test_the_phrasebook_of_a_recipe_goes_its_way(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_plain_text_has_statistics_of_its_own(call: Call) -> None:
+def test_statistics_of_plain_text(call: Call) -> None:
     found = json.loads(call("data", "stats", "--corpus", "{text: a.src}", "--json").out)
     assert (found["pairs"], found["target"]["total_words"]) == (5, sum(len(s.split()) for s, _ in PAIRS[:5]))
     assert not any("empty sources" in note or "belong together" in note for note in found["notes"])
@@ -119,7 +119,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("command", ["stats", "clean", "split"])
 @pytest.mark.parametrize(("way", "culprits"), REFUSED.values(), ids=REFUSED)
-def test_what_describes_no_corpus(
+def test_invalid_corpus_description_is_refused(
     folder: Path, call: Call, command: str, way: list[str], culprits: tuple[str, ...]
 ) -> None:
     before = files(folder)
@@ -127,7 +127,7 @@ def test_what_describes_no_corpus(
     assert files(folder) == before
 
 
-def test_what_a_test_set_shares_with_training(folder: Path, call: Call) -> None:
+def test_overlap_of_a_test_set_with_training(folder: Path, call: Call) -> None:
     write_lines(folder / "train.tsv", ["the dog.\tder Hund.", "a cat\teine Katze", "a cat\tKatze"])
     write_lines(folder / "test.tsv", ["the dog.\tder Hund.", "a cat\tein Kater", "the yak\tder Yak"])
     way = ("data", "stats", "--tsv", "test.tsv", "--against", "{tsv: train.tsv}")
@@ -141,9 +141,9 @@ def test_what_a_test_set_shares_with_training(folder: Path, call: Call) -> None:
         "target": {"words": 6, "unknown": 3, "examples": ["ein", "Kater", "Yak"]},
     }
     assert any("2 of 3 sources are also in train.tsv" in note for note in found["notes"])
-    told = call(*way).out
-    assert "2 sources, 1 pairs" in told
-    assert "1 of 6 (16.67%), such as yak" in told
+    output = call(*way).out
+    assert "2 sources, 1 pairs" in output
+    assert "1 of 6 (16.67%), such as yak" in output
     alone = json.loads(call("data", "stats", "--tsv", "test.tsv", "--json").out)
     assert alone["against"] is None
     split = call("data", "split", "--corpus", "recipe.yaml", "--out", "part", "--dev", "2", "--test", "3")
@@ -159,7 +159,7 @@ SOME = st.lists(st.builds(Pair, WORDS, WORDS), max_size=8)
 
 
 @given(SOME, SOME)
-def test_what_is_shared_is_that_of_lists(here: list[Pair], there: list[Pair]) -> None:
+def test_overlap_equals_that_of_lists(here: list[Pair], there: list[Pair]) -> None:
     counter = OverlapCounter(there, "there")
     for pair in here:
         counter.count(pair)
@@ -174,16 +174,16 @@ def test_what_is_shared_is_that_of_lists(here: list[Pair], there: list[Pair]) ->
     assert not set(found.target.examples) & vocabulary
 
 
-def test_a_pipe_is_read_once(folder: Path, call: Call) -> None:
+def test_pipe_is_read_once(folder: Path, call: Call) -> None:
     os.mkfifo(folder / "pipe")
     assert_user_error(call("data", "split", "--tsv", "pipe", "--out", "out"), "'pipe'", "not a plain file", "twice")
 
 
-def test_help_lists_what_clean_can_be_told(call: Call) -> None:
-    told = " ".join(call("data", "clean", "--help").out.split())
+def test_help_lists_the_settings_of_clean(call: Call) -> None:
+    output = " ".join(call("data", "clean", "--help").out.split())
     for name, field in CleanSettings.model_fields.items():
         assert field.description
-        assert f"{name}={json.dumps(field.default)} {field.description}" in told
+        assert f"{name}={json.dumps(field.default)} {field.description}" in output
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_pytorch_is_not_imported(arguments: list[str]) -> None:
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that tests advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
         self.now = 100.0
@@ -231,7 +231,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_quick_work_shows_no_progress(
+def test_short_operation_shows_no_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     clock = Clock(monkeypatch, terminal=terminal)
@@ -240,7 +240,7 @@ def test_a_quick_work_shows_no_progress(
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=True)
     for _ in ProgressBar("reading", total=8 * ITEMS_PER_CHECK).iterate(range(8 * ITEMS_PER_CHECK)):
         clock.now += 2 / ITEMS_PER_CHECK
@@ -252,7 +252,7 @@ def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert last == "\x1b[K"  # it is gone in the end
 
 
-def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=False)
     for _ in ProgressBar("reading", total=8 * ITEMS_PER_CHECK).iterate(range(8 * ITEMS_PER_CHECK)):
         clock.now += 6 / ITEMS_PER_CHECK
@@ -269,7 +269,7 @@ def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("suffix", ["", *OPENERS])
-def test_bytes_of_files_tell_how_far_it_is(tmp_path: Path, suffix: str) -> None:
+def test_progress_is_computed_from_bytes_read(tmp_path: Path, suffix: str) -> None:
     packers = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
     text = "".join(f"source {i * i}\ttarget {i * 7919}\n" for i in range(60_000)).encode()
     path = tmp_path / f"c.tsv{suffix}"
@@ -285,6 +285,6 @@ def test_bytes_of_files_tell_how_far_it_is(tmp_path: Path, suffix: str) -> None:
     assert ProgressBar("reading", files=[str(tmp_path / "none")]).fraction() == 0
 
 
-def test_a_list_of_nothing_is_no_corpus() -> None:
+def test_empty_list_is_no_corpus() -> None:
     with pytest.raises(UserError, match="--against takes a corpus"):
         parse_corpora("[]", "--against")

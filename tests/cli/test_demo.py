@@ -1,4 +1,4 @@
-"""The demo: the same quality on every machine, a report for programs, sentences for people."""
+"""Tests of `dragoman demo`: a fixed number of steps, example sentences, and report.json."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_quality_does_not_depend_on_the_clock() -> None:
 
 
 @pytest.mark.parametrize("direction", ["en-de", "de-en"])
-def test_each_sentence_shows_a_point_of_grammar_of_its_own(direction: str) -> None:
+def test_each_sentence_shows_another_phenomenon(direction: str) -> None:
     chosen = demo.choose_phrases(direction)
     assert set(chosen) <= set(demo.PHENOMENA)
     assert len({phrase.source for phrase in chosen.values()}) == len(chosen) >= 4
     assert all(point in {one.name for one in phrase.phenomena} for point, phrase in chosen.items())
 
 
-def test_a_report_is_written_once(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_written_once(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TEST_SENTENCES", 5)
     out = tmp_path / "run"
     first = call("demo", "--out", out, *TINY)

@@ -1,4 +1,4 @@
-"""`train --dry-run`: what is found is what training finds, and nothing is written."""
+"""Tests of `train --dry-run`: it prints the same numbers as training, and writes nothing."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def test_nothing_is_written(small: Path, call: Call) -> None:
     assert "until 24 steps" in answer.out
 
 
-def test_it_finds_what_training_finds(small: Path, call: Call) -> None:
+def test_dry_run_prints_the_numbers_of_training(small: Path, call: Call) -> None:
     found = dry_run(small, out=small.parent / "run")
-    said = call("train", small, "-o", small.parent / "run").err
-    assert f"{found['parameters']:,} parameters" in said
-    assert f"train: {found['train_examples']:,} pairs" in said
-    assert f"dev: {found['dev_examples']:,} pairs" in said
-    assert f"{found['execution']}; until {found['until']}" in said
+    output = call("train", small, "-o", small.parent / "run").err
+    assert f"{found['parameters']:,} parameters" in output
+    assert f"train: {found['train_examples']:,} pairs" in output
+    assert f"dev: {found['dev_examples']:,} pairs" in output
+    assert f"{found['execution']}; until {found['until']}" in output
 
 
-def test_it_refuses_what_training_refuses(small: Path, call: Call) -> None:
+def test_dry_run_refuses_what_training_refuses(small: Path, call: Call) -> None:
     train_quietly(small, run := small.parent / "run", "train.steps=1")
     assert_user_error(call("train", small, "-o", run, "--dry-run"), "already holds a run")
     assert_user_error(call("train", small, "-o", small.parent / "new", "model.heads=3", "--dry-run"), "heads")
@@ -41,7 +41,7 @@ def test_it_refuses_what_training_refuses(small: Path, call: Call) -> None:
     assert_user_error(wide, "tokenizer.size 50000", working=True)
 
 
-def test_a_parent_is_taken_into_account(small: Path, call: Call) -> None:
+def test_dry_run_uses_the_settings_of_the_parent_run(small: Path, call: Call) -> None:
     train_quietly(small, run := small.parent / "run", "train.steps=1")
     assert dry_run(small, out=small.parent / "new", init_from=run)["vocabulary"]
     answer = call("train", small, "-o", small.parent / "new", "--init-from", run, "model.width=32", "--dry-run")

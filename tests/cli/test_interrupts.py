@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: exit code 130, a sentence and no traceback. A closed stream: exit code 2."""
+"""Ctrl-C at any time gives exit code 130, one sentence and no traceback. A closed stream gives exit code 2."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("module", ["typer", "rich", "yaml"])
-def test_while_modules_are_imported(tmp_path: Path, module: str) -> None:
+def test_interrupt_during_imports(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text(INTERRUPT)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = run("-m", "dragoman", "--help", env={**os.environ, "PYTHONPATH": path})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dragoman: stopped\n")
 
 
-def test_while_the_interpreter_ends() -> None:
+def test_interrupt_during_shutdown() -> None:
     done = run("-c", AT_EXIT)
     assert (done.returncode, done.stderr) == (130, "dragoman: stopped\n")
     assert done.stdout.startswith("dragoman ")
@@ -58,7 +58,7 @@ def handled() -> Iterator[None]:
 
 @pytest.mark.usefixtures("handled")
 @pytest.mark.parametrize("made", [KeyboardInterrupt, ImportError, SystemError])
-def test_what_a_library_makes_of_it(made: type[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_that_a_library_replaces(made: type[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
     class Command:
         def make_context(self, *_: object) -> Any:
             return nullcontext()
@@ -75,14 +75,14 @@ def test_what_a_library_makes_of_it(made: type[BaseException], capsys: pytest.Ca
     assert capsys.readouterr().err == "dragoman: stopped\n"
 
 
-def test_a_command_that_ignores_it_goes_on_ignoring_it() -> None:
+def test_ignored_sigint_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     errors.handle_interrupts()
     assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("stream", [0, 1])
-def test_a_closed_stream(stream: int) -> None:
+def test_closed_stream_is_a_user_error(stream: int) -> None:
     code = (
         f"import os, sys; os.close({stream}); os.execv(sys.executable, [sys.executable, '-m', 'dragoman', '--version'])"
     )

@@ -1,4 +1,4 @@
-"""Commands as a program at the other end of a pipe sees them: it writes a line, and waits for the answer to it."""
+"""Tests of input from a pipe, whose writer may wait for the output of a line before it writes the next one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dragoman.errors import UserError
 from toy_run import Call, Toy, make_sentences, start_process
 
 
-def test_a_line_is_answered_before_the_next_one_comes(toy: Toy) -> None:
+def test_line_is_translated_before_the_next_arrives(toy: Toy) -> None:
     lines = make_sentences(3, seed=5)
     with start_process("translate", toy.run, "--engine", "torch", "--device", "cpu", stdin=subprocess.PIPE) as running:
         assert running.stdin is not None
@@ -55,7 +55,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
     found.file.close()
 
 
-def test_a_group_is_what_is_there(pipe: Pipe) -> None:
+def test_batch_has_the_lines_that_have_arrived(pipe: Pipe) -> None:
     groups = line_io.read_batches(None, 3)
     pipe.write(b"one\ntwo\nhal")
     assert next(groups) == ["one", "two"]
@@ -67,7 +67,7 @@ def test_a_group_is_what_is_there(pipe: Pipe) -> None:
     assert list(groups) == [["no line feed"]]
 
 
-def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
+def test_long_line_arrives_in_many_chunks(pipe: Pipe) -> None:
     groups = line_io.read_batches(None, 2)
     pipe.write(b"a" * 60_000)
     arriving = b"b" * 60_000 + b"\nnext\n"
@@ -79,8 +79,8 @@ def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
     assert list(groups) == []
 
 
-def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a little more than the limit is read of a stream that never ends a line."""
+def test_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream without line breaks, only a little more than the limit is read."""
     with Path("/dev/zero").open("rb") as endless:
         reader = line_io.StreamLines(endless, longest=1 << 20)
         assert 1 << 20 < len(next(iter(reader))) <= (1 << 20) + (1 << 16)
@@ -92,7 +92,7 @@ def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
-def test_lines_are_the_same_in_groups_of_every_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int) -> None:
+def test_lines_are_the_same_for_every_batch_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int) -> None:
     text = "\ufeffone\r\n\ntwo\u2028still two\n\x0c\nlast".encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     (tmp_path / "file").write_bytes(text)
@@ -102,6 +102,6 @@ def test_lines_are_the_same_in_groups_of_every_size(monkeypatch: pytest.MonkeyPa
     assert max(map(len, found[0])) <= size
 
 
-def test_a_dash_is_stdin(toy: Toy, call: Call) -> None:
+def test_dash_is_stdin(toy: Toy, call: Call) -> None:
     line = make_sentences(1, seed=6)[0].encode() + b"\n"
     assert call("translate", toy.run, "-i", "-", stdin=line) == call("translate", toy.run, stdin=line)

@@ -1,4 +1,4 @@
-"""What is wrong with a command line is said at once: before PyTorch is imported."""
+"""Errors in a command line are reported before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for arguments in json.loads(sys.argv[1]):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A recipe with its corpus, and a folder that looks like a run until it is opened."""
+    """Write a recipe with its corpus, and a folder that passes as a run folder until it is loaded."""
     write_corpus(tmp_path, train=4, dev=2)
     write_recipe(tmp_path / "recipe.yaml")
     (tmp_path / "run").mkdir()
@@ -51,7 +51,7 @@ def outcomes(folder: Path, commands: list[str]) -> list[str]:
     return found
 
 
-def test_mistakes_are_said_before_pytorch_is_imported(folder: Path) -> None:
+def test_user_errors_are_reported_before_pytorch_is_imported(folder: Path) -> None:
     wrong = [
         "translate none",
         "translate run --engine ct2",
@@ -90,7 +90,7 @@ def test_mistakes_are_said_before_pytorch_is_imported(folder: Path) -> None:
     assert not (folder / "new").exists()
 
 
-def test_what_needs_no_model_needs_no_pytorch(folder: Path) -> None:
+def test_commands_without_a_model_do_not_import_pytorch(folder: Path) -> None:
     right = [
         "--help",
         "settings",
@@ -104,12 +104,12 @@ def test_what_needs_no_model_needs_no_pytorch(folder: Path) -> None:
     assert [line for line in outcomes(folder, right) if not line.startswith("\x00 0 [] ")] == []
 
 
-def test_the_names_that_are_checked_are_those_there_are() -> None:
+def test_copied_names_equal_the_registries() -> None:
     assert list(ENGINE_NAMES) == list(choose.ENGINES)
     assert list(FORMAT_NAMES) == list(export.FORMATS)
 
 
-def test_names_that_others_use_are_understood(folder: Path, call: Call) -> None:
+def test_names_of_other_toolkits_are_understood(folder: Path, call: Call) -> None:
     assert "did you mean 'ctranslate2'?" in call("translate", folder / "run", "--engine", "ct2").err
     assert "did you mean 'huggingface'?" in call("export", folder / "run", folder / "new", "--to", "hf").err
 
@@ -117,7 +117,7 @@ def test_names_that_others_use_are_understood(folder: Path, call: Call) -> None:
 @pytest.mark.parametrize(
     "name", ["recipes/lectures", "lectures", "lectures/21-rotary", "recipes/lectures/21-rotary.yaml", "multi30k-en-de"]
 )
-def test_recipes_that_come_with_dragoman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_built_in_recipes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     found = recipe_files.find_recipe(Path(name))
     assert found.is_absolute()
@@ -126,7 +126,7 @@ def test_recipes_that_come_with_dragoman(tmp_path: Path, monkeypatch: pytest.Mon
     assert recipe_files.find_recipe(Path(name)) == Path(name)
 
 
-def test_a_wheel_carries_its_recipes_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_contains_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "site-packages" / "dragoman" / "recipes" / "lectures"
     inside.mkdir(parents=True)
     (inside / "one.yaml").write_text("# What it is.\ndata: {}\n")
@@ -143,8 +143,8 @@ def test_every_recipe_is_listed(call: Call) -> None:
     assert all(recipe_files.find_recipe(Path(name)).is_file() for name in names)
 
 
-def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine may lack the recipe, and an error is printed once."""
+def test_checks_are_skipped_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of a rank may lack the recipe, and only rank 0 prints an error."""
     wrong: list[dict[str, Any]] = [{"runs": [NOWHERE]}, {"inputs": [NOWHERE]}, {"output": NOWHERE / "file"}]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for check in [partial(check_recipe, NOWHERE), *(partial(check_arguments, **each) for each in wrong)]:
@@ -155,10 +155,10 @@ def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pyt
         check()
 
 
-def test_a_null_character_in_a_name() -> None:
+def test_null_character_in_a_name() -> None:
     with pytest.raises(UserError, match="cannot be read: embedded null"):
         check_arguments(inputs=[Path("a\0b")])
 
 
-def test_a_misspelt_recipe_is_answered_with_the_nearest(call: Call, tmp_path: Path) -> None:
+def test_misspelt_recipe_name_is_corrected(call: Call, tmp_path: Path) -> None:
     assert_user_error(call("train", "mutli30k-en-de", "--out", tmp_path / "run"), "did you mean 'multi30k-en-de'")
