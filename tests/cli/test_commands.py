@@ -213,7 +213,7 @@ def test_translation_on_a_terminal(toy: Toy) -> None:
 
 def test_progress_bar_on_a_terminal(toy: Toy, lines: Path) -> None:
     """The bar is drawn on stderr after a delay, which is zero here."""
-    at_once = "from dragoman import progress; progress.SHORT = progress.REFRESH = 0; "
+    at_once = "from dragoman import progress; progress.MIN_SHOWN_SECONDS = progress.REFRESH_SECONDS = 0; "
     code = at_once + "from dragoman.cli.main import main; import sys; sys.argv[0] = 'dragoman'; main()"
     ours, theirs = pty.openpty()
     arguments = [sys.executable, "-c", code, "translate", str(toy.run), "--input", str(lines), "--batch", "5"]
@@ -350,8 +350,8 @@ def test_only_the_first_warnings_are_logged(toy: Toy, tmp_path: Path, call: Call
     both = ("--input", source, "--output", tmp_path / "out")
     answer = call("translate", toy.run, *both, *way, "--engine", "torch", *CURT)
     assert answer.code == 0, answer.err
-    output = answer.err.splitlines()
-    cut = [line for line in output if "cut" in line]
+    messages = answer.err.splitlines()
+    cut = [line for line in messages if "cut" in line]
     assert [line.split(":")[0] for line in cut[:10]] == [f"line {number}" for number in range(1, 11)]
     assert cut[10] == "further lines cut are only counted; --json prints the warnings of every line"
     assert len(cut) == 12
@@ -363,8 +363,8 @@ def test_only_the_first_warnings_are_logged(toy: Toy, tmp_path: Path, call: Call
 
 
 def test_logged_warnings_are_limited_by_kind_and_process() -> None:
-    output: list[str] = []
-    warned = WarningLog(lambda message, _: output.append(message), processes=4)
+    messages: list[str] = []
+    warned = WarningLog(lambda message, _: messages.append(message), processes=4)
     for number in range(1, 7):
         warned.log(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
     heads = [line.split(":")[0] for line in messages if line.startswith("line ")]
@@ -407,8 +407,8 @@ def test_hint_about_tokenised_outputs_is_logged_once(tmp_path: Path, call: Call)
 def test_info_prints_the_model_card(toy: Toy, call: Call) -> None:
     answer = call("info", toy.run)
     assert (answer.code, answer.err) == (0, "")
-    for output in (str(toy.run), "transformer", "bpe", "train.src + train.trg", "330 steps", "BLEU"):
-        assert output in answer.out
+    for text in (str(toy.run), "transformer", "bpe", "train.src + train.trg", "330 steps", "BLEU"):
+        assert text in answer.out
     about = json.loads(call("info", toy.run, "--json").out)
     assert about["steps"] == 330
     assert not any(line.endswith(" ") for line in answer.out.splitlines())
