@@ -327,8 +327,7 @@ def check_scoring(recipe: Recipe) -> None:
 
 def build_smallest(recipe: Recipe) -> Model:
     """Return the recipe's model with a vocabulary of special tokens only, for checks of its modules and parameters."""
-    size = len(SPECIALS)
-    return build_model(recipe.model, source_size=size, target_size=size, joint=recipe.tokenizer.joint)
+    return build_model(recipe.model, source_size=len(SPECIALS), target_size=len(SPECIALS), joint=recipe.tokenizer.joint)
 
 
 def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
