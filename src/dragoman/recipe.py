@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from dragoman.config.settings import (
-    Settings,
-    TrainSettings,
-    build,
-    override,
-    read_values,
-)
+from dragoman.config.settings import Settings, TrainSettings, build, override, read_values
 from dragoman.data.corpus import DataSettings
 from dragoman.data.tokenizers import TokenizerSettings
 from dragoman.errors import UserError

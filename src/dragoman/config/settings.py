@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dragoman.errors import UserError
 
@@ -85,11 +77,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise UserError(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
     except RecursionError:
         raise UserError(f"{name} is not valid YAML: it is nested too deeply") from None
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as error:  # a value that does not match its tag, such as !!int x
+    except (ValueError, LookupError, AttributeError) as error:  # a value that does not match its tag, such as !!int x
         raise UserError(f"{name} is not valid YAML: it contains a value that cannot be read ({error})") from None
 
 
