@@ -28,7 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "dragoman"
 CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
-LATER_PACKAGES = {"smt", "serving", "labs"}  # added after that commit: not counted in code lines and files
+# Packages and files of features added after that commit: not counted in code lines and files.
+LATER_FEATURES = {"smt", "serving", "labs", "cli/align.py", "metrics/alignment.py"}
 REQUIRED = {
     "code lines": f"at most {CODE_LINES_BEFORE * 85 // 100}",
     "code lines against commit 31601d4": "at most -15%",
@@ -118,7 +119,8 @@ def measure_source() -> dict[str, object]:
     """Return the measures that need only the source text."""
     modules = sorted(ROOT.rglob("*.py"))
     lines = sum(map(count_lines, modules), Counter[str]())
-    compared = [path for path in modules if path.relative_to(ROOT).parts[0] not in LATER_PACKAGES]
+    names = {path: path.relative_to(ROOT) for path in modules}
+    compared = [p for p, name in names.items() if not {name.parts[0], name.as_posix()} & LATER_FEATURES]
     code = sum(count_lines(path)["code"] for path in compared)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     edges = {

@@ -25,8 +25,9 @@ from typer import Argument, Option
 
 from dragoman import errors
 from dragoman.cli import options as opt
+from dragoman.cli.align import align_command
 from dragoman.cli.data import data
-from dragoman.cli.evaluate import align_command, evaluate_command, score_command
+from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
