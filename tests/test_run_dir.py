@@ -281,16 +281,16 @@ def test_a_folder_without_its_config_is_refused(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("written", [b"", b"one", b"1.0", b"-1", b"0", b"1 2", b"\xff", b"\xb2"])
 def test_a_damaged_format_is_refused(run: RunFolder, written: bytes) -> None:
-    run.format.write_bytes(written)
+    run.format_file.write_bytes(written)
     assert "is damaged" in complaint(run.check)
 
 
 def test_every_format_up_to_ours_is_read_and_no_later_one(run: RunFolder) -> None:
     for number in range(1, FORMAT + 1):
-        run.format.write_text(f"{number}\n")
+        run.format_file.write_text(f"{number}\n")
         run.check()
     for number in (FORMAT + 1, FORMAT + 10, 10**30):
-        run.format.write_text(f"{number}\n")
+        run.format_file.write_text(f"{number}\n")
         assert f"has format {number}, but this Dragoman reads up to {FORMAT}; update" in complaint(run.recipe)
 
 

@@ -117,14 +117,14 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.provenance_file = self.path / "provenance.json"
         self.distilled = self.path / "distilled"  # translations by the teacher (augmentation/distillation.py)
-        self.format = self.path / "FORMAT"
+        self.format_file = self.path / "FORMAT"
 
     def begin(self, recipe: Recipe) -> None:
         """Create the folder. FORMAT is written first, so that even an interrupted start leaves a valid run folder."""
         self.check_name()
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.format, f"{FORMAT}\n")
+            write_text(self.format_file, f"{FORMAT}\n")
             self.checkpoints.mkdir(exist_ok=True)
         self.save_recipe(recipe)
 
@@ -133,7 +133,7 @@ class RunFolder:
         for folder in (self.tokenizer, self.checkpoints, self.path / "tensorboard"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            for file in (self.format, self.config, self.metrics, self.provenance_file):
+            for file in (self.format_file, self.config, self.metrics, self.provenance_file):
                 file.unlink(missing_ok=True)
             self.path.rmdir()
 
@@ -157,14 +157,14 @@ class RunFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
         self.check_name()
-        files = (self.format, self.config, self.model, self.metrics, self.scores)
+        files = (self.format_file, self.config, self.model, self.metrics, self.scores)
         for path in (*files, *self.tokenizer.rglob("*")):
             refuse_special_file(path)
-        if not self.format.is_file():
+        if not self.format_file.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
-        written = self.format.read_bytes().strip()
+        written = self.format_file.read_bytes().strip()
         if not written.isdigit() or len(written) > MAX_DIGITS or not int(written):
-            raise UserError(f"{str(self.format)!r} is damaged: it must contain a number, such as {FORMAT}")
+            raise UserError(f"{str(self.format_file)!r} is damaged: it must contain a number, such as {FORMAT}")
         if int(written) > FORMAT:
             raise UserError(
                 f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"

@@ -100,7 +100,7 @@ def test_fork_returns_input_and_norm(name: str, tokens: int, width: int, device:
     tested_dtype, found = torch.bfloat16 if device == "cuda" else torch.float32, []
     for dtype, copy in ((tested_dtype, norm), (torch.float64, deepcopy(norm).double())):
         leaf = x_BTC.to(dtype).requires_grad_()
-        stream, out = copy.fork(leaf)
+        stream, out = copy.keep_and_normalize(leaf)
         assert stream.equal(leaf)
         assert out.dtype == dtype
         leaves = [leaf, *copy.parameters()]

@@ -80,7 +80,7 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
         f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limit} "
         "(800 steps take about three minutes on two CPU cores)."
     )
-    train(recipe, out=out, resume=RunFolder(out).format.exists(), report=Report())
+    train(recipe, out=out, resume=RunFolder(out).format_file.exists(), report=Report())
     console.print(f"Scoring it on two test sets, {TEST_SENTENCES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
     results: dict[str, Any] = {}

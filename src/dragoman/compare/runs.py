@@ -79,8 +79,8 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             folder = out / "runs" / f"{name}-seed{settings.seed}"
             runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
     for run in runs:
-        earlier = RunFolder(run.folder)
-        if earlier.format.exists() and (change := find_changed_setting(earlier.recipe(), run.recipe, IGNORED_SETTINGS)):
+        old = RunFolder(run.folder)
+        if old.format_file.exists() and (change := find_changed_setting(old.recipe(), run.recipe, IGNORED_SETTINGS)):
             name, was, now = change
             raise UserError(
                 f"{str(run.folder)!r} was made with {name}={was!r}, not {now!r}; remove it, or choose another --out"
@@ -131,14 +131,14 @@ def check_comparable(recipes: Mapping[str, Recipe]) -> None:
 
 
 def format_value(value: object) -> str:
-    """Return the value of a setting as text for a message; corpora without settings that have their defaults."""
+    """Return a setting's value as text for a message. Of a corpus, only the non-default settings are shown."""
     if isinstance(value, tuple):
         return "[" + ", ".join(format_value(each) for each in value) + "]"
     return str(value.model_dump(exclude_defaults=True)) if hasattr(value, "model_dump") else repr(value)
 
 
 def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
-    """Return the measurements of a finished run; None if there are none, or of another version."""
+    """Return the measurements of a finished run; None if the file is missing or of another MEASUREMENT_VERSION."""
     with suppress(UserError):  # missing or truncated
         found = read_json(run.file(".json"))
         scored = {name for test in found.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def train_and_measure(recipe_file: Path, folder: Path) -> None:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     recipe = read_recipe(recipe_file)
-    train(recipe, out=folder, resume=RunFolder(folder).format.exists())
+    train(recipe, out=folder, resume=RunFolder(folder).format_file.exists())
     measured = measure_run(folder, device=recipe.train.device)
     write_text(folder.with_name(f"{folder.name}.json"), json.dumps(measured, indent=1) + "\n")
 

@@ -113,7 +113,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
     position = state.get("place")  # position in the training data; state.json keeps the key of earlier releases
     return {
         "run": str(folder.path),
-        "format": int(folder.format.read_text()),
+        "format": int(folder.format_file.read_text()),
         "digest": read_digest(folder.model),
         "task": task,
         "parameters": opened.parameter_count,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 class RowSlice(NamedTuple):
-    """The part of a batch that the model gets: the rows from `first` on, of `height` rows in all.
+    """The part of a full batch that the model gets: the rows from `first` on. The full batch has `height` rows.
 
     Every row occurs `passes` times, once for each forward pass that a consistency loss compares.
     """
@@ -45,8 +45,8 @@ def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
 class Dropout(nn.Module):
     """Zero elements with probability `rate` in training, and scale up the others. The first axis is the rows.
 
-    Generating random numbers is slow: PyTorch's dropout takes as long as a matrix product on a CPU, and longer than its
-    memory access on a GPU. This class uses 16 random bits per element, so rates are rounded to multiples of 1 / 65,536.
+    Generating random numbers is slow: PyTorch's dropout takes as long as a matrix product on a CPU, and longer than
+    reading x on a GPU. This class uses 16 random bits per element, so rates are rounded to multiples of 1 / 65,536.
     """
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
@@ -83,8 +83,8 @@ def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Te
     if like.is_cuda:
         from dragoman.kernels.rowwise_triton import sample_keep_mask
 
-        seed_1 = torch.randint(2**31, (1,), device=like.device)
-        keep: Tensor = sample_keep_mask(seed_1, list(shape), rate, first, height, passes)
+        seed = torch.randint(2**31, (1,), device=like.device)
+        keep: Tensor = sample_keep_mask(seed, list(shape), rate, first, height, passes)
         return keep.to(like.dtype) / (1 - rate)
     if _row_slice is None:
         return _sample_on_cpu(shape, rate, like)
@@ -93,13 +93,12 @@ def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Te
 
 
 def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
-    """Sample four elements from each random 64-bit integer: one is dropped if its 16 bits are below a threshold."""
+    """Sample a 16-bit number for each element, and drop the elements whose number is below a threshold."""
     dropped = min(round(rate * 65_536), 65_535)
     count = math.prod(shape)
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    keep = (
-        bits.view(torch.int16)[:count].view(shape).ge_(dropped - 32_768)
-    )  # in place: stays int16, since booleans are slower
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # each for four elements
+    # In place, so that the result stays int16: booleans are slower.
+    keep = bits.view(torch.int16)[:count].view(shape).ge_(dropped - 32_768)
     return keep.to(like.dtype).mul_(65_536 / (65_536 - dropped))
 
 

@@ -65,7 +65,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_NO = grads[0].contiguous()  # oneDNN falls back to its slowest code on a strided second operand
+        grad_NO = grads[0].contiguous()  # in compute_weight_gradient, oneDNN is slow on a strided second operand
         x_NI, weight_OI = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
@@ -109,7 +109,7 @@ ONEDNN_AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # ty
 
 Sublayer = TypeVar("Sublayer", bound=nn.Module)
 
-# The registry of the setting `norm_place`: before the sublayer, or after the residual sum (Vaswani 2017).
+# Values of `norm_place`: before the sublayer, or after the residual sum (Vaswani 2017). Registries are dictionaries.
 NORM_PLACES = {"pre": "pre", "post": "post"}
 
 
@@ -182,7 +182,7 @@ class SwiGluFeedForward(FeedForward):
 class Residual(nn.Module, Generic[Sublayer]):
     """A residual connection around a sublayer f: x + f(norm(x)) or norm(x + f(x)), with dropout on the output of f.
 
-    Without `skip`, x is not added.
+    Without `skip`, x is not added. `real_BT` is False at padding, which batch norm leaves out of its statistics.
     """
 
     def __init__(self, sublayer: Sublayer, norm: Norm, *, norm_place: str, skip: bool, dropout: float) -> None:
@@ -195,7 +195,7 @@ class Residual(nn.Module, Generic[Sublayer]):
     ) -> Tensor:
         """Apply the sublayer to x and `args`. `function` replaces its `forward`, for instance by its method `step`."""
         pre = self.norm_place == "pre"
-        x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
+        x_BTC, input_BTC = self.norm.keep_and_normalize(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
         y_BTC = (function or self.sublayer)(input_BTC, *args)
         out = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
         return out if pre else self.norm(out, real_BT)

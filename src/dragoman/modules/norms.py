@@ -48,7 +48,7 @@ class Norm(nn.Module):
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
 
-    def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def keep_and_normalize(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (x, norm(x)) for a residual connection. A fused backward pass can add the gradients of both."""
         return x_BTC, self(x_BTC, real_BT)
 
@@ -70,9 +70,9 @@ class LayerNorm(Norm):
             return out_BTC
         return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
 
-    def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def keep_and_normalize(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.training and self.supports_fused_kernel(x_BTC):
-            both: tuple[Tensor, Tensor] = _FusedFork.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            both: tuple[Tensor, Tensor] = _FusedResidualNorm.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return both
         return x_BTC, self(x_BTC, real_BT)
 
@@ -97,7 +97,7 @@ class _FusedLayerNorm(torch.autograd.Function):
         return _layer_norm_gradients(ctx, grads[0])
 
 
-class _FusedFork(torch.autograd.Function):
+class _FusedResidualNorm(torch.autograd.Function):
     """Return (x, layer_norm(x)); the backward pass adds the gradients of both in one kernel."""
 
     @staticmethod

@@ -249,7 +249,7 @@ class Grammar:
             self.add_subject(clause, lexicon.describable, personal=personal, second=second, extend=True)
         noun = clause.subject.noun
         common = None if noun is None or noun.proper else noun
-        adjectives = lexicon.qualities[common] + lexicon.colours[common] if common else lexicon.moods
+        adjectives = lexicon.qualities[common] + lexicon.colours[common] if common else lexicon.personal_adjectives
         adjective = clause.predicate = self.sample_adjective(adjectives)
         if adjective is None:
             raise NoFittingWord
@@ -276,7 +276,7 @@ class Grammar:
             phrases["prepositional"].preposition = frame.preposition
         if frame.predicates:
             noun = clause.subject.noun
-            adjectives = self.lexicon.qualities[noun] if noun and not noun.proper else self.lexicon.moods
+            adjectives = self.lexicon.qualities[noun] if noun and not noun.proper else self.lexicon.personal_adjectives
             clause.predicate = self.sample_adjective([a for a in adjectives if a.lemma in frame.predicates])
             if clause.predicate is None:
                 raise NoFittingWord
@@ -362,7 +362,7 @@ class Grammar:
         else:
             return
         if name == "time":
-            times = lexicon.neutral_times if clause.negated or not clause.verb else lexicon.adverbials
+            times = lexicon.non_affirmative if clause.negated or not clause.verb else lexicon.adverbials
             clause.adverbials[name] = self.pick(times[clause.tense])
         elif name != "circumstance":
             clause.adverbials[name] = self.pick(lexicon.adverbials[name])
@@ -434,7 +434,7 @@ class Grammar:
             phrase.determiner = "the"
             phrase.possessor = self.sample_noun_phrase(lexicon.possessors[noun], "possessor", "possessor")
         elif "person" in noun.tags:
-            phrase.postmodifier = self.sample_noun_phrase(lexicon.carried, "prepositional", "carried")
+            phrase.postmodifier = self.sample_noun_phrase(lexicon.belongings, "prepositional", "belonging")
             phrase.postmodifier.preposition = WITH
         elif noun.tags & {"small", "text"} and "furniture" not in noun.tags:
             phrase.postmodifier = self.sample_noun_phrase(lexicon.furniture, "prepositional", "definite")

@@ -5,8 +5,9 @@ The tables list the irregular forms; this module derives the regular ones. Cases
 German articles and adjectives do not distinguish gender in the plural.
 
     nouns.tsv        A genitive or german_plural that begins with a hyphen is an ending; a german_plural "." marks a
-                     mass noun. tags classify what the noun denotes. possessors are the tags of the nouns that may
-                     follow in the genitive ("the roof of the house").
+                     mass noun. tags classify what the noun denotes; in, on and at are its preposition as a place. A
+                     person may have a belonging along ("the man with the dog"). possessors are the tags of the nouns
+                     that may follow in the genitive ("the roof of the house").
     adjectives.tsv   stem is the irregular German stem before an ending (teuer, teur-es). kind is "colour", "state" for
                      a temporary condition (tired), or empty for a lasting quality. tags select the nouns that the
                      adjective may describe.
@@ -16,11 +17,11 @@ German articles and adjectives do not distinguish gender in the plural.
                      arguments; clauses and adjuncts list what else the verb may take.
     determiners.tsv  A row lists, with weights, the determiners that a noun phrase may have in some context. If mass is
                      empty, mass nouns have the determiners of the singular.
-    adverbials.tsv   Affirmative adverbials ("every day") fit neither a negated clause nor one with "to be". The kind
-                     of a question adverb is the adverb itself.
+    adverbials.tsv   kind is time, frequency, degree or sentence_adverb; a question adverb is a kind of its own (where).
+                     Affirmative adverbials ("every day") fit neither a negated clause nor one with "to be".
 
 Each English word has exactly one German translation and vice versa, and no form belongs to two words. Therefore the
-content words of a pair can be read off either of its sentences. `generate.py` computes the split of a pair from them.
+content words of a pair can be read off either sentence. `generate.py` computes the split of a pair from their hashes.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ ROLES = ("subject", "dative", "accusative", "prepositional")  # arguments that a
 CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE, "dative": DATIVE, "possessor": GENITIVE}  # of German, by role
 
 # To test generalization, some words are held out from one construction: the training data contains the word and the
-# construction, but never both together. Listed are the constructions, and the fraction of words that are held out.
+# construction, but never both together.
 CONSTRUCTIONS = {
+    # The noun's role, or its reference: by a relative pronoun (relative) or a personal pronoun (antecedent).
     "noun": ("subject", "accusative", "prepositional", "relative", "dative", "antecedent"),
+    # Clauses by kind (final: after a conjunction), with words before the subject (fronted), with a modal or "will".
     "verb": ("fronted", "final", "relative", "question", "negated", "auxiliary"),
-    "adjective": ("subject", "accusative", "other", "plural"),
+    "adjective": ("subject", "accusative", "other", "plural"),  # the role or the number of its noun
 }
-HELD_OUT_FRACTION = {"noun": 0.55, "verb": 0.55, "adjective": 0.4}
+HELD_OUT_FRACTION = {"noun": 0.55, "verb": 0.55, "adjective": 0.4}  # of the words
 
 Row = dict[str, str]  # a row of a .tsv table: column -> cell
 
@@ -98,7 +101,7 @@ class Noun:
         self.pronoun = ("he", "she", "")[self.gender] if self.tags & {"person", "name"} else "it"
         self.hash = hash_stably(f"{'name' if self.proper else 'noun'} {self.lemma}".encode())
         self.held_out = ""
-        if plural and not self.tags & {"weather", "event"}:
+        if plural and not self.tags & {"weather", "event"}:  # mass nouns, weather and events fit few constructions
             possible = {"dative": "person" in self.tags, "antecedent": bool(self.pronoun)}
             self.held_out = choose_held_out("noun", self.lemma, **possible)
 
@@ -237,6 +240,7 @@ class BilingualLexicon:
         }
         self.frames_by_role: dict[str, dict[Noun, list[Frame]]] = {role: {} for role in ROLES}
         for role, by_noun in self.frames_by_role.items():
+            # Pronouns as objects of ditransitive verbs would need an order that english.py lacks: gives it to the man.
             for frame in self.frames if role == "subject" else not_ditransitive:
                 for noun in frame.fillers[role]:
                     by_noun.setdefault(noun, []).append(frame)
@@ -250,24 +254,24 @@ class BilingualLexicon:
         self.describable = [noun for noun in nouns if self.qualities[noun]]
         self.possessors = {noun: select_nouns(nouns, *noun.possessors) for noun in nouns if noun.possessors}
         self.people, self.names = select_nouns(nouns, "person"), select_nouns(nouns, "name")
-        self.carried, self.furniture = select_nouns(nouns, "carried"), select_nouns(nouns, "furniture")
+        self.belongings, self.furniture = select_nouns(nouns, "belonging"), select_nouns(nouns, "furniture")
         self.weather, self.events = select_nouns(nouns, "weather"), select_nouns(nouns, "event")
         self.places = select_nouns(nouns, "in", "on", "at")
         self.manners = [adjective for adjective in self.adjectives if adjective.adverb.english]
-        self.moods = [adjective for adjective in self.adjectives if "person" in adjective.tags]
+        self.personal_adjectives = [adjective for adjective in self.adjectives if "person" in adjective.tags]
         # By name of the row: the determiners of singular nouns, of plural nouns and of mass nouns.
         self.determiners = {
             row["name"]: [expand_weights(row[column] or row["singular"]) for column in ("singular", "plural", "mass")]
             for row in read_table("determiners")
         }
         self.adverbials: dict[str, list[Adverbial]] = {}  # by kind; adverbials of time by tense
-        self.neutral_times: dict[str, list[Adverbial]] = {}  # without the affirmative ones
+        self.non_affirmative: dict[str, list[Adverbial]] = {}  # the same without affirmative adverbials
         for row in read_table("adverbials"):
             adverbial = Adverbial(tuple(row["english"].split()), tuple(row["german"].split()))
             for key in row["tenses"].split() or [row["kind"]]:
                 self.adverbials.setdefault(key, []).append(adverbial)
                 if not row["affirmative"]:
-                    self.neutral_times.setdefault(key, []).append(adverbial)
+                    self.non_affirmative.setdefault(key, []).append(adverbial)
 
 
 @cache
@@ -279,7 +283,7 @@ def load_lexicon() -> BilingualLexicon:
 @cache
 def find_similar(noun: Noun, adjective: Adjective) -> tuple[Noun, ...]:
     """Return nouns to compare `noun` with: things of the same kind that the adjective describes too."""
-    too_broad = {"goods", "small", "portable", "carried", "idea", "in", "on", "at"}
+    too_broad = {"goods", "small", "portable", "belonging", "idea", "in", "on", "at"}
     kinds = noun.tags - too_broad - {noun.lemma}
     fit = (other for other in load_lexicon().nouns if other.tags & kinds and other.tags & adjective.tags)
     return tuple(other for other in fit if not other.mass and other is not noun)

@@ -109,7 +109,7 @@ def begin(request: TrainRequest, report: Report, held: ExitStack, group: Process
     recipe = group.broadcast(lambda: open_folder(request, newest, parent, report, held, group))
 
     def check_folder() -> None:
-        if not folder.format.exists():
+        if not folder.format_file.exists():
             raise UserError(
                 f"process {group.rank} does not see {str(folder.path)!r}, which process 0 made; with --out, name a "
                 "folder that all machines see"
@@ -124,7 +124,7 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
-    if not folder.format.exists():
+    if not folder.format_file.exists():
         if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return None
