@@ -13,9 +13,9 @@ aims at less than 1 - MIN_FILL).
 
 There are two steps. A *layout* (LAYOUTS) plans which examples share which row, from their lengths alone. Then the
 ExampleFormat of the task (EXAMPLE_FORMATS) collates a planned batch: it writes the examples into tensors. Lengths are
-counted in slots of the batch: a source with its </s>, a target with its <s> or its </s>.
+counted in slots of the batch: those of sentence pairs include the </s> of each side.
 
-Shapes   B rows   S source width   T target width   N examples, or tokens of all rows   2 source and target
+Shapes   B rows   S source width   T target width   N examples   2 source and target
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class RankShard(NamedTuple):
 
 
 class BestFitTable:
-    """The items that are not in a row yet, with a table of the best item for each size of gap.
+    """The items (indices of pairs) that are not in a row yet, with a table of the best item for each size of gap.
 
     Lengths are rounded up to cells, CELLS_PER_WIDTH per row (fewer if a row is narrower), and items of the same length
     in cells are interchangeable. `best_ST[s, t]` is the preference of the best item for a gap of s source and t target
-    cells. The table is rebuilt only when no item of the length in the table is left.
+    cells. The table is rebuilt only when the cell of that item has become empty.
 
     Shapes   S and T: lengths in source and target cells, from 0 to the full width   N items
     """
@@ -88,7 +88,7 @@ class BestFitTable:
         self.cells = [min(CELLS_PER_WIDTH, width) for width in widths]
         S, T = self.shape = (self.cells[0] + 1, self.cells[1] + 1)
         fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
-        # Longer items are preferred. The preference modulo S * T is the index of the cell.
+        # Longer items are preferred (to 1/1000 of a row). The preference modulo S * T is the index of the cell.
         self.preference_ST = np.round(fullness_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
         source_N, target_N = (
             -(-length_N * n // width) for length_N, n, width in zip(length_2N, self.cells, widths, strict=True)
@@ -135,9 +135,9 @@ def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[Ba
     result has one plan for each of these widths.
     """
     length_2N = np.stack([source_N, target_N])
-    rows_needed_N = (length_2N / np.array(widths)[:, None]).max(0)
-    doublings_N = np.ceil(np.log2(np.maximum(rows_needed_N, 1.0))).astype(int).tolist()
-    order = np.argsort(-rows_needed_N, kind="stable").tolist()
+    relative_length_N = (length_2N / np.array(widths)[:, None]).max(0)  # 1: as long as a row
+    doublings_N = np.ceil(np.log2(np.maximum(relative_length_N, 1.0))).astype(int).tolist()
+    order = np.argsort(-relative_length_N, kind="stable").tolist()
     table = BestFitTable(length_2N, widths)
     table.put(item for item in reversed(order) if not doublings_N[item])
     plans = [BatchPlan([], widths.scale(2**k)) for k in range(max(doublings_N, default=0) + 1)]
@@ -265,7 +265,7 @@ def plan_stepped(
     """
     length_2N, ratio_2 = np.stack([source_N, target_N]), np.array(widths) / max(widths)
     needed_N = (length_2N / ratio_2[:, None]).max(0)  # minimum bucket width for each pair
-    bucket_N = np.searchsorted(BUCKET_WIDTHS, needed_N - 1e-6)
+    bucket_N = np.searchsorted(BUCKET_WIDTHS, needed_N - 1e-6)  # 1e-6 is a tolerance for rounding errors
     order = rng.permutation(len(bucket_N))
     plans: list[BatchPlan] = []
     rows: list[list[int]] = []
@@ -310,7 +310,7 @@ def flatten_side(ids: Sequence[NDArray[np.integer]], plan: BatchPlan, width: int
     """
     sizes = [len(row) for row in plan.rows]
     first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)  # the first example of the same row
-    end = np.full(int(eos), EOS)
+    end = np.full(int(eos), EOS)  # empty if `eos` is False
     length_N = np.array([len(tokens) + eos for tokens in ids], dtype=np.int64)
     token = np.concatenate([end[:0], *(part for tokens in ids for part in (tokens, end))]).astype(np.int64)
     offset_N = np.cumsum(length_N) - length_N  # start of each example in `token`
@@ -355,7 +355,7 @@ class ExampleFormat:
     def collate(self, plan: BatchPlan, examples: Examples, feature_names: Iterable[str] | None = None) -> Batch:
         """Write a planned batch into tensors.
 
-        The names of its features are those of the examples. If a batch may be empty, give them as `feature_names`.
+        By default, the batch has the features of its examples; `feature_names` is needed if there may be no examples.
         """
         planned = [examples[item] for row in plan.rows for item in row]
         has_source, predicts_all = bool(self.empty_source), self.first_input is not None
@@ -372,7 +372,8 @@ class ExampleFormat:
         row_N = np.repeat(np.arange(len(plan.rows)), list(map(len, plan.rows)))
         features: dict[str, Tensor] = {}
         for name in feature_names:
-            features |= FEATURES[name].pack([e.features[name] for e in planned], row_N, source.slot, source_shape)
+            values = [e.features[name] for e in planned]
+            features |= FEATURES[name].pack(values, row=row_N, slot_N=source.slot, shape=source_shape)
         return Batch(
             source_BS=scatter(source.token, source.slot, source_shape),
             source_segment_BS=scatter(source.segment, source.slot, source_shape),

@@ -106,10 +106,10 @@ COUNTED_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00
 
 @dataclass(frozen=True, slots=True)
 class UnknownWords:
-    """Words on one side of a corpus that do not occur on the same side of another corpus."""
+    """The words on one side of a corpus, and those that are unknown: not on the same side of another corpus."""
 
-    words: int  # number of all words
-    unknown: int  # number of unknown words
+    words: int  # number of all words; a repeated word counts every time
+    unknown: int  # number of unknown words, counted likewise
     examples: list[str]  # the most frequent unknown words
 
 

@@ -283,11 +283,11 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
         other = found.against
         facts.add_row("against", Text(f"{other.name}, {other.other_pairs:,} pairs"))
         facts.add_row("shared", f"{other.shared_sources:,} sources, {other.shared_pairs:,} pairs")
-        for name, words in (("source", other.source), ("target", other.target)):
-            examples = f", such as {' '.join(words.examples)}" if words.examples else ""
-            fraction = words.unknown / max(words.words, 1)
-            text = f"{words.unknown:,} of {words.words:,} ({fraction:.2%}){examples}"
-            facts.add_row(f"unknown {name} words", Text(text))
+        for name, side_words in (("source", other.source), ("target", other.target)):
+            unknown, total = side_words.unknown, side_words.words
+            examples = f", such as {' '.join(side_words.examples)}" if side_words.examples else ""
+            text = f"{unknown:,} of {total:,} ({unknown / max(total, 1):.2%}) are not in {other.name}{examples}"
+            facts.add_row(f"{name} words", Text(text))
     for note in found.notes:
         facts.add_row("note", Text(note))
     return Group(table, facts)

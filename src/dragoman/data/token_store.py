@@ -21,7 +21,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import islice, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class TokenStore:
                 name: [StoredColumn(folder, f"source.{file}", "int32") for file in feature.files]
                 for name, feature in stored.items()
             }
-            self.columns = [*self.ids, *self.text, *(column for both in self.features.values() for column in both)]
+            self.columns = [*self.ids, *self.text, *chain.from_iterable(self.features.values())]
             complete = all(len(c.ends) == self.pairs and c.ends[-1] == len(c.values) for c in self.columns)
         except (OSError, ValueError, KeyError):
             complete = False
@@ -122,8 +122,8 @@ class TokenStore:
         """Return the examples of these lines."""
         source, target = (ids.read(lines) for ids in self.ids)
         features = {
-            name: list(map(TokenFeature, *(column.read(lines) for column in both)))
-            for name, both in self.features.items()
+            name: list(map(TokenFeature, *(column.read(lines) for column in columns)))
+            for name, columns in self.features.items()
         }
         return make_examples(source, target, lines, features)
 
@@ -170,7 +170,8 @@ def open_store(
 ) -> TokenStore:
     """Open the store of this corpus and tokenizer, and write it first if it is not cached.
 
-    `key` identifies the corpus and `name` names it in messages. With `text`, the texts are stored too.
+    `key` identifies the corpus and `name` names it in messages. With `text`, the texts are stored too. Examples with
+    more than `max_length` tokens on a side are left out.
     """
     # Stores that earlier versions wrote are found by this key, so its format must not change.
     parts = [key, tokenizers.fingerprint(), str(max_length), str(text)]
@@ -178,10 +179,10 @@ def open_store(
     parts += [FEATURES[feature].store_key for feature in features]
     folder = cache / digest_bytes("|".join(parts).encode(), size=12)
 
-    def write(beside: Path) -> None:
-        with StoreWriter(beside, tokenizers, text=text, features=features) as writer:
+    def write(temporary: Path) -> None:
+        with StoreWriter(temporary, tokenizers, text=text, features=features) as writer:
             about = writer.write(pairs(), EXAMPLE_FORMATS[example_format], max_length, name)
-        (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
+        (temporary / "store.json").write_text(json.dumps(about), encoding="utf-8")
 
     if not (folder / "store.json").exists():
         try:
@@ -203,15 +204,15 @@ class StoreWriter(ExitStack):
         self.features = [FEATURES[name] for name in features]
         self.dtype = "uint16" if max(tokenizers.sizes.values()) <= 2**16 else "uint32"
         self.digest = hashlib.blake2b(digest_size=16)
-        self.missing = {feature.missing_key: 0 for feature in self.features}
+        self.missing = {feature.missing_key: 0 for feature in self.features}  # number of sources without the feature
         columns = [f"{side}.{kind}" for kind in ("ids", *(["text"] if text else [])) for side in STORED_SIDES]
         columns += [f"source.{file}" for feature in self.features for file in feature.files]
         names = [name for column in columns for name in (column, name_ends(column))]
         self.files = {name: self.enter_context((folder / name).open("wb")) for name in names}
         self.last_ends = dict.fromkeys(columns, 0)  # number of values written to each column
 
-    def write(self, pairs: Iterator[Pair], form: ExampleFormat, max_length: int, corpus: str) -> dict[str, Any]:
-        """Write all pairs that the format does not refuse; return the content of store.json."""
+    def write(self, pairs: Iterator[Pair], format_: ExampleFormat, max_length: int, corpus: str) -> dict[str, Any]:
+        """Write the pairs that need not be skipped; return the content of store.json. Messages name `corpus`."""
         dropped: Counter[str] = Counter()
         count = longest = characters = 0
         tag = ""
@@ -223,10 +224,10 @@ class StoreWriter(ExitStack):
             kept: list[tuple[Pair, list[int], list[int]]] = []
             for pair, ids, target in zip(chunk, sources, targets, strict=True):
                 source = [*tag_ids, *ids] if ids else ids
-                if reason := form.find_reason_to_skip(source, target, max_length):
+                if reason := format_.find_reason_to_skip(source, target, max_length):
                     dropped[reason] += 1
                 else:
-                    kept.append((pair, source, [*target, EOS] if form.keeps_eos else target))
+                    kept.append((pair, source, [*target, EOS] if format_.keeps_eos else target))
             self.write_chunk(kept)
             count += len(kept)
             longest = max([longest, *(len(source) for _, source, _ in kept)])
@@ -234,7 +235,7 @@ class StoreWriter(ExitStack):
         if not count:
             reasons = [f"{number} {reason}" for reason, number in dropped.items()] or ["nothing read"]
             raise UserError(
-                f"{corpus}: none of {dropped.total()} {form.noun} can be used ({', '.join(reasons)}); "
+                f"{corpus}: none of {dropped.total()} {format_.noun} can be used ({', '.join(reasons)}); "
                 "check the files, or raise data.max_length"
             )
         about = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
@@ -261,8 +262,8 @@ class StoreWriter(ExitStack):
             for file, arrays in zip(feature.files, values, strict=True):
                 columns[f"source.{file}"] = arrays
                 self.digest.update(b"".join(map(bytes, arrays)))
-        for name, lines in columns.items():
-            self.files[name].write(b"".join(map(bytes, lines)))
-            ends = np.cumsum([self.last_ends[name], *map(len, lines)], dtype=np.int64)
-            self.files[name_ends(name)].write(ends[1:].tobytes())
-            self.last_ends[name] = int(ends[-1])
+        for column, lines in columns.items():
+            self.files[column].write(b"".join(map(bytes, lines)))
+            ends = np.cumsum([self.last_ends[column], *map(len, lines)], dtype=np.int64)
+            self.files[name_ends(column)].write(ends[1:].tobytes())
+            self.last_ends[column] = int(ends[-1])

@@ -11,7 +11,8 @@ sentence. Results do not depend on which sentences are in the same batch. There 
 
 `run_batch` decodes one batch without replacing finished sentences.
 
-Shapes   B slots   K selected slots   W beams per slot   N = B * W rows of the model   S source width   V vocabulary
+Shapes   B slots   K selected slots   W beams per slot   N = B * W rows of the model   M = K * W   S source width
+         V vocabulary   (`beam_indices_NK`: K positions of the cache)
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Slots:
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]) -> None:
         """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job."""
         index_K = copy_to_device(slots, self.search.device)
-        rows_N = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
-        self.state = self.state.put(index_K, fresh.select(rows_N))
+        fresh_row_M = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
+        self.state = self.state.put(index_K, fresh.select(fresh_row_M))
         self.search.put(slots, jobs)
         self.token_N.view(len(self.numbers), -1)[index_K] = BOS
         for slot, number in zip(slots, numbers, strict=True):
@@ -116,15 +117,15 @@ class StaticSlots(Slots):
     """A fixed number of beam-search slots whose tensors are updated in place. On a GPU, `step` replays a CUDA graph."""
 
     search: BeamSearch
-    state: Any  # a KVCache, or another state with an indirect cache
+    state: Any  # an indirect KVCache: reordering beams changes `beam_indices_NK`, not the rows of keys and values
 
     def __init__(
         self, model: StepModel[Any], search: BeamSearch, numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]
     ) -> None:
         super().__init__(model, search, numbers, fresh, jobs)
         search.state = BeamState(*[tensor.clone() for tensor in search.state])  # no two tensors may share memory
-        self.initial = search.make_state([Job([], 1)])  # of a sentence with any limit above 0, apart from `limit_B`
-        self.state = self.state.make_indirect(search.longest + 1)
+        self.initial = search.make_state([Job([], 1)])  # of one new sentence; `fill` sets `limit_B`
+        self.state = self.state.make_indirect(capacity=search.longest + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if search.device.type == "cuda":
             side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -141,7 +142,7 @@ class StaticSlots(Slots):
     def step(self) -> None:
         """Advance every sentence by one token and copy the new values into the old tensors.
 
-        Keys and values are not copied: an indirect cache is written in place.
+        Keys and values are not copied: the model writes them into the cache in place.
         """
         if self.graph:
             self.graph.replay()
@@ -174,7 +175,10 @@ class StaticSlots(Slots):
         return wait
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]) -> None:
-        """Start new jobs in free slots. Cache entries of earlier sentences remain and are masked."""
+        """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job.
+
+        `KVCache.put` replaces the encoded sources, which beams share, in place. Only `length_B` is a new tensor.
+        """
         index_K, limit_K = copy_to_device([slots, [job.limit for job in jobs]], self.search.device)
         self.state.length_B.copy_(self.state.put(index_K, fresh).length_B)
         for tensor, initial in zip(self.search.state, self.initial, strict=True):
@@ -324,7 +328,7 @@ class GpuScheduler(Scheduler):
         settings = (chosen.beam, chosen.nbest, chosen.length_penalty, chosen.length_norm, chosen.stop)
         shape = (queue.width, longest, settings)
         if shape not in self.pools:
-            slot_bytes = self.read_sources(queue, [FREE])[0].make_indirect(longest + 1).nbytes * search.width
+            slot_bytes = self.read_sources(queue, [FREE])[0].make_indirect(capacity=longest + 1).nbytes * search.width
             count = max(min(self.rows // search.width, self.pool_bytes // slot_bytes), 1)
             while self.pools and slot_bytes * count + self.used_bytes > self.MAX_POOLS * self.pool_bytes:
                 others = [key for key in self.pools if key[-1] != settings]
@@ -353,7 +357,8 @@ class Prefetcher:
         if not self.numbers and (numbers := self.queue.next(self.batch_size)):
             padded = [*numbers, *[FREE] * (self.batch_size - len(numbers))]
             fresh, _ = self.scheduler.read_sources(self.queue, padded)
-            self.fresh, self.numbers, self.returned = fresh.make_indirect(0), numbers, 0
+            self.fresh = fresh.make_indirect(capacity=0)  # `fill` copies only the encoded sources
+            self.numbers, self.returned = numbers, 0
 
     def next(self) -> tuple[list[int], Any, list[Job]] | None:
         """Return the job numbers of the next group, their initial state, and the jobs, or None at the end."""
@@ -408,6 +413,6 @@ def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> tuple[Tensor,
     source_BS[real_BS] = [token for job in jobs for token in (*job.ids, EOS)]
     features: dict[str, Tensor] = {}
     for name in jobs[0].features if jobs else ():
-        values = [job.features[name] for job in jobs]
-        features |= FEATURES[name].pack(values, np.arange(len(jobs)), np.flatnonzero(real_BS), real_BS.shape)
+        values, slot_N = [job.features[name] for job in jobs], np.flatnonzero(real_BS)
+        features |= FEATURES[name].pack(values, row=np.arange(len(jobs)), slot_N=slot_N, shape=real_BS.shape)
     return torch.from_numpy(source_BS), torch.from_numpy(real_BS), features

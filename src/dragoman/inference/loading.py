@@ -59,7 +59,7 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
     opened = [open_run(path, device=device) for path in ([run] if isinstance(run, str | Path) else run)]
     if not opened:
         raise UserError("there is no run to load; name one or more run folders")
-    predictor = opened[0] if len(opened) == 1 else combine_runs(opened)
+    predictor = opened[0] if len(opened) == 1 else combine_predictors(opened)
     if isinstance(predictor, Translator):
         return replace(predictor, engine=open_engine(engine, predictor))
     return predictor
@@ -102,6 +102,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     copy_weights(model, weights, repr(str(folder.model)), "its config.yaml")
     try:
         longest = int(header["longest"])  # number of tokens of the longest source in the training data
+        # Translations that deviate from the training pairs (length ratio, copying, placeholders) are flagged.
         statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
         if longest not in range(1 << 31) or not all(map(math.isfinite, statistics or ())):
             raise ValueError
@@ -114,10 +115,10 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     return predictor(model_on_device, tokenizers, recipe, longest, torch_device, statistics=statistics, run=str(run))
 
 
-def make_torch_engine(run: Predictor[Model], cache: Path | None = None, *, precision: str = "float32") -> Engine:  # noqa: ARG001
-    """Return an engine that runs the model in PyTorch. `cache` is unused: other engines keep converted models there."""
-    model = prepare_model(cast(Seq2Seq, run.model), run.device, precision)
-    return TorchEngine(model, run.device, run.tokenizers.target.decode)
+def make_torch_engine(predictor: Predictor[Model], _cache: Path | None = None, *, precision: str = "float32") -> Engine:
+    """Return an engine that runs the model in PyTorch. `_cache` is unused: other engines convert models into it."""
+    model = prepare_model(cast(Seq2Seq, predictor.model), predictor.device, precision)
+    return TorchEngine(model, predictor.device, predictor.tokenizers.target.decode)
 
 
 # `auto` is PyTorch in float32: a line has the same translation at every batch size, in any order, and independent of
@@ -133,9 +134,9 @@ ENGINES: dict[str, Callable[[Predictor[Model], Path | None], Engine]] = {
 }
 
 
-def open_engine(name: str, run: Predictor[Model], *, cache: Path | None = None) -> Engine:
+def open_engine(name: str, predictor: Predictor[Model], *, cache: Path | None = None) -> Engine:
     """Return the engine called `name` for a model. Converted models are kept in `cache`."""
-    return pick(ENGINES, name, "engine")(run, cache)
+    return pick(ENGINES, name, "engine")(predictor, cache)
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:
@@ -184,33 +185,37 @@ class EnsembleModel(Seq2Seq):
         return self.ensemble.step(token_N, state)
 
 
-def combine_runs(runs: Sequence[Translator | Generator | Classifier]) -> Translator:
-    """Return the ensemble of several runs with the same vocabularies. Search settings are those of the first run."""
-    first, names = runs[0], [run.run for run in runs]
+def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]) -> Translator:
+    """Return the ensemble of translators with the same vocabularies. Search settings are those of the first one."""
+    first, names = predictors[0], [predictor.run for predictor in predictors]
     translators = []
-    for run, name in zip(runs, names, strict=True):
-        if run.tokenizers.fingerprint() != first.tokenizers.fingerprint():
+    for predictor, name in zip(predictors, names, strict=True):
+        if predictor.tokenizers.fingerprint() != first.tokenizers.fingerprint():
             raise UserError(
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot form an ensemble; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
-        if run.recipe.model.features != first.recipe.model.features:
-            raise UserError(f"of {names[0]!r} and {name!r} only one uses trees, so they cannot form an ensemble")
-        if not isinstance(run, Translator):
+        if predictor.recipe.model.features != first.recipe.model.features:
+            used = [", ".join(member.recipe.model.features) or "none" for member in (first, predictor)]
+            features = f"different source features ({used[0]} and {used[1]})"
+            raise UserError(f"{names[0]!r} and {name!r} use {features}, so they cannot form an ensemble")
+        if not isinstance(predictor, Translator):
             raise UserError(f"{name!r} is not a translation model, so it cannot be part of an ensemble")
-        translators.append(run)
-    shortest = min(translators, key=lambda run: run.max_tokens)  # a translation must fit into every model
-    model = EnsembleModel([run.model for run in translators]).eval()
+        translators.append(predictor)
+    shortest = min(translators, key=lambda translator: translator.max_tokens)  # a translation must fit into every model
+    model = EnsembleModel([translator.model for translator in translators]).eval()
     recipe = shortest.recipe.model_copy(update={"search": first.recipe.search})
-    longest = min(run.longest for run in runs)
-    about = (first.tokenizers, recipe, longest, first.device)
-    return Translator(model, *about, statistics=first.statistics, run=", ".join(names))
+    longest = min(predictor.longest for predictor in predictors)
+    common = (first.tokenizers, recipe, longest, first.device)
+    return Translator(model, *common, statistics=first.statistics, run=", ".join(names))
 
 
 def score(
     run: RunPaths, *, sources: Sequence[str], targets: Sequence[str], tag: str = "", device: str = "auto"
 ) -> list[PairScore]:
     """Return the log-probability that a run gives each target as the translation of its source.
+
+    `tag`, for models trained with tags, is the tag of all sources.
 
     scores = dragoman.score("runs/mine", sources=["A man walks."], targets=["Ein Mann geht."])
     for score in scores:

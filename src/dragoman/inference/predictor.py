@@ -4,7 +4,7 @@ The rounding of floats depends on tensor shapes. Therefore every batch here has 
 empty) and a width that depends only on the length of the text. The result for a line is then the same to the bit,
 however many other lines there are, and in whatever order.
 
-Shapes   B rows of a batch   T target width   L tokens of one target, EOS included   C model width   V vocabulary
+Shapes   B rows of a batch   T target width   L consecutive tokens of one target   C model width   V vocabulary
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Predictor(Generic[_M]):
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)  # the run folder
-    max_tokens: int = field(init=False)  # maximum length of a text, without EOS and tags: the positions of the model
+    max_tokens: int = field(init=False)  # maximum length of a text; EOS and a tag must fit into the model too
     max_unsplit: int = field(init=False)  # texts of up to this many tokens are not split
 
     def __post_init__(self) -> None:
@@ -80,9 +80,9 @@ class Predictor(Generic[_M]):
         collate: Callable[[BatchPlan, Sequence[Example]], Batch] = collate_pairs,
         max_cells: int = sys.maxsize,
     ) -> Iterator[tuple[list[int], Batch]]:
-        """Yield batches and the indices of their examples; a batch has one example per row, all of the same widths.
+        """Yield batches and the indices of their examples. A batch has one example per row, all with equal `widths`.
 
-        All batches of the same width have the same number of rows; `max_cells` limits rows * width ** 2.
+        All batches of the same widths have the same number of rows; `max_cells` limits rows * width ** 2.
         """
         groups: dict[Widths, list[int]] = {}
         for index, example in enumerate(examples):
@@ -142,17 +142,19 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
         logps = dict(zip(fitting, compute_logps(predictor, [examples[i] for i in fitting]), strict=True))
     scores = []
     for i, example in enumerate(examples):
-        source, target, warnings = len(example.source), example.target.tolist(), []
+        source_length, target, warnings = len(example.source), example.target.tolist(), []
         if i not in logps:
-            length = max(source, len(target))
+            length = max(source_length, len(target))
             warnings.append(f"without a score: {length} tokens, but the maximum is {maximum}")
-        elif not source and target:
+        elif not source_length and target:
             warnings.append("with an empty source")
-        elif source > predictor.longest:
-            warnings.append(f"longer than any sentence of training ({source} tokens against {predictor.longest})")
+        elif source_length > predictor.longest:
+            lengths = f"{source_length} tokens against {predictor.longest}"
+            warnings.append(f"longer than any sentence of training ({lengths})")
         if UNK in target:
             warnings.append(f"with unknown tokens in the target: {target.count(UNK)}")
-        token_logps = [0.0] if not source and not target else logps.get(i, [])
+        is_empty = not source_length and not target  # an empty line is always translated as an empty line: logp 0
+        token_logps = [0.0] if is_empty else logps.get(i, [])
         logp = sum(token_logps) if token_logps else float("nan")
         tokens = [*predictor.tokenizers.target.pieces(target), *predictor.tokenizers.target.pieces([EOS])]
         scores.append(PairScore(logp, logp / len(tokens), tokens, token_logps, tuple(warnings)))

@@ -238,8 +238,8 @@ class KVCache:
         return replace(self, beam_indices_NK=beam_indices_NK)
 
     def make_indirect(self, capacity: int) -> KVCache:
-        """Return this state with an indirect cache of this capacity. No token may have been decoded yet."""
-        bias = self.mask.bias
+        """Return this state with an indirect cache of `capacity` positions. No token may have been decoded yet."""
+        bias = self.mask.bias  # is replaced by the lengths of the sources, which the GPU kernel reads
         mask = AttentionMask() if bias is None else AttentionMask(length_B=(bias[:, 0, 0] == 0).sum(-1))
         return replace(self.reserve(capacity), mask=mask, indirect=True)
 
@@ -277,7 +277,8 @@ class KVCache:
     def put(self, sentences_K: Tensor, fresh: KVCache) -> KVCache:
         """Replace these sentences by those of `fresh`, for which no token has been decoded yet.
 
-        The old keys and values stay in `caches`, but are masked until new tokens overwrite them.
+        All tensors except `length_B` are updated in place. The old keys and values stay in `caches`, but are masked
+        until new tokens overwrite them.
         """
         for pair, new_pair in zip(self.memory, fresh.memory, strict=True):
             for old_BHSD, new_BHSD in zip(pair or (), new_pair or (), strict=True):
