@@ -286,8 +286,8 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
         for name, side_words in (("source", other.source), ("target", other.target)):
             unknown, total = side_words.unknown, side_words.words
             examples = f", such as {' '.join(side_words.examples)}" if side_words.examples else ""
-            text = f"{unknown:,} of {total:,} ({unknown / max(total, 1):.2%}) are not in {other.name}{examples}"
-            facts.add_row(f"{name} words", Text(text))
+            text = f"{unknown:,} of {total:,} ({unknown / max(total, 1):.2%}){examples}"
+            facts.add_row(f"{name} words not shared", Text(text))
     for note in found.notes:
         facts.add_row("note", Text(note))
     return Group(table, facts)
