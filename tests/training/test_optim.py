@@ -140,7 +140,7 @@ def test_settings_reach_the_optimizer(name: str) -> None:
 
 
 def test_an_optimizer_with_settings_of_its_own_is_one_registry_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    nadam = OptimizerFactory(torch.optim.NAdam, own={"momentum_decay": 0.004})
+    nadam = OptimizerFactory(torch.optim.NAdam, options={"momentum_decay": 0.004})
     monkeypatch.setitem(OPTIMIZERS, "nadam", nadam)
     for options, expected in (({}, 0.004), ({"momentum_decay": 0.125}, 0.125)):
         settings = TrainSettings(optimizer="nadam", optimizer_options=options)
@@ -148,6 +148,9 @@ def test_an_optimizer_with_settings_of_its_own_is_one_registry_entry(monkeypatch
         [group] = nadam({"x": torch.zeros(2, requires_grad=True)}, settings).param_groups
         assert group["momentum_decay"] == expected
         assert group["betas"] == (0.9, settings.beta2)
+    settings = TrainSettings(optimizer="nadam", optimizer_options={"momentum_decay": -1})
+    with pytest.raises(UserError, match=r"train.optimizer=nadam: Invalid momentum_decay value: -1"):
+        check_optimization(settings, TransformerSettings())
 
 
 @EVERY_OPTIMIZER
@@ -158,7 +161,7 @@ def test_an_option_that_an_optimizer_does_not_have_is_refused(name: str) -> None
 
 
 def test_muon_has_the_momentum_that_is_set() -> None:
-    assert OPTIMIZERS["muon"].own == {"momentum": 0.95}
+    assert OPTIMIZERS["muon"].options == {"momentum": 0.95}
     torch.manual_seed(1)
     found = []
     for momentum in (0.95, 0.5):

@@ -70,13 +70,13 @@ def tensors_after(one: Stepper, steps: list[int], *, bad: int = 0) -> list[Tenso
     return [tensor.detach().clone() for group in groups for tensor in group.values()]
 
 
-EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])
+EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "stock nadam"])
 
 
 @pytest.fixture(autouse=True)
 def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An optimizer that knows nothing of this project is registered with one line."""
-    monkeypatch.setitem(OPTIMIZERS, "nadam", OptimizerFactory(torch.optim.NAdam))
+    monkeypatch.setitem(OPTIMIZERS, "stock nadam", OptimizerFactory(torch.optim.NAdam))
 
 
 @EVERY_OPTIMIZER

@@ -137,8 +137,8 @@ class OptimizerFactory:
     """A registry entry: a class of optimizers that take named parameters, as those of `torch.optim` do."""
 
     kind: type[Optimizer]
-    options: Mapping[str, Any] = field(default_factory=dict)  # fixed arguments of the constructor
-    own: Mapping[str, float] = field(default_factory=dict)  # defaults of arguments that train.optimizer_options may set
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fixed arguments of the constructor
+    options: Mapping[str, float] = field(default_factory=dict)  # defaults of what train.optimizer_options may set
 
     def __call__(self, named: Mapping[str, Tensor], settings: TrainSettings) -> Optimizer:
         """Return an optimizer of these parameters; pass it the settings of TrainSettings that its constructor accepts.
@@ -156,14 +156,14 @@ class OptimizerFactory:
         accepted = inspect.signature(self.kind).parameters
         common = {name: value for name, value in common.items() if name in accepted}
         make: Callable[..., Optimizer] = self.kind
-        return make(named.items(), **common, **self.options, **{**self.own, **settings.optimizer_options})
+        return make(named.items(), **common, **self.fixed, **{**self.options, **settings.optimizer_options})
 
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "sgd": OptimizerFactory(CapturableSGD),
     "adam": OptimizerFactory(Adam, FUSED_ADAM),
     "adamw": OptimizerFactory(AdamW, FUSED_ADAM),
-    "muon": OptimizerFactory(Muon, own={"momentum": 0.95}),
+    "muon": OptimizerFactory(Muon, options={"momentum": 0.95}),
 }
 
 
@@ -253,12 +253,16 @@ def check_optimization(settings: TrainSettings, model: Settings) -> None:
             f"train.average={settings.average} needs as many checkpoints, "
             f"but train.keep={settings.keep}; raise train.keep"
         )
-    own = OPTIMIZERS[settings.optimizer].own
-    if unknown := [name for name in settings.optimizer_options if name not in own]:
+    options = OPTIMIZERS[settings.optimizer].options
+    if unknown := [name for name in settings.optimizer_options if name not in options]:
         raise UserError(
-            f"train.optimizer={settings.optimizer} has no option {unknown[0]!r}{suggest_name(unknown[0], own)} "
-            f"(there are: {', '.join(own) or 'none'})"
+            f"train.optimizer={settings.optimizer} has no option {unknown[0]!r}{suggest_name(unknown[0], options)} "
+            f"(there are: {', '.join(options) or 'none'})"
         )
+    try:
+        OPTIMIZERS[settings.optimizer]({"x": torch.zeros(1, requires_grad=True)}, settings)
+    except ValueError as error:
+        raise UserError(f"train.optimizer={settings.optimizer}: {error}") from None
     query, value = (getattr(model, f"{name}_width", 0) or getattr(model, "width", 0) for name in ("query", "value"))
     if settings.optimizer == "muon" and query != value:
         raise UserError(
