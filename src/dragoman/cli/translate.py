@@ -60,7 +60,7 @@ class TranslateOptions:
         Path | None,
         Option(help="'word<tab>translation' per line, for unknown words of a word vocabulary"),
     ] = None
-    tag: opt.Tag = ""
+    tag: opt.Tag = ""  # put before each source as special tokens
     stream: Annotated[bool, Option("--stream", help="print words as soon as all beam hypotheses agree on them")] = False
     resume: Annotated[
         bool,
@@ -93,6 +93,7 @@ def translate_command(options: TranslateOptions) -> None:
         from dragoman.process_group import join_process_group
 
         with join_process_group() as group:
+            # Rank 0 is first: an engine may convert the model and store it in a cache, which the other ranks reuse.
             line_translator = group.in_rank_order(lambda: LineTranslator(runs, options, overrides, group))
             line_translator.translate_file(group)
         return
@@ -146,7 +147,7 @@ class LineTranslator:
         engine = "torch" if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
         log_once(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
-        decode = self.translator.make_options(
+        chosen = self.translator.make_options(
             beam=options.beam,
             count=options.nbest,
             search=search,
@@ -154,9 +155,9 @@ class LineTranslator:
             tag=options.tag,
             align=options.as_json,
         )
-        needs_scores = options.as_json or decode.search.nbest > 1
-        self.decode = replace(decode, search=decode.search.model_copy(update={"scores": needs_scores}))
-        self.translator.encode_tag(options.tag)  # raises a UserError now if the tag is unknown or missing
+        needs_scores = options.as_json or chosen.search.nbest > 1
+        self.decode_options = replace(chosen, search=chosen.search.model_copy(update={"scores": needs_scores}))
+        self.translator.encode_tag(options.tag)  # only a check: raises a UserError if the tag is unknown or missing
         if self.translator.reads_trees and not options.conllu:
             message = "this model was trained with syntax trees, but no --conllu was given; it uses word order only"
             log_once(message, WARNING)
@@ -168,10 +169,10 @@ class LineTranslator:
         """Yield the output for each line. `before` is the number of lines before this batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
 
-        nbest, as_json = self.decode.search.nbest, self.options.as_json
+        nbest, as_json = self.decode_options.search.nbest, self.options.as_json
         trees = [self.trees.read_next(line) for line in lines] if self.trees else None
         requests = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
-        results = self.translator.translate_nbest(requests, self.decode, trees=trees)
+        results = self.translator.translate_nbest(requests, self.decode_options, trees=trees)
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), before):
             best = hypotheses[0]
             if as_json:
@@ -197,8 +198,8 @@ class LineTranslator:
         warning_log = line_io.WarningLog(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
-            # Keys of the records on disk: "said" is the translation, "odd" the kinds of its warnings and flags. Other
-            # names would prevent resuming from the shards of earlier releases.
+            # Keys of the records on disk: "said" is the translation, "odd" the kinds of its warnings and flags (signs
+            # of a bad output). Other names would prevent resuming from the shards of earlier releases.
             return [
                 {"said": line.text, "odd": warning_log.log(number, line.warnings, line.flags)}
                 for number, line in enumerate(self.translate(before, lines), before + 1)
@@ -212,8 +213,8 @@ class LineTranslator:
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
         other_options = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
-        about = describe_translation(source, self.runs, self.decode.search, group, **other_options)
-        write_sharded(source, output, process, format_records, about=about, batch=options.batch, group=group)
+        dependencies = describe_translation(source, self.runs, self.decode_options.search, group, **other_options)
+        write_sharded(source, output, process, format_records, about=dependencies, batch=options.batch, group=group)
         line_io.log_warning_counts(warning_counts)
 
     def stream_lines(self, source: line_io.InputSource) -> None:
@@ -222,7 +223,7 @@ class LineTranslator:
         with line_io.open_output(self.options.output_file) as file:
             for number, [text] in enumerate(line_io.read_batches(source, 1), 1):
                 line = self.glossary.add_terms(Line(text)) if self.glossary else text
-                words = self.translator.stream_line(line, self.decode)  # a generator that returns a Hypothesis
+                words = self.translator.stream_line(line, self.decode_options)  # a generator that returns a Hypothesis
                 while True:
                     try:
                         print(next(words).translate(line_io.LINE_BREAKS), end="", file=file, flush=True)

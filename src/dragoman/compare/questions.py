@@ -1,8 +1,8 @@
 """Figures of a comparison, and questions that are answered from them.
 
-A figure is a function from models, as they are in report.json, to a chart. Each point contains the values of all seeds,
-so that readers see how much the results vary by chance. Questions are in the file questions.yaml beside the recipes:
-they state what the comparison is meant to show. Answers are computed from the numbers of a figure:
+FIGURES has the functions that plot a figure from the models in report.json. Each point contains the values of all
+seeds, so that readers see how much the results vary by chance. Questions are in the file questions.yaml beside the
+recipes: they state what the comparison is meant to show. Answers are computed from the numbers of a figure:
 
 questions:
   - title: Does attention help with long sentences?
@@ -70,10 +70,10 @@ def plot_scores(
     return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low)
 
 
-def plot_buckets(
-    models: Sequence[ModelRecord], options: FigureOptions, *, key: str, x_title: str, unit: str = "", more: str = ""
+def plot_bins(
+    models: Sequence[ModelRecord], options: FigureOptions, *, key: str, x_title: str, unit: str = "", suffix: str = ""
 ) -> LineChart:
-    """Plot the values of the bins in the measurements `key` (lengths or distances) of a test set."""
+    """Plot values by bin. The `key`, lengths or distances, selects a table of a test set with one row per bin."""
 
     def read_tables(model: ModelRecord) -> list[Any]:
         return [run["tests"].get(options.test, {}).get(key, []) for run in model["runs"]]
@@ -83,19 +83,19 @@ def plot_buckets(
         return [Point(n, label, tuple(row["value"] for row in seeds)) for n, (label, *seeds) in enumerate(rows)]
 
     first: Sequence[Mapping[str, Any]] = next((read_tables(model)[0] for model in models if model["runs"]), [])
-    labels = [f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{more}" for row in first]
-    ticks = [f"{format_bounds(row)}\n({row['lines']})" for row in first]
+    labels = [f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{suffix}" for row in first]
+    ticks = [f"{format_bounds(row)}\n({row['lines']})" for row in first]  # "lines": number of cases in the bin
     return plot_scores(make_series(models, find_points), options, x_title=x_title, ticks=ticks, unit=unit)
 
 
 def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str, x_title: str) -> LineChart:
-    """Plot the gradient norm at the tokens of one side by their distance, relative to that at distance 0."""
+    """Plot the norm of the loss's gradient at the embeddings of one side by distance (inspection/gradient_flow.py)."""
 
     def find_points(model: ModelRecord) -> list[Point]:
         rows = [run["gradient"][side][: MAX_GRADIENT_DISTANCE + 1] for run in model["runs"] if "gradient" in run]
         return [Point(d, f"{d} tokens", tuple(100 * n for n in norms)) for d, norms in enumerate(zip(*rows))]
 
-    title = "gradient, % of that at distance 0"
+    title = "gradient norm, % of the norm at distance 0"
     return LineChart(make_series(models, find_points), x_title, title, "% of the gradient", logarithmic=True)
 
 
@@ -145,21 +145,21 @@ def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
     value = find_setting(x)
     if not isinstance(value, int | float):
         raise UserError(f"a question has {x!r} on its x axis, but {value!r} of {model['name']!r} is not a number")
-    return float(value), f"{lines} {find_setting(lines)}".lower()
+    return float(value), f"{lines} {find_setting(lines)}".lower()  # "true" instead of "True", as in YAML
 
 
 FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] = {
     "curve": plot_learning_curve,
-    "length": partial(plot_buckets, key="lengths", x_title="words of the source (in brackets: how many sentences)"),
+    "length": partial(plot_bins, key="lengths", x_title="words of the source (in brackets: how many sentences)"),
     "distance": partial(
-        plot_buckets,
+        plot_bins,
         key="distances",
-        x_title="distance between words that must agree (in brackets: how many phenomena)",
+        x_title="distance between words that must agree (in brackets: how many cases)",
         unit="% right",
-        more=" apart",
+        suffix=" apart",
     ),
-    "gradient": partial(plot_gradient, side="target", x_title="target tokens back"),
-    "source-gradient": partial(plot_gradient, side="source", x_title="source tokens before the end"),
+    "gradient": partial(plot_gradient, side="target", x_title="distance from the prediction, target tokens"),
+    "source-gradient": partial(plot_gradient, side="source", x_title="distance from the end of the source, tokens"),
     "setting": plot_setting,
 }
 
@@ -174,8 +174,8 @@ class Question(Settings):
     figure: str
     text: str = ""  # an introduction for readers of the report
     models: Annotated[tuple[str, ...], Listed] = ("*",)  # names of recipes, or patterns such as rnn-*
-    better: str = ""  # the line that is expected to be better than `worse` at the last point ...
-    worse: str = ""  # ... of the figure; without both, all lines are ranked
+    better: str = ""  # the line that is expected to be better than `worse` at the last point of the figure
+    worse: str = ""  # given if `better` is given; if neither is, the answer ranks all lines
     test: str = ""  # the name of a test set; by default the first one
     x: str = ""  # of the figure "setting": the setting on the x axis, such as model.layers
     lines: str = ""  # ... and the setting that has one value for each line, such as model.residual
@@ -243,7 +243,8 @@ def describe_outcome(question: Question, figure: LineChart) -> str:
     """Return the outcome as a sentence with the numbers of the figure.
 
     The sentence states whether `better` beats `worse` at the last point, for how many seeds, and the difference at the
-    first point. Without an expectation it ranks all lines at the last point, best first.
+    first point. Logarithmic figures omit this difference: the first point is 100 % for every model (gradients) or early
+    in training (curves). Without an expectation, the sentence ranks all lines at the last point, best first.
     """
     lines = {line.name: line.points for line in figure.series}
     if not lines:

@@ -48,8 +48,8 @@ DROPOUT_BLOCK = 512  # samples per program; a sample has four 32-bit words, and 
 def _sample_keep_mask(seed, out, count, first, skip, per_pass, threshold, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write `count` groups of eight mask elements; a group is one 64-bit integer and one sample of the generator.
 
-    The output consists of several passes of `per_pass` groups. In the full batch, `skip` groups lie between the end of
-    a pass and the beginning of the next.
+    The output consists of several passes of `per_pass` groups. In the full mask, the first begins at group `first`, and
+    `skip` groups lie between two passes. An element is True if its 16 random bits are at least `threshold`.
     """
     output_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     sample_index = first + output_index + (output_index // per_pass) * skip
@@ -63,20 +63,19 @@ def _sample_keep_mask(seed, out, count, first, skip, per_pass, threshold, BLOCK:
 
 
 @torch.library.custom_op("dragoman::sample_keep_mask", mutates_args=())
-def sample_keep_mask(seed_1: Tensor, shape: list[int], rate: float, first: int, height: int, passes: int) -> Tensor:
+def sample_keep_mask(seed: Tensor, shape: list[int], rate: float, first: int, height: int, passes: int) -> Tensor:
     """Return a boolean dropout mask whose elements are True with probability 1 - rate.
 
-    The mask covers the rows of this process: a slice, from row `first` on, of a full batch of `height` rows. If the
-    batch goes through the model in several `passes`, the mask holds such a slice for each pass, one below the other.
-    The value of an element depends only on the seed and on its index in the full batch, so the masks do not depend on
-    the number of processes.
+    The full mask has rows for `passes` copies of a batch of `height` rows (R-Drop: 2); copy k begins at row
+    k * height. Each process gets the same slice of every copy, from its row `first` on. A value depends only on the
+    `seed`, a tensor with one element, and on its index in the full mask, not on the number of processes.
     """
     elements_per_row = math.prod(shape[1:])
     rows_per_pass, groups = shape[0] // passes, -(-elements_per_row // 8)  # groups of eight elements per row
-    buffer = torch.empty(shape[0] * groups, dtype=torch.int64, device=seed_1.device)
+    buffer = torch.empty(shape[0] * groups, dtype=torch.int64, device=seed.device)
     if len(buffer):
         _sample_keep_mask[(triton.cdiv(len(buffer), DROPOUT_BLOCK),)](
-            seed_1, buffer, len(buffer), first * groups, (height - rows_per_pass) * groups, rows_per_pass * groups,
+            seed, buffer, len(buffer), first * groups, (height - rows_per_pass) * groups, rows_per_pass * groups,
             round(rate * 65_536), BLOCK=DROPOUT_BLOCK, num_warps=4,
         )  # fmt: skip
     mask = buffer.view(torch.bool).view(shape[0], groups * 8)
@@ -84,8 +83,8 @@ def sample_keep_mask(seed_1: Tensor, shape: list[int], rate: float, first: int, 
 
 
 @sample_keep_mask.register_fake
-def _(seed_1: Tensor, shape: list[int], *_: object) -> Tensor:
-    return torch.empty(shape, dtype=torch.bool, device=seed_1.device)
+def _(seed: Tensor, shape: list[int], *_: object) -> Tensor:
+    return torch.empty(shape, dtype=torch.bool, device=seed.device)
 
 
 RELU_PARTS = 128  # partial sums of `relu_backward`
@@ -131,7 +130,7 @@ NORM_ELEMENTS, NORM_ROWS, NORM_WARPS = 4096, 8, 4  # maximum of elements and of 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _layer_norm_backward(  # type: ignore[no-untyped-def]
-    grad, residual_grad, x, mean, scale, weight, in_grad, sums, N, C,
+    grad, residual_grad, x, mean, inv_std, weight, in_grad, sums, N, C,
     RESIDUAL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute the input gradients of every P-th block of tokens, and the sums for the gradients of gain and bias."""
@@ -144,13 +143,13 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
         offsets, valid = n[:, None] * C + c[None, :], (n < N)[:, None] & (c < C)[None, :]
         grad_tile = tl.load(grad + offsets, mask=valid, other=0.0).to(tl.float32)
         x_tile = tl.load(x + offsets, mask=valid, other=0.0).to(tl.float32)
-        row_mean, inv_std = tl.load(mean + n, mask=n < N, other=0.0), tl.load(scale + n, mask=n < N, other=0.0)
-        normed = tl.where(valid, (x_tile - row_mean[:, None]) * inv_std[:, None], 0.0)
+        row_mean, row_inv_std = tl.load(mean + n, mask=n < N, other=0.0), tl.load(inv_std + n, mask=n < N, other=0.0)
+        normed = tl.where(valid, (x_tile - row_mean[:, None]) * row_inv_std[:, None], 0.0)
         gain_grad += grad_tile * normed
         bias_grad += grad_tile
         normed_grad = grad_tile * gain[None, :]
         projection, normed_grad_mean = tl.sum(normed_grad * normed, 1) / C, tl.sum(normed_grad, 1) / C
-        x_grad = (normed_grad - normed_grad_mean[:, None] - normed * projection[:, None]) * inv_std[:, None]
+        x_grad = (normed_grad - normed_grad_mean[:, None] - normed * projection[:, None]) * row_inv_std[:, None]
         if RESIDUAL:
             x_grad += tl.load(residual_grad + offsets, mask=valid, other=0.0).to(tl.float32)
         tl.store(in_grad + offsets, x_grad.to(in_grad.dtype.element_ty), mask=valid)
@@ -160,20 +159,20 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("dragoman::layer_norm_backward", mutates_args=())
 def layer_norm_backward(
-    grad: Tensor, residual_grad: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight_C: Tensor
+    grad: Tensor, residual_grad: Tensor | None, x: Tensor, mean: Tensor, inv_std: Tensor, weight_C: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the input x, plus `residual_grad` if given, and the gradients of gain and bias, grad_2C.
+    """Return the gradient of the input x, plus `residual_grad` if given, and those of gain and bias, shape (2, C).
 
-    `mean` and `scale` are the mean and the inverse standard deviation of each token, from the forward pass.
+    `mean` and `inv_std` are the mean and the inverse standard deviation of each token, from the forward pass.
     """
     C, width = len(weight_C), triton.next_power_of_2(len(weight_C))
-    in_grad, sums_PC = torch.empty_like(x), x.new_empty(NORM_PARTS, 2 * C, dtype=torch.float32)
+    in_grad, sums = torch.empty_like(x), x.new_empty(NORM_PARTS, 2 * C, dtype=torch.float32)
     _layer_norm_backward[(NORM_PARTS,)](
-        grad, residual_grad, x, mean, scale, weight_C, in_grad, sums_PC, x.numel() // C, C,
+        grad, residual_grad, x, mean, inv_std, weight_C, in_grad, sums, x.numel() // C, C,
         RESIDUAL=residual_grad is not None, ROWS=min(NORM_ROWS, max(NORM_ELEMENTS // width, 1)), WIDTH=width,
         num_warps=NORM_WARPS,
     )  # fmt: skip
-    return in_grad, sum_parts(sums_PC).view(2, C)
+    return in_grad, sum_parts(sums).view(2, C)
 
 
 @layer_norm_backward.register_fake
@@ -196,7 +195,7 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
     n = tl.program_id(0)
     row = logits + n.to(tl.int64) * V
     label = tl.load(target + n)
-    # Loaded before the loop, because the reductions in the loop synchronize all warps.
+    # Loaded before the first loop, whose reductions synchronize all warps: no warp can overwrite this logit too early.
     target_logit = tl.load(row + tl.maximum(label, 0)).to(tl.float32)
     v = tl.arange(0, BLOCK)
     max_logit, exp_sum, logit_sum = -float("inf"), 0.0, 0.0

@@ -138,8 +138,8 @@ def realize_plans(
 class SentenceSet:
     """A hash set with open addressing that stores a 32-bit fingerprint per sentence, to save memory.
 
-    `slots` has 0 where it is empty. The fingerprints of two sentences collide about once in a billion; the second
-    sentence is then skipped as if it were a repetition. The operating system allocates only memory pages in use.
+    `slots` has 0 where it is empty. About one new sentence in a billion is skipped as a repetition, since one of the
+    slots searched for it has the same fingerprint. The operating system allocates only memory pages in use.
     """
 
     def __init__(self, count: int) -> None:
@@ -159,8 +159,8 @@ class SentenceSet:
 
 def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
     """Return the phrase with its alignment, trees, coreference and phenomena."""
-    source_positions, target_positions = source.locate_nodes(), target.locate_nodes()
-    target_meanings = target.locate_meanings()
+    source_positions, target_positions = source.locate_nodes(), target.locate_nodes()  # by node of the plan
+    target_meanings = target.locate_meanings()  # several words may express a meaning; both languages share meanings
     alignment = {
         (s, t)
         for meaning, positions in source.locate_meanings().items()
