@@ -40,9 +40,8 @@ class BaseModelSettings(Settings):
     compiles: ClassVar[bool] = False  # whether torch.compile makes this kind of model faster
     absent: ClassVar[tuple[str, ...]] = ()  # inherited settings of a part, such as the encoder, that this kind lacks
     absent_from: ClassVar[str] = ""  # the name of this kind in messages about absent settings
-    exclusive: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings with a registry; settings that only other entries read are errors
+    # Settings that choose a registry entry; giving a setting that only other entries of the registry read is an error.
+    checked_choices: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def registries(cls) -> Registries:
@@ -53,7 +52,7 @@ class BaseModelSettings(Settings):
         """Raise a UserError for unknown names, and for settings that contradict each other or have no effect."""
         check_names(self.registries(), self, "model")
         self.refuse(self.absent_from, *self.absent)
-        for name in self.exclusive:
+        for name in self.checked_choices:
             self.refuse(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
 
     def find_unread(self, *names: str) -> list[str]:

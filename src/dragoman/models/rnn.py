@@ -2,11 +2,11 @@
 
 A bridge computes the initial state of the decoder from the encoder. Without attention, the decoder sees the source only
 through this state (Sutskever 2014). With attention and input feeding, it is the model of Luong (2015). Batches of these
-models are unpacked: one sentence per row.
+models are padded, not packed (`RowLayout.unpacked`): one sentence per row.
 
-Shapes   B rows   S source width   T target width   E embedding width   C state width   O output width   M memory width
+Shapes   B rows   S source length   T target length, in RowLayout of either side   E embedding width   C state width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
-         L layers   P tensors of a layer's state
+         L layers   P tensors of a layer's state   O output width   M width of attended states, here C
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     dropout: Fraction = setting(0.2, "dropout rate of embeddings, between layers, and of the output")
     source_word_dropout: Fraction = setting(0.0, "probability of zeroing a source token's embedding")
-    exclusive: ClassVar[tuple[str, ...]] = ("cell", "attention")
+    checked_choices: ClassVar[tuple[str, ...]] = ("cell", "attention")
 
     @classmethod
     def registries(cls) -> Registries:
@@ -78,7 +78,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
             )
 
     @property
-    def aligns(self) -> bool:
+    def aligns(self) -> bool:  # see BaseModelSettings; False for the scores none and mean
         return SCORES[self.attention].aligns
 
     @property
@@ -102,13 +102,13 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     score_width: Width = setting(0, "width of additive attention scores; 0: same as decoder_width")
     decoder_width: Width = setting(0, "width of a decoder layer's state; 0: same as `width`")
     embedding_width: Width = setting(
-        0, "width of target embeddings; only with 0, the same as `width`, can both sides share a table"
+        0, "width of target embeddings; 0: same as `width`, as one table for both sides requires"
     )
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     compiles: ClassVar[bool] = False
     absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
     absent_from: ClassVar[str] = "a hybrid, whose decoder is recurrent"
-    exclusive: ClassVar[tuple[str, ...]] = ("cell", "score")
+    checked_choices: ClassVar[tuple[str, ...]] = ("cell", "score")
 
     @classmethod
     def registries(cls) -> Registries:
@@ -119,7 +119,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
         return "padded"
 
     @property
-    def aligns(self) -> bool:
+    def aligns(self) -> bool:  # see BaseModelSettings; False for the scores none and mean
         return SCORES[self.score].aligns
 
     def make_decoder_settings(self) -> RnnSettings:
@@ -157,7 +157,7 @@ class EmbeddedModule(nn.Module):
     def embed(self, ids: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return the input of the first layer: embeddings, scaled by the root of their width, with dropout.
 
-        Where `visible` is False, the embedding is zeroed.
+        Where `visible` is False, the embedding is zeroed: a consistency loss hides these tokens (training/loss.py).
         """
         x = self.word_dropout(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), visible)
         return self.dropout(x)
@@ -235,7 +235,7 @@ class RnnState:
     out_NO: Tensor | None = None  # output of the previous step, for input feeding
 
     def select(self, rows_N: Tensor) -> RnnState:
-        """Return the state of these rows, in this order. All sentences must have the same number of rows."""
+        """Return the state of these rows, in this order. In the result, each sentence has equally many rows."""
         layers = [tuple(part_NC.index_select(0, rows_N) for part_NC in layer) for layer in self.layers]
         out_NO = None if self.out_NO is None else self.out_NO.index_select(0, rows_N)
         return replace(self, layers=layers, out_NO=out_NO)
@@ -261,7 +261,7 @@ class RnnState:
         return RnnState(layers, self.source.put(sentences_K, fresh.source), out_NO)
 
     def reset_finished(self, done_B: Tensor) -> RnnState:  # noqa: ARG002 - the signature of all states
-        """Do nothing: the size of a recurrent state does not depend on the number of decoded tokens."""
+        """Do nothing: only a cache, which grows with every token, has to reset the length of finished sentences."""
         return self
 
 
@@ -285,7 +285,7 @@ class RecurrentDecoder(EmbeddedModule):
         self.feed = Linear(settings.output_width, gates, bias=False) if settings.input_feeding else None
 
     def combine(self, state_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Attend to the source; return the outputs tanh(W [a; s] + b) for context vectors a and states s."""
+        """Return the outputs tanh(W [a; s] + b); attention returns [a; s], its context vectors and the states."""
         return torch.tanh(self.join(self.attention(state_BTC, source)))
 
     def forward(
@@ -301,7 +301,7 @@ class RecurrentDecoder(EmbeddedModule):
         mask_BTO = None
         if self.training and self.dropout.rate:  # the masks of all steps are sampled at once, which is faster
             shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
-            mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, gates_TBG)
+            mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, like=gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
             top_BC, out_BO, states = self.advance(gates_BG, outputs[-1], states, source)
             tops.append(top_BC)
@@ -385,7 +385,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         return self.decoder.attention.weights(state_BTC, source).float()
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
-        """Encode the sources, one per row, and return the state before the first target token."""
+        """Encode the sources, with features of their tokens by name; return the state before the first target token."""
         source, states = self.encode(source_BS, RowLayout.from_padding_mask(real_BS, features))
         return RnnState(states, source, self.decoder.make_first_output(len(source_BS)) if self.decoder.feed else None)
 
@@ -397,7 +397,7 @@ class Rnn(RecurrentSeq2Seq):
         super().__init__()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         one_table = joint and settings.tied
-        # One table for both sides also has rows for source-side tags; `output_size` excludes them from the output.
+        # A table for both sides also has rows for tags of sources; `output_size`, the target's size, excludes them.
         size = source_size if one_table else target_size
         table = nn.Embedding(size, settings.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
@@ -435,7 +435,7 @@ class Hybrid(RecurrentSeq2Seq):
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         decoder = settings.make_decoder_settings()
         one_table = joint and settings.tied and decoder.embedded_width == settings.width
-        # One table for both sides also has rows for source-side tags; `output_size` excludes them from the output.
+        # A table for both sides also has rows for tags of sources; `output_size`, the target's size, excludes them.
         size = source_size if one_table else target_size
         table = nn.Embedding(size, decoder.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
