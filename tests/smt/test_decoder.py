@@ -25,7 +25,7 @@ from dragoman.smt.ngram import END, train_ngrams
 from dragoman.smt.phrases import build_table
 from toy_pairs import SOURCE, TARGET
 
-UNLIMITED = DecoderSettings(stack=10**6, beam=1e9, distortion_limit=-1, options=3)
+UNLIMITED = DecoderSettings(stack=10**6, beam=1e9, distortion_limit=-1, options=30)
 SENTENCES = ["der hund läuft", "im haus schläft eine", "die kleine katze läuft"]
 
 
@@ -44,7 +44,7 @@ def decoder() -> PhraseDecoder:
 
 def enumerate_scores(decoder: PhraseDecoder, words: list[str]) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield the score of every derivation there is, with its options."""
-    (options, _), weights, lm = decoder.collect(words), decoder.weights, decoder.lm.trie
+    options, weights, lm = decoder.collect(words), decoder.weights, decoder.lm.trie
     spans = [(start, end) for start in range(len(words)) for end in range(start + 1, start + decoder.longest + 1)]
     sizes = [options.group[start, end - start + 1] - options.group[start, end - start] for start, end in spans]
     span_of = [span for span, size in zip(spans, sizes, strict=True) for _ in range(size)]
@@ -64,7 +64,7 @@ def enumerate_scores(decoder: PhraseDecoder, words: list[str]) -> Iterator[tuple
             turn = kernels.orientation(*last, start, end)
             total += options.static[option] + options.reorder[option, turn] - weights[DISTORTION] * abs(start - last[1])
             total += options.reorder[before, 3 + turn] if before >= 0 else 0.0
-            for word in options.target[options.word_starts[option] : options.word_starts[option + 1]]:
+            for word in options.lm_words[options.word_starts[option] : options.word_starts[option + 1]]:
                 logp, state = kernels.score_word(lm, state, word)
                 total += weights[LM] * logp
             last, before = (start, end), option
@@ -101,9 +101,56 @@ def test_future_cost_is_the_best_completion(decoder: PhraseDecoder, sentence: st
     weights[[LM, DISTORTION]] = 0.0
     decoder.set_weights(weights)
     words = sentence.split()
-    options, _ = decoder.collect(words)
+    options = decoder.collect(words)
     future = kernels.estimate_future(len(words), options.group, options.estimate, decoder.longest)
     assert future[0, len(words)] == pytest.approx(decoder.decode(words)[0].score)
+
+
+@pytest.mark.parametrize("sentence", [*SENTENCES, "der zzz läuft", "zzz yyy"])
+@pytest.mark.parametrize("weights", [DEFAULT_WEIGHTS, without(REORDERING)], ids=["all", "no reordering"])
+def test_forced_decoding_finds_the_best_of_all(decoder: PhraseDecoder, sentence: str, weights: np.ndarray) -> None:
+    """For every translation that can be produced, its best derivation; for others none."""
+    decoder.set_weights(weights)
+    words = sentence.split()
+    expected: dict[tuple[str, ...], float] = {}
+    options = decoder.collect(words)
+    texts = [decoder.read_phrase(words, max(-1 - row, 0), 0, row).words for row in options.rows.tolist()]
+    for score, path in enumerate_scores(decoder, words):
+        text = tuple(word for option in path for word in texts[option])
+        expected[text] = max(score, expected.get(text, -np.inf))
+    for text, score in list(expected.items())[:300]:
+        forced = decoder.force(words, text)
+        assert forced is not None
+        assert forced.score == pytest.approx(score)
+        assert tuple(forced.words) == text
+        assert forced.features @ weights == pytest.approx(forced.score)
+    [best] = decoder.decode(words)
+    for other in (["nonsense"], [*best.words, "nonsense"], best.words[:-1], [*best.words, *best.words], []):
+        assert (decoder.force(words, other) is not None) == (tuple(other) in expected)
+
+
+def test_forced_decoding_of_nothing(decoder: PhraseDecoder) -> None:
+    [nothing, *impossible] = decoder.force_all([([], []), ([], ["the"]), (["der"], [])])
+    assert nothing is not None
+    assert nothing.score == 0.0
+    assert impossible == [None, None]
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_own_translations_are_forced_at_least_as_well(decoder: PhraseDecoder, limit: int) -> None:
+    """Forced decoding searches exactly, within the distortion limit; the decoder prunes."""
+    decoder.set_weights(DEFAULT_WEIGHTS)
+    decoder.settings = DecoderSettings(stack=3, beam=0.5, distortion_limit=limit, options=2)
+    for sentence in [*SOURCE, "zzz eine katze im haus läuft"]:
+        [best] = decoder.decode(sentence.split())
+        forced = decoder.force(sentence.split(), best.words)
+        assert forced is not None
+        assert forced.score >= best.score - 1e-9
+        last = 0
+        for phrase in forced.phrases:
+            assert abs(phrase.start - last) <= limit
+            last = phrase.end
+    decoder.settings = UNLIMITED
 
 
 def test_scores_are_sums_of_features(decoder: PhraseDecoder) -> None:

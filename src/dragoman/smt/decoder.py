@@ -7,12 +7,12 @@ orientation of phrases, the language model, the distance of jumps, the number of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice, repeat
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,12 @@ LM, DISTORTION, WORDS, PHRASES, UNKNOWNS = range(len(PHRASE_FEATURES) + 6, len(F
 REORDERING = slice(len(PHRASE_FEATURES), len(PHRASE_FEATURES) + 6)
 DEFAULT_WEIGHTS = np.array([0.2, 0.15, 0.2, 0.15, *[0.1] * 6, 0.45, 0.15, 0.8, -0.1, -10.0])
 SENTENCES_AT_A_TIME = 256
+FORCED_STACK = 10_000  # hypotheses per stack in forced decoding
+NOTHING_REQUIRED = np.zeros(0, np.int64)
 NOISY_CHANNEL = np.array([0, 1, 0, 0, *[0] * 6, 1, 0.1, 0, 0, -100.0])  # P(source | target) P(target)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class DecoderSettings(Settings):
@@ -110,94 +115,129 @@ class PhraseDecoder:
     ) -> None:  # fmt: skip
         self.source_words, self.target_words, self.table, self.lm = source_words, target_words, table, lm
         self.settings = settings
-        self.lm_words = np.array([lm.ids.get(word, UNKNOWN) for word in target_words])[table.target_words]
-        self.phrase_lm = kernels.score_phrases(lm.trie, table.target_starts, self.lm_words)
+        self.target_ids = {word: index for index, word in enumerate(target_words)}
+        self.lm_ids = np.array([lm.ids.get(word, UNKNOWN) for word in target_words], np.int64)
         self.longest = len(table.source.levels) - 2
         self.set_weights(weights)
 
     def set_weights(self, weights: Array) -> None:
-        """Weight all features, and keep the best options of each source phrase by themselves."""
-        self.weights, table = weights, self.table
-        lengths = np.diff(table.target_starts)
-        static = (
-            table.features @ weights[: len(PHRASE_FEATURES)] + weights[WORDS] * lengths[table.target] + weights[PHRASES]
-        )
-        estimate = static + weights[LM] * self.phrase_lm[table.target]
-        node = np.repeat(np.arange(len(table.options) - 1), np.diff(table.options))
-        order = np.lexsort((-estimate, node))
-        best = order[np.arange(len(order)) - table.options[node] < self.settings.options]
-        self.rows, self.first = best, np.searchsorted(node[best], np.arange(len(table.options)))
-        self.static, self.estimate = static[best], estimate[best]
-        self.reorder = table.reordering[best] * weights[REORDERING]
-
-    def collect(self, words: Sequence[str]) -> tuple[Options, Array]:
-        """Return the options of a sentence, and the row of each in the table, which is -1 for a word that is copied.
-
-        A word is copied if it has no translation by itself.
-        """
-        ids = np.array([self.source_words.get(word, -1) for word in words], np.int64)
-        nodes = kernels.find_spans(self.table.source.children, self.table.source.words, ids, self.longest)
-        group = np.zeros((len(words), self.longest + 2), np.int64)
-        chosen: list[Array] = [np.zeros(0, np.int64)]
-        count = 0
-        for start in range(len(words)):
-            for size in range(1, self.longest + 1):
-                node = nodes[start, size]
-                some = np.arange(self.first[node], self.first[node + 1]) if node >= 0 else chosen[0]
-                if size == 1 and not len(some):
-                    some = np.array([-1])
-                group[start, size] = count
-                chosen.append(some)
-                count += len(some)
-            group[start, self.longest + 1] = count
-        index = np.concatenate(chosen)
-        known = index >= 0
-        rows = np.where(known, self.rows[index], -1)
-        phrase = self.table.target[rows]
-        lengths = np.where(known, np.diff(self.table.target_starts)[phrase], 1)
-        word_starts = np.concatenate([[0], np.cumsum(lengths)])
-        at = np.repeat(self.table.target_starts[phrase] - word_starts[:-1], lengths) + np.arange(word_starts[-1])
-        target = np.where(np.repeat(known, lengths), self.lm_words[at], UNKNOWN)
-        copied = self.weights[UNKNOWNS] + self.weights[WORDS] + self.weights[PHRASES]
-        guess = copied + self.weights[LM] * self.lm.trie.log_prob[1]
-        static, estimate = np.where(known, self.static[index], copied), np.where(known, self.estimate[index], guess)
-        return Options(
-            group, word_starts, target, static, estimate, np.where(known[:, None], self.reorder[index], 0.0)
-        ), rows
+        """Translate with these weights of the features from now on."""
+        self.weights = weights
 
     def decode_all(self, sentences: Iterable[Sequence[str]], nbest: int = 1) -> Iterator[list[Derivation]]:
         """Yield the best derivations of each sentence, in order; several sentences are decoded at a time."""
-        waiting = iter(sentences)
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            while some := list(islice(waiting, SENTENCES_AT_A_TIME)):
-                yield from pool.map(self.decode, some, repeat(nbest))
+        return map_threads(lambda words: self.decode(words, nbest), sentences)
+
+    def force_all(self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Iterator[Derivation | None]:
+        """Yield the best derivation of each pair of source and target words, in order; see `force`."""
+        return map_threads(lambda pair: self.force(*pair), pairs)
 
     def decode(self, words: Sequence[str], nbest: int = 1) -> list[Derivation]:
         """Return the best derivations of a tokenised sentence, the best first."""
-        if not words:
-            return [Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)]
-        settings, weights = self.settings, self.weights
-        limits = SearchLimits(
-            self.longest, settings.distortion_limit, settings.stack, settings.beam, not weights[REORDERING].any(),
+        limits = self._make_limits(self.settings.stack, self.settings.beam)
+        return self._search(words, self.collect(words), limits, NOTHING_REQUIRED, nbest)
+
+    def force(self, words: Sequence[str], target: Sequence[str]) -> Derivation | None:
+        """Return the best derivation of exactly these target words (forced decoding), or None if there is none.
+
+        All options of the phrase table are tried, and the distortion limit holds. The search is exact unless more than
+        FORCED_STACK hypotheses cover the same number of source words.
+        """
+        if not words or not target:
+            return None if words or target else Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)
+        required = np.array([self._number_word(word, words) for word in target])
+        limits = self._make_limits(FORCED_STACK, np.inf)
+        return next(iter(self._search(words, self.collect(words, required), limits, required, 1)), None)
+
+    def collect(self, words: Sequence[str], required: Array = NOTHING_REQUIRED) -> Options:
+        """Return the options of a sentence: of each span the best `settings.options`, the best first.
+
+        A word that has no translation by itself is copied. If target words are required, all options are returned whose
+        words stand side by side somewhere in them.
+        """
+        span, rows = self._list_rows(words)
+        options = self._make_options(words, span, rows)
+        order = np.lexsort((-options.estimate, span))
+        if len(required):
+            best = order[kernels.occur_in(required, options.word_starts, options.words)[order]]
+        else:
+            first = np.searchsorted(span, span)  # the first option of the same span; spans are sorted
+            best = order[np.arange(len(span)) - first < self.settings.options]
+        return self._make_options(words, span[best], rows[best])
+
+    def _list_rows(self, words: Sequence[str]) -> tuple[Array, Array]:
+        """Return the span and the row in the table of every option; a word that is copied has the row -1 - position.
+
+        The span of `size` words from `start` on has the number start * longest + size - 1.
+        """
+        table, longest = self.table, self.longest
+        ids = np.array([self.source_words.get(word, -1) for word in words], np.int64)
+        nodes = kernels.find_spans(table.source.children, table.source.words, ids, longest)
+        first = np.where(nodes >= 0, table.options[nodes], 0).astype(np.int64)
+        sizes = np.where(nodes >= 0, table.options[nodes + 1] - first, 0)
+        copied = np.flatnonzero(sizes[:, 0] == 0)
+        first[copied, 0], sizes[copied, 0] = -1 - copied, 1
+        _, rows = concatenate_ranges(first.ravel(), sizes.ravel())
+        return np.repeat(np.arange(first.size), sizes.ravel()), rows
+
+    def _make_options(self, words: Sequence[str], span: Array, rows: Array) -> Options:
+        """Read and score options, which are sorted by span."""
+        table, weights, longest = self.table, self.weights, self.longest
+        known, entries = rows >= 0, np.maximum(rows, 0)
+        phrase = table.target[entries]
+        starts = np.where(known, table.target_starts[phrase], 0).astype(np.int64)
+        lengths = np.where(known, table.target_starts[phrase + 1] - starts, 1)
+        word_starts, at = concatenate_ranges(starts, lengths)
+        target = table.target_words[at].astype(np.int64)
+        target[word_starts[:-1][~known]] = [self._number_word(words[-1 - row], words) for row in rows[~known].tolist()]
+        lm_words = np.full(len(target), UNKNOWN)
+        has_id = target < len(self.lm_ids)
+        lm_words[has_id] = self.lm_ids[target[has_id]]
+
+        features = np.concatenate([table.features[entries], table.reordering[entries]], 1, dtype=np.float64)
+        features[~known] = 0.0
+        static = features[:, : len(PHRASE_FEATURES)] @ weights[: len(PHRASE_FEATURES)]
+        static += weights[WORDS] * lengths + weights[PHRASES] + weights[UNKNOWNS] * ~known
+        estimate = static + weights[LM] * kernels.score_phrases(self.lm.trie, word_starts, lm_words)
+        first = np.searchsorted(span, np.arange(len(words) * longest + 1))
+        group = np.zeros((len(words), longest + 2), np.int64)
+        group[:, 1 : longest + 1], group[:, -1] = first[:-1].reshape(-1, longest), first[longest::longest]
+        reorder = features[:, REORDERING] * weights[REORDERING]
+        return Options(group, word_starts, target, lm_words, static, estimate, reorder, features, rows)
+
+    def _number_word(self, word: str, source: Sequence[str]) -> int:
+        """Return the id of a target word; words of the source that may be copied have ids after all others."""
+        if word in self.target_ids:
+            return self.target_ids[word]
+        return len(self.target_ids) + source.index(word) if word in source else -1
+
+    def _make_limits(self, stack: int, beam: float) -> SearchLimits:
+        weights = self.weights
+        return SearchLimits(
+            self.longest, self.settings.distortion_limit, stack, beam, not weights[REORDERING].any(),
             weights[LM], weights[DISTORTION],
         )  # fmt: skip
-        options, rows = self.collect(words)
-        info, score, head = kernels.search_stacks(options, self.lm.trie, limits)
+
+    def _search(
+        self, words: Sequence[str], options: Options, limits: SearchLimits, required: Array, nbest: int
+    ) -> list[Derivation]:
+        """Return the best derivations that the options allow."""
+        if not words:
+            return [Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)]
+        info, score, head = kernels.search_stacks(options, self.lm.trie, limits, required)
         paths = kernels.rank_paths(info, score, int(head), nbest, len(words))
-        features = kernels.sum_features(paths, info, score, rows, self.table.features, self.table.reordering)
+        features = kernels.sum_features(paths, info, score, options)
         steps = info[:, [kernels.LAST_START, kernels.LAST_END, kernels.OPTION]]
 
         @cache
-        def read_step(row: int) -> PhrasePair:
-            start, end, option = steps[row].tolist()
-            return self.read_phrase(words, start, end, int(rows[option]))
+        def read_step(hypothesis: int) -> PhrasePair:
+            start, end, option = steps[hypothesis].tolist()
+            return self.read_phrase(words, start, end, int(options.rows[option]))
 
-        found = []
-        for path, values in zip(paths, features, strict=True):
-            phrases = [read_step(row) for row in path[path >= 0].tolist()]
-            values[WORDS] = sum(len(phrase.words) for phrase in phrases)
-            found.append(Derivation(phrases, values, float(values @ weights)))
-        return found
+        return [
+            Derivation([read_step(row) for row in path[path >= 0].tolist()], values, float(values @ self.weights))
+            for path, values in zip(paths, features, strict=True)
+        ]
 
     def read_phrase(self, words: Sequence[str], start: int, end: int, row: int) -> PhrasePair:
         """Return the phrase pair of a span and a row of the table; a word without a row is copied."""
@@ -205,3 +245,17 @@ class PhraseDecoder:
             return PhrasePair(start, end, [words[start]], [(0, 0)])
         target, links = self.table.read_option(row)
         return PhrasePair(start, end, [self.target_words[word] for word in target], links)
+
+
+def map_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield the results of a function in order, computed by several threads."""
+    waiting = iter(items)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        while batch := list(islice(waiting, SENTENCES_AT_A_TIME)):
+            yield from pool.map(function, batch)
+
+
+def concatenate_ranges(starts: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the numbers from each start on, so many as its length, and where those of each start begin and end."""
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return ends, np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])

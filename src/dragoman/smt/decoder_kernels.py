@@ -20,6 +20,7 @@ from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.trie import ROOT
 
 LM_SLACK = 2.0  # options are scored exactly only if their estimate is at most this log-probability below the floor
+LOWEST = -1e300  # below every finite score; a score of minus infinity means that a part cannot be translated
 WIDEST = 64  # words between the first uncovered one and the last covered one, the bits of a mask
 
 
@@ -44,10 +45,13 @@ class Options(NamedTuple):
 
     group: Array
     word_starts: Array  # where the target words of each start
-    target: Array
+    words: Array  # ids of the target words, which tell apart words that the language model does not know
+    lm_words: Array  # their ids in the language model
     static: Array  # weighted score apart from language model and order
-    estimate: Array  # the same with the language model's guess
+    estimate: Array  # the same plus the language model's score of the words by themselves
     reorder: Array  # weighted scores by orientation: three towards the phrase before, three towards the one after
+    features: Array  # options x 10: unweighted features of the phrase table, then the six orientations
+    rows: Array  # rows in the phrase table; negative for a word that is copied
 
 
 class SearchLimits(NamedTuple):
@@ -122,15 +126,46 @@ def score_phrases(lm: NgramTrie, starts: Array, target: Array) -> Array:
 
 @compiled
 def find_spans(children: Array, words: Array, ids: Array, longest: int) -> Array:
-    """Return the trie's node of every span (start, size), or -1."""
-    out = np.full((len(ids), longest + 1), -1, np.int64)
+    """Return the trie's node of every span (start, size - 1), or -1."""
+    out = np.full((len(ids), longest), -1, np.int64)
     for start in range(len(ids)):
         node = ROOT
         for size in range(1, min(longest, len(ids) - start) + 1):
             node = find_child(children, words, node, ids[start + size - 1])
             if node < 0:
                 break
-            out[start, size] = node
+            out[start, size - 1] = node
+    return out
+
+
+@compiled
+def match_required(options: Options, option: int, required: Array, position: int, ends: bool) -> int:
+    """Return the position in the required words after an option's, or -1 if they do not go on with these.
+
+    If the option `ends` the sentence, the required words must end as well. If none are required, return 0.
+    """
+    if not len(required):
+        return 0
+    first, last = options.word_starts[option], options.word_starts[option + 1]
+    after = position + last - first
+    if after > len(required) or (ends and after != len(required)):
+        return -1
+    return after if np.array_equal(options.words[first:last], required[position:after]) else -1
+
+
+@compiled
+def occur_in(required: Array, word_starts: Array, words: Array) -> Array:
+    """Return which phrases occur in the required words."""
+    out = np.zeros(len(word_starts) - 1, np.bool_)
+    for phrase in range(len(out)):
+        size = word_starts[phrase + 1] - word_starts[phrase]
+        for position in range(len(required) - size + 1):
+            matched = 0
+            while matched < size and words[word_starts[phrase] + matched] == required[position + matched]:
+                matched += 1
+            if matched == size:
+                out[phrase] = True
+                break
     return out
 
 
@@ -190,7 +225,7 @@ def orientation(last_start: int, last_end: int, start: int, end: int) -> int:
 
 
 # Columns of the integer table of hypotheses, and of the table of their scores.
-PARENT, GAP, OPTION, LAST_START, LAST_END, STATE, NEXT_IN_STACK, MERGED, SIBLING = range(9)
+PARENT, GAP, OPTION, LAST_START, LAST_END, STATE, POSITION, NEXT_IN_STACK, MERGED, SIBLING = range(10)
 SCORE, TOTAL, LM_SCORE = range(3)
 
 
@@ -199,7 +234,7 @@ def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends:
     """Return the log-probability of an option's words after a state, and the state after them."""
     total = 0.0
     for position in range(options.word_starts[option], options.word_starts[option + 1]):
-        logp, state = score_word(lm, state, options.target[position])
+        logp, state = score_word(lm, state, options.lm_words[position])
         total += logp
     if ends:
         logp, state = score_word(lm, state, lm.end_word)
@@ -255,21 +290,22 @@ def prune_stack(info: Array, score: Array, head: int, limit: int, floor: float) 
 
 
 @compiled
-def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tuple[Array, Array, int]:
-    """Search for translations of a sentence; return all hypotheses, their scores, and the first whole one.
+def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, required: Array) -> tuple[Array, Array, int]:
+    """Search for translations of a sentence; return all hypotheses, their scores, and the first complete one.
 
     Hypotheses of a stack are linked by NEXT_IN_STACK. One that was recombined has in MERGED the row that it was merged
     into; those with the same continuations are linked by SIBLING. Whenever a stack has twice as many hypotheses as may
     go on, the worse half is dropped, and its floor, below which no hypothesis is added, rises.
+
+    If target words are `required`, only translations with exactly these are found (see `match_required`).
     """
     length = len(options.group)
     future = estimate_future(length, options.group, options.estimate, limits.max_phrase)
     capacity, used = 4096, 1
-    info, masks, score = np.empty((capacity, 9), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
+    info, masks, score = np.empty((capacity, 10), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
     slots = np.full(4 * capacity, -1, np.int64)
-    heads, sizes = np.full(length + 1, -1, np.int64), np.zeros(length + 1, np.int64)
-    floor = np.full(length + 1, -np.inf)
-    info[0] = (-1, 0, -1, 0, 0, lm.begin, -1, -1, -1)
+    heads, sizes, floor = np.full(length + 1, -1), np.zeros(length + 1, np.int64), np.full(length + 1, LOWEST)
+    info[0] = (-1, 0, -1, 0, 0, lm.begin, 0, -1, -1, -1)
     masks[0] = np.uint64(0)
     score[0] = (0.0, future[0, length], 0.0)
     heads[0] = 0
@@ -280,7 +316,6 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
             gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
             last_start, last_end = info[row, LAST_START], info[row, LAST_END]
             for start, end in list_spans(options.group, gap, mask, last_end, limits.max_phrase, limit):
-                first, last = options.group[start, end - start], options.group[start, end - start + 1]
                 stack = covered + end - start
                 new_gap, new_mask = cover(gap, mask, start, end)
                 rest = sum_future(future, length, new_gap, new_mask)
@@ -288,9 +323,12 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
                 moved = score[row, SCORE] - limits.weight_distortion * abs(start - last_end)
                 if last_option >= 0:
                     moved += options.reorder[last_option, 3 + turn]
-                for option in range(first, last):
+                for option in range(options.group[start, end - start], options.group[start, end - start + 1]):
                     turned = moved + options.reorder[option, turn]
                     if turned + options.estimate[option] + rest < floor[stack] - slack:
+                        continue
+                    position = match_required(options, option, required, info[row, POSITION], stack == length)
+                    if position < 0:
                         continue
                     lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
                     new_score = turned + options.static[option] + limits.weight_lm * lm_score
@@ -300,7 +338,7 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
                         capacity *= 2
                         info, masks, score = grow(info), grow(masks), grow(score)
                         slots = rehash(info, masks, used, 4 * capacity, limits.recombine_phrases)
-                    info[used] = (row, new_gap, option, start, end, state, -1, -1, -1)
+                    info[used] = (row, new_gap, option, start, end, state, position, -1, -1, -1)
                     masks[used] = new_mask
                     score[used] = (new_score, new_score + rest, lm_score)
                     if recombine(info, masks, score, slots, used, limits.recombine_phrases):
@@ -320,14 +358,14 @@ def find_slot(info: Array, masks: Array, slots: Array, row: int, recombine_phras
     """Return where in the hash table a hypothesis is, or would be, by all that its continuations depend on."""
     first = LAST_END if recombine_phrases else OPTION
     key = np.uint64(info[row, GAP]) * np.uint64(0x9E3779B97F4A7C15) ^ masks[row]
-    for column in range(first, STATE + 1):
+    for column in range(first, POSITION + 1):
         key = (key ^ np.uint64(info[row, column])) * np.uint64(0xBF58476D1CE4E5B9)
         key ^= key >> np.uint64(29)
     slot: Any = np.int64(key % np.uint64(len(slots)))
     while slots[slot] >= 0:
         other = slots[slot]
         same = masks[other] == masks[row] and info[other, GAP] == info[row, GAP]
-        for column in range(first, STATE + 1):
+        for column in range(first, POSITION + 1):
             same = same and info[other, column] == info[row, column]
         if same:
             break
@@ -399,26 +437,27 @@ def rank_paths(info: Array, score: Array, head: int, count: int, longest: int) -
 
 
 @compiled
-def sum_features(paths: Array, info: Array, score: Array, rows: Array, features: Array, reordering: Array) -> Array:
-    """Return the features of every path apart from the number of words; `rows` are those of options in the table."""
-    size = features.shape[1]
-    out = np.zeros((len(paths), size + 11))
+def sum_features(paths: Array, info: Array, score: Array, options: Options) -> Array:
+    """Return the features of every path."""
+    size = options.features.shape[1]
+    phrase_features = size - 6
+    out = np.zeros((len(paths), size + 5))
     for path in range(len(paths)):
         last_start = last_end = 0
         last = -1
         for row in paths[path]:
             if row < 0:
                 break
-            start, end, known = info[row, LAST_START], info[row, LAST_END], rows[info[row, OPTION]]
-            turn = orientation(last_start, last_end, start, end)
+            start, end, option = info[row, LAST_START], info[row, LAST_END], info[row, OPTION]
+            before = phrase_features + orientation(last_start, last_end, start, end)
             if last >= 0:
-                out[path, size + 3 + turn] += reordering[last, 3 + turn]
-            if known >= 0:
-                out[path, :size] += features[known]
-                out[path, size + turn] += reordering[known, turn]
-            out[path, size + 6] += score[row, LM_SCORE]
-            out[path, size + 7] -= abs(start - last_end)
-            out[path, size + 9] += 1
-            out[path, size + 10] += known < 0
-            last_start, last_end, last = start, end, known
+                out[path, before + 3] += options.features[last, before + 3]
+            out[path, :phrase_features] += options.features[option, :phrase_features]
+            out[path, before] += options.features[option, before]
+            out[path, size] += score[row, LM_SCORE]
+            out[path, size + 1] -= abs(start - last_end)
+            out[path, size + 2] += options.word_starts[option + 1] - options.word_starts[option]
+            out[path, size + 3] += 1
+            out[path, size + 4] += options.rows[option] < 0
+            last_start, last_end, last = start, end, option
     return out
