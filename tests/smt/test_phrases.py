@@ -23,18 +23,37 @@ def extract(links: set[tuple[int, int]], I: int, J: int, longest: int) -> np.nda
     return out
 
 
-@given(LINKS, st.integers(1, 6))
-def test_extraction_is_its_definition(links: set[tuple[int, int]], longest: int) -> None:
-    """All spans with a link inside and none that leaves, up to a length."""
-    found = [tuple(row[:4]) for row in extract(links, 5, 6, longest).tolist()]
-    expected = []
+def list_phrase_pairs(links: set[tuple[int, int]], longest: int) -> list[tuple[int, int, int, int]]:
+    """Return all spans with a link inside and none that leaves, up to a length, of sentences of 5 and 6 words."""
+    found = []
     for i, end, j, stop in product(range(5), range(1, 6), range(6), range(1, 7)):
         if not (0 < end - i <= longest and 0 < stop - j <= longest):
             continue
         inside = [(i <= a < end, j <= b < stop) for a, b in links]
         if any(a and b for a, b in inside) and all(a == b for a, b in inside):
-            expected.append((i, end, j, stop))
-    assert sorted(found) == expected
+            found.append((i, end, j, stop))
+    return found
+
+
+@given(LINKS, st.integers(1, 6))
+def test_extraction_is_its_definition(links: set[tuple[int, int]], longest: int) -> None:
+    found = [tuple(row[:4]) for row in extract(links, 5, 6, longest).tolist()]
+    assert sorted(found) == list_phrase_pairs(links, longest)
+
+
+@given(LINKS, st.integers(1, 6))
+def test_orientation_is_its_definition(links: set[tuple[int, int]], longest: int) -> None:
+    """Monotone or swapped if there is a phrase pair of any length beside this one, or the end of both sentences."""
+    pairs = list_phrase_pairs(links, 6)
+    starts_at, ends_at = (
+        {(i, j) for i, _, j, _ in pairs} | {(5, 6)},
+        {(end, stop) for _, end, _, stop in pairs} | {(0, 0)},
+    )
+    for i, end, j, stop, before, after in extract(links, 5, 6, longest).tolist():
+        swapped_before = any(other == end and other_stop == j for other, _, _, other_stop in pairs)
+        swapped_after = any(other_end == i and other_j == stop for _, other_end, other_j, _ in pairs)
+        assert before == (0 if (i, j) in ends_at else 1 if swapped_before else 2)
+        assert after == (0 if (end, stop) in starts_at else 1 if swapped_after else 2)
 
 
 def test_a_worked_example() -> None:

@@ -309,13 +309,13 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
     masks[0] = np.uint64(0)
     score[0] = (0.0, future[0, length], 0.0)
     heads[0] = 0
-    limit = limits.distortion_limit if limits.distortion_limit >= 0 else length
+    jump = limits.distortion_limit if limits.distortion_limit >= 0 else length
     slack = LM_SLACK * limits.weight_lm
     for covered in range(length):
         for row in sort_stack(info, score, heads[covered], limits.stack_size, floor[covered]):
             gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
             last_start, last_end = info[row, LAST_START], info[row, LAST_END]
-            for start, end in list_spans(options.group, gap, mask, last_end, limits.max_phrase, limit):
+            for start, end in list_spans(options.group, gap, mask, last_end, limits.max_phrase, jump):
                 stack = covered + end - start
                 new_gap, new_mask = cover(gap, mask, start, end)
                 rest = sum_future(future, length, new_gap, new_mask)
@@ -325,10 +325,8 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
                     moved += options.reorder[last_option, 3 + turn]
                 for option in range(options.group[start, end - start], options.group[start, end - start + 1]):
                     turned = moved + options.reorder[option, turn]
-                    if turned + options.estimate[option] + rest < floor[stack] - slack:
-                        continue
                     position = match_required(options, option, required, info[row, POSITION], stack == length)
-                    if position < 0:
+                    if position < 0 or turned + options.estimate[option] + rest < floor[stack] - slack:
                         continue
                     lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
                     new_score = turned + options.static[option] + limits.weight_lm * lm_score

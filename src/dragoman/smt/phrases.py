@@ -6,6 +6,11 @@ link (Och and Ney 2004). Its features are logarithms:
     p(target | source), p(source | target)    by relative frequency, discounted like n-grams (Foster 2006)
     lexical weight, both ways                 product over words of the mean probability of their links (Koehn 2003)
     orientation                               of the phrase towards the one before and the one after it
+
+A phrase pair is *monotone* towards the one before it if some phrase pair, of any length, ends where it starts in both
+languages; it is *swapped* if one ends there in the target and starts in the source where this one ends; otherwise it is
+*discontinuous* (Tillmann 2004, Galley and Manning 2008). Towards the one after it is the same with starts and ends
+exchanged.
 """
 
 from __future__ import annotations
@@ -26,6 +31,76 @@ PHRASE_FEATURES = ("p(target|source)", "p(source|target)", "lex(target|source)",
 ORIENTATIONS = ("monotone", "swap", "discontinuous")
 
 
+# What phrase pairs, of any length, have a corner at a point between words; flags of a matrix.
+ENDS, STARTS, TURNS_BACK, TURNS_FORWARD = 1, 2, 4, 8
+
+
+@compiled
+def bound_links(link_i: Array, link_j: Array, I: int, J: int) -> tuple[Array, Array, Array, Array]:
+    """Return the first and the last target position linked to each source word, and the other way round.
+
+    A word without links has the length of the other sentence as its first, and -1 as its last.
+    """
+    low, high, source_low, source_high = np.full(I, J), np.full(I, -1), np.full(J, I), np.full(J, -1)
+    for link in range(len(link_i)):
+        i, j = link_i[link], link_j[link]
+        low[i], high[i] = min(low[i], j), max(high[i], j)
+        source_low[j], source_high[j] = min(source_low[j], i), max(source_high[j], i)
+    return low, high, source_low, source_high
+
+
+@compiled
+def mark_corners(low: Array, high: Array, source_low: Array, source_high: Array) -> Array:
+    """Return a matrix of flags: which corners of phrase pairs, of any length, lie before source word i, target word j.
+
+    ENDS: a pair ends there in both languages; STARTS: it starts in both. TURNS_BACK: its source starts there and its
+    target ends; TURNS_FORWARD: its target starts there and its source ends. The ends of the sentences count as pairs.
+    """
+    I, J = len(low), len(source_low)
+    corners = np.zeros((I + 1, J + 1), np.uint8)
+    corners[0, 0] |= ENDS
+    corners[I, J] |= STARTS
+    for i in range(I):
+        first, last = J, -1  # target words linked to source words from i on
+        source_first, source_last = I, -1  # source words linked to those
+        for end in range(i + 1, I + 1):
+            new_first, new_last = min(first, low[end - 1]), max(last, high[end - 1])
+            for j in range(new_first, new_last + 1):
+                if j < first or j > last:
+                    source_first, source_last = min(source_first, source_low[j]), max(source_last, source_high[j])
+            first, last = new_first, new_last
+            if source_first < i:
+                break
+            if last < 0 or source_last >= end:
+                continue
+            start = first  # target words without links around the phrase may belong to it
+            while start >= 0 and (start == first or source_high[start] < 0):
+                corners[i, start] |= STARTS
+                corners[end, start] |= TURNS_FORWARD
+                start -= 1
+            stop = last + 1
+            while stop <= J and (stop == last + 1 or source_high[stop - 1] < 0):
+                corners[end, stop] |= ENDS
+                corners[i, stop] |= TURNS_BACK
+                stop += 1
+    return corners
+
+
+@compiled
+def find_orientations(corners: Array, i: int, end: int, start: int, stop: int) -> tuple[int, int]:
+    """Return the orientations of the phrase pair (source i to end, target start to stop) before and after it."""
+    before = after = 2
+    if corners[i, start] & ENDS:
+        before = 0
+    elif corners[end, start] & TURNS_BACK:
+        before = 1
+    if corners[end, stop] & STARTS:
+        after = 0
+    elif corners[i, stop] & TURNS_FORWARD:
+        after = 1
+    return before, after
+
+
 @compiled
 def extract_spans(
     source_starts: Array,
@@ -44,17 +119,9 @@ def extract_spans(
     for pair in range(len(source_starts) - 1):
         i0, I = source_starts[pair], source_starts[pair + 1] - source_starts[pair]
         j0, J = target_starts[pair], target_starts[pair + 1] - target_starts[pair]
-        links = np.zeros((I + 2, J + 2), np.bool_)  # with a border on every side
-        links[0, 0] = links[I + 1, J + 1] = True  # the ends of both sentences belong together
-        low = np.full(I, J, np.int64)
-        high = np.full(I, -1, np.int64)
-        source_low = np.full(J, I, np.int64)
-        source_high = np.full(J, -1, np.int64)
-        for link in range(link_starts[pair], link_starts[pair + 1]):
-            i, j = link_i[link], link_j[link]
-            links[i + 1, j + 1] = True
-            low[i], high[i] = min(low[i], j), max(high[i], j)
-            source_low[j], source_high[j] = min(source_low[j], i), max(source_high[j], i)
+        links = slice(link_starts[pair], link_starts[pair + 1])
+        low, high, source_low, source_high = bound_links(link_i[links], link_j[links], I, J)
+        corners = mark_corners(low, high, source_low, source_high) if len(out) else np.zeros((0, 0), np.uint8)
         for i in range(I):
             first, last = J, -1
             for end in range(i, min(i + longest, I)):
@@ -74,8 +141,7 @@ def extract_spans(
                     stop = last
                     while stop < J and stop - start < longest and (stop == last or source_high[stop] < 0):
                         if len(out):
-                            before = 0 if links[i, start] else (1 if links[end + 2, start] else 2)
-                            after = 0 if links[end + 2, stop + 2] else (1 if links[i, stop + 2] else 2)
+                            before, after = find_orientations(corners, i, end + 1, start, stop + 1)
                             out[found] = (i0 + i, i0 + end + 1, j0 + start, j0 + stop + 1, before, after)
                         found += 1
                         stop += 1
