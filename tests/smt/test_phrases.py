@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
+from dragoman.errors import UserError
 from dragoman.smt.alignment import make_side
-from dragoman.smt.phrases import build_table, extract_spans
+from dragoman.smt.phrases import PhraseTable, build_table, extract_spans
+from dragoman.smt.trie import ROOT
 
 LINKS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=9)
 
@@ -69,18 +74,79 @@ def test_a_worked_example() -> None:
     assert spans[2, 4, 2, 3][1] == 1  # swapped: what follows in the target stands before it in the source
 
 
-def test_probabilities_sum_to_one() -> None:
+def build_random_table(limit: int = 10**6, min_count: int = 1) -> PhraseTable:
+    """Return a table of 40 random pairs of five words, linked one to one with some words swapped."""
     rng = np.random.default_rng(1)
     source = make_side([rng.integers(0, 6, 5).tolist() for _ in range(40)])
     target = make_side([rng.integers(0, 7, 5).tolist() for _ in range(40)])
-    diagonal = np.tile(np.arange(5), 40)
-    table = build_table(source, target, (6, 7), (np.arange(0, 205, 5), diagonal, diagonal), longest=2, limit=10**6)
+    ordered, swapped = np.tile(np.arange(5), 40), np.tile([1, 0, 2, 4, 3], 40)
+    starts = np.arange(0, 205, 5)
+    return build_table(source, target, (6, 7), (starts, ordered, swapped), longest=2, limit=limit, min_count=min_count)
+
+
+def test_probabilities_sum_to_one() -> None:
+    table = build_random_table()
     node = np.repeat(np.arange(len(table.options) - 1), np.diff(table.options))
     # Smoothing gives a little to translations that a phrase was never seen with, so sums stay below one.
-    sums = np.bincount(node, np.exp(table.features[:, 0]))[np.unique(node)]
-    assert (sums <= 1 + 1e-5).all()
-    np.testing.assert_allclose(np.exp(table.reordering[:, :3]).sum(1), 1.0, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(table.reordering[:, 3:]).sum(1), 1.0, rtol=1e-5)
+    sums = np.bincount(node, np.exp(table.features[:, 0].astype(np.float64)))[np.unique(node)]
+    assert (sums <= 1 + 1e-3).all()
+    np.testing.assert_allclose(np.exp(table.reordering).reshape(-1, 2, 3).sum(2), 1.0, rtol=1e-5)
+    assert table.reordering_of.max() + 1 == len(table.reordering) < len(table.target)
+
+
+def test_a_saved_table_is_mapped(tmp_path: Path) -> None:
+    table = build_random_table()
+    table.save(tmp_path / "table")
+    mapped = PhraseTable.load(tmp_path / "table")
+    words = [str(index) for index in range(7)]
+    assert list(mapped.list_lines(words, words)) == list(table.list_lines(words, words))
+    for name, value in vars(mapped).items():
+        if name != "source":
+            assert not value.flags.owndata
+            np.testing.assert_array_equal(value, getattr(table, name))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 20, 0.3, 0.99])
+def test_a_table_that_was_cut_is_refused(kept: float, tmp_path: Path) -> None:
+    build_random_table().save(tmp_path / "table")
+    whole = (tmp_path / "table").read_bytes()
+    (tmp_path / "table").write_bytes(whole[: int(kept * len(whole)) if kept < 1 else int(kept)])
+    with pytest.raises(UserError, match="is damaged or no safetensors file"):
+        PhraseTable.load(tmp_path / "table")
+
+
+def test_other_bad_tables_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    with pytest.raises(UserError, match="cannot read"):
+        PhraseTable.load(path)
+    save_file({"words": np.arange(3)}, path)
+    with pytest.raises(UserError, match="no phrase table of this version"):
+        PhraseTable.load(path)
+    table = build_random_table()
+    replace(table, target=table.target[:-1].copy()).save(path)
+    with pytest.raises(UserError, match="do not fit together"):
+        PhraseTable.load(path)
+    side, nothing = make_side([[0]]), np.zeros(0, np.int64)
+    with pytest.raises(UserError, match="no phrase pairs"):
+        build_table(side, side, (1, 1), (np.zeros(2, np.int64), nothing, nothing))
+
+
+def test_the_trie_has_only_phrases_of_the_table() -> None:
+    """Every node has options, or is the beginning of a phrase that has."""
+    table = build_random_table(min_count=3)
+    needed = np.zeros(len(table.source.words), bool)
+    for node in np.flatnonzero(np.diff(table.options)).tolist():
+        while node != ROOT:
+            needed[node] = True
+            node = table.source.parents[node]
+    assert needed[1:].all()
+
+
+def test_rare_pairs_are_left_out_unless_a_word_would_become_unknown() -> None:
+    words = [str(index) for index in range(7)]
+    everything, frequent = ([*build_random_table(min_count=n).list_lines(words, words)] for n in (1, 2))
+    assert set(frequent) < set(everything)
+    assert {line for line in everything if line.index(" ") == line.index(" ||| ")} < set(frequent)
 
 
 def test_the_table_is_limited_to_the_likeliest() -> None:

@@ -22,7 +22,7 @@ from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder_kernels import NgramTrie, Options, SearchLimits
 from dragoman.smt.ngram import BEGIN, END, UNKNOWN, NgramModel
-from dragoman.smt.phrases import ORIENTATIONS, PHRASE_FEATURES, PhraseTable
+from dragoman.smt.phrases import ORIENTATIONS, PHRASE_FEATURES, PhraseTable, concatenate_ranges
 from dragoman.smt.trie import ROOT, Trie
 
 FEATURE_NAMES = (
@@ -56,7 +56,7 @@ class NgramScorer:
     def __init__(self, model: NgramModel) -> None:
         self.words = model.words
         self.ids = {word: index for index, word in enumerate(model.words)}
-        trie, nodes = Trie.of([(order.prefix, order.word) for order in model.orders])
+        trie, nodes = Trie.from_levels([(order.prefix, order.word) for order in model.orders])
         log_prob, backoff = np.zeros(len(trie.words)), np.zeros(len(trie.words))
         for node, order in zip(nodes, model.orders, strict=True):
             log_prob[node], backoff[node] = order.log_prob * np.log(10), order.backoff * np.log(10)
@@ -194,7 +194,8 @@ class PhraseDecoder:
         has_id = target < len(self.lm_ids)
         lm_words[has_id] = self.lm_ids[target[has_id]]
 
-        features = np.concatenate([table.features[entries], table.reordering[entries]], 1, dtype=np.float64)
+        reordering = table.reordering[table.reordering_of[entries]]
+        features = np.concatenate([table.features[entries], reordering], 1, dtype=np.float64)
         features[~known] = 0.0
         static = features[:, : len(PHRASE_FEATURES)] @ weights[: len(PHRASE_FEATURES)]
         static += weights[WORDS] * lengths + weights[PHRASES] + weights[UNKNOWNS] * ~known
@@ -253,9 +254,3 @@ def map_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     with ThreadPoolExecutor(usable_cores()) as pool:
         while batch := list(islice(waiting, SENTENCES_AT_A_TIME)):
             yield from pool.map(function, batch)
-
-
-def concatenate_ranges(starts: Array, lengths: Array) -> tuple[Array, Array]:
-    """Return the numbers from each start on, so many as its length, and where those of each start begin and end."""
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    return ends, np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
+from dragoman.errors import UserError
 from dragoman.smt.compiled import Array, compiled
+from dragoman.smt.mapped_tensors import map_tensors
 from dragoman.smt.ngram import estimate_discounts
 from dragoman.smt.trie import ROOT, Trie, number_substrings
 
@@ -172,7 +174,11 @@ def score_tokens(
 
 @dataclass(frozen=True)
 class PhraseTable:
-    """Options by source phrase. All are flat arrays, so that a table of any size can be memory-mapped."""
+    """Options (translations) by source phrase, in flat arrays that a file can be mapped to.
+
+    What many options share is stored once: target phrases, distributions of orientations and patterns of links.
+    Features are float16: their rounding error of at most 0.05 % is far below the error of the estimates.
+    """
 
     source: Trie
     options: Array  # of node n: options[n] up to options[n + 1], the likeliest first
@@ -180,32 +186,34 @@ class PhraseTable:
     target_starts: Array  # where the words of each target phrase start
     target_words: Array
     features: Array  # options x 4
-    reordering: Array  # options x 6: three orientations towards the phrase before, three towards the one after
-    link_starts: Array  # where the links of each option start
+    reordering_of: Array  # row in `reordering` of every option
+    reordering: Array  # rows x 6: three orientations towards the phrase before, three towards the one after
+    links_of: Array  # pattern of links of every option
+    link_starts: Array  # where the links of each pattern start
     links: Array  # (source, target) positions inside the phrase
 
     def read_option(self, row: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the target words of an option, and its links."""
-        phrase = self.target[row]
+        phrase, pattern = int(self.target[row]), int(self.links_of[row])
         words = self.target_words[self.target_starts[phrase] : self.target_starts[phrase + 1]]
-        links = self.links[self.link_starts[row] : self.link_starts[row + 1]]
+        links = self.links[self.link_starts[pattern] : self.link_starts[pattern + 1]]
         return words.tolist(), [(i, j) for i, j in links.tolist()]
 
     def list_lines(self, source_words: Sequence[str], target_words: Sequence[str]) -> Iterator[str]:
         """Yield the table as text in the form of Moses: source ||| target ||| probabilities ||| links."""
-        trie = self.source
+        parents = self.source.parents
         for node in np.flatnonzero(np.diff(self.options)).tolist():
-            source, at = [], node
-            while at != ROOT:
-                source.append(source_words[trie.words[at]])
-                at = trie.parents[at]
+            source, ancestor = [], node
+            while ancestor != ROOT:
+                source.append(source_words[self.source.words[ancestor]])
+                ancestor = parents[ancestor]
             for row in range(self.options[node], self.options[node + 1]):
                 words, links = self.read_option(row)
                 yield " ||| ".join(
                     [
                         " ".join(reversed(source)),
                         " ".join(target_words[word] for word in words),
-                        " ".join(f"{value:.6g}" for value in np.exp(self.features[row])),
+                        " ".join(f"{value:.6g}" for value in np.exp(self.features[row].astype(np.float64))),
                         " ".join(f"{i}-{j}" for i, j in links),
                     ]
                 )
@@ -217,10 +225,17 @@ class PhraseTable:
 
     @classmethod
     def load(cls, path: Path) -> PhraseTable:
-        """Read a table that `save` wrote."""
-        arrays = load_file(path)
-        trie = Trie(**{name.removeprefix("trie."): arrays.pop(name) for name in list(arrays) if "." in name})
-        return cls(source=trie, **arrays)
+        """Map a table that `save` wrote into memory; a damaged file is refused."""
+        arrays = map_tensors(path)
+        try:
+            trie = Trie(**{name.removeprefix("trie."): arrays.pop(name) for name in list(arrays) if "." in name})
+            table = cls(source=trie, **arrays)
+        except TypeError as error:
+            raise UserError(f"{str(path)!r} has no phrase table of this version; train it again: {error}") from error
+        sizes = {len(table.target), len(table.features), len(table.reordering_of), len(table.links_of)}
+        if sizes != {int(table.options[-1])} or len(table.options) != len(trie.words) + 1:
+            raise UserError(f"{str(path)!r} is damaged: the lengths of its arrays do not fit together; train it again")
+        return table
 
 
 def build_table(
@@ -231,92 +246,170 @@ def build_table(
     *,
     longest: int = 7,
     limit: int = 30,
+    min_count: int = 1,
 ) -> PhraseTable:
-    """Extract and score the phrase pairs of aligned sentences; keep the `limit` likeliest targets of each source."""
+    """Extract and score the phrase pairs of aligned sentences; keep the `limit` likeliest targets of each source.
+
+    Pairs that occur less than `min_count` times are left out, unless the source is a single word: without them, known
+    words would become unknown ones.
+    """
     link_starts, link_i, link_j = links
     arguments = (source.starts, target.starts, link_starts, link_i, link_j, longest)
     spans = np.empty((extract_spans(*arguments, np.empty((0, 6), np.int64)), 6), np.int64)
+    if not len(spans):
+        raise UserError("there are no phrase pairs to extract: no words of the training text are aligned")
     extract_spans(*arguments, spans)
     i, i_end, j, j_end, before, after = spans.T
-
-    # Lexical weights of spans are differences of sums over tokens: links of a phrase never leave it.
     per_pair = np.diff(link_starts)
     at_i = link_i + np.repeat(source.starts[:-1], per_pair)
     at_j = link_j + np.repeat(target.starts[:-1], per_pair)
-    word_i, word_j = source.ids[at_i].astype(np.int64), target.ids[at_j].astype(np.int64)
-    forward = score_tokens(word_j, word_i, at_j, len(target.ids), target.ids, words[0])
-    backward = score_tokens(word_i, word_j, at_i, len(source.ids), source.ids, words[1])
-    forward, backward = (np.concatenate([[0.0], np.cumsum(each)]) for each in (forward, backward))
-    lex_forward, lex_backward = forward[j_end] - forward[j], backward[i_end] - backward[i]
-
-    trie, node = number_phrases(source, i, i_end, words[0], longest)
-    _, phrase = number_phrases(target, j, j_end, words[1], longest)
+    lexical = score_spans(source, target, words, (at_i, at_j), spans)
+    source_levels, source_phrase = number_phrases(source, i, i_end, words[0], longest)
+    _, target_phrase = number_phrases(target, j, j_end, words[1], longest)
 
     # One row for every distinct (source, target), from the instance with the best lexical weight.
-    order = np.lexsort((-(lex_forward + lex_backward), phrase, node))
-    new = np.concatenate([[True], (np.diff(node[order]) != 0) | (np.diff(phrase[order]) != 0)])
-    first = np.flatnonzero(new)
-    kind = np.empty(len(spans), np.int64)
-    kind[order] = np.cumsum(new) - 1
-    count = np.bincount(kind)
-    instance = order[first]
-    row_node, row_phrase = node[instance], phrase[instance]
-    reordering = np.concatenate([score_orientations(column, kind, len(count)) for column in (before, after)], 1)
-    probabilities = _smooth(count, row_node, row_phrase), _smooth(count, row_phrase, row_node)
-    features = np.stack([*probabilities, lex_forward[instance], lex_backward[instance]], 1)
-    rank_order = np.lexsort((-features[:, 0], row_node))
-    start_of = np.searchsorted(row_node[rank_order], row_node[rank_order])
-    kept = rank_order[np.arange(len(rank_order)) - start_of < limit]
-    instance, row_node, row_phrase = instance[kept], row_node[kept], row_phrase[kept]
-    options = np.searchsorted(row_node, np.arange(len(trie.words) + 1))
-    phrases, target_index = np.unique(row_phrase, return_inverse=True)
-    example = np.empty(len(phrases), np.int64)
-    example[target_index] = instance
-    lengths = (j_end - j)[example]
-    target_starts = np.concatenate([[0], np.cumsum(lengths)])
-    target_words = target.ids[np.repeat(j[example] - target_starts[:-1], lengths) + np.arange(target_starts[-1])]
-    inner_starts, inner = _links_inside(spans[instance], at_i, at_j)
+    order = np.lexsort((-lexical.sum(1), target_phrase, source_phrase))
+    is_first = (np.diff(source_phrase[order], prepend=-1) != 0) | (np.diff(target_phrase[order], prepend=-1) != 0)
+    pair_of = np.empty(len(spans), np.int64)
+    pair_of[order] = np.cumsum(is_first) - 1
+    instance, count = order[is_first], np.bincount(pair_of)
+    given, outcome = source_phrase[instance], target_phrase[instance]
+    probabilities = smooth_counts(count, given, outcome), smooth_counts(count, outcome, given)
+    features = np.stack([*probabilities, *lexical[instance].T], 1)
+
+    kept = np.flatnonzero((count >= min_count) | ((i_end - i)[instance] == 1))
+    kept = kept[np.lexsort((-features[kept, 0], given[kept]))]
+    kept = kept[np.arange(len(kept)) - np.searchsorted(given[kept], given[kept]) < limit]
+    trie, node_of = make_trie(source_levels, given[kept])
+    kept = kept[np.argsort(node_of[given[kept]], kind="stable")]
+    instance = instance[kept]
+    reordering_of, reordering = score_orientations(pair_of, before, after, kept)
+    links_of, pattern_starts, patterns = share_links(spans[instance], at_i, at_j, longest)
+    target_of, target_starts, target_words = share_phrases(target.ids, j[instance], j_end[instance], outcome[kept])
+    options = np.searchsorted(node_of[given[kept]], np.arange(len(trie.words) + 1))
     return PhraseTable(
-        trie, options, target_index, target_starts, target_words, features[kept].astype(np.float32),
-        reordering[kept].astype(np.float32), inner_starts, inner,
+        trie, options.astype(np.int32), target_of.astype(np.int32), target_starts.astype(np.int32),
+        shrink_integers(target_words), features[kept].astype(np.float16), shrink_integers(reordering_of),
+        reordering.astype(np.float32), shrink_integers(links_of), pattern_starts.astype(np.int32),
+        patterns.astype(np.uint8),
     )  # fmt: skip
 
 
-def number_phrases(side: Any, start: Array, end: Array, words: int, longest: int) -> tuple[Trie, Array]:
-    """Return a trie of all word sequences of a text up to a length, and the node of each span."""
-    levels = number_substrings(side.ids, side.starts, words, longest)
-    trie, nodes = Trie.of([(prefix, word) for prefix, word, _ in levels])
-    found = np.empty(len(start), np.int64)
-    for size, (level_nodes, (_, _, at)) in enumerate(zip(nodes, levels, strict=True), 1):
+def score_spans(source: Any, target: Any, words: tuple[int, int], links: tuple[Array, Array], spans: Array) -> Array:
+    """Return the lexical weights of phrase pairs in both directions, two columns.
+
+    They are differences of sums over the tokens of the text: links of a phrase never leave it.
+    """
+    at_i, at_j = links
+    word_i, word_j = source.ids[at_i].astype(np.int64), target.ids[at_j].astype(np.int64)
+    forward = score_tokens(word_j, word_i, at_j, len(target.ids), target.ids, words[0])
+    backward = score_tokens(word_i, word_j, at_i, len(source.ids), source.ids, words[1])
+    forward, backward = (np.concatenate([[0.0], np.cumsum(scores)]) for scores in (forward, backward))
+    i, i_end, j, j_end = spans.T[:4]
+    return np.stack([forward[j_end] - forward[j], backward[i_end] - backward[i]], 1)
+
+
+def number_phrases(
+    side: Any, start: Array, end: Array, vocabulary: int, longest: int
+) -> tuple[list[tuple[Array, Array]], Array]:
+    """Number all word sequences of a text up to a length; return their (prefix, word) columns, and those of the spans.
+
+    Sequences are numbered by length; the columns of each length have the index of the prefix among those one shorter.
+    """
+    levels = number_substrings(side.ids, side.starts, vocabulary, longest)
+    phrase = np.empty(len(start), np.int64)
+    offset = 0
+    for size, (_, word, starting_at) in enumerate(levels, 1):
         chosen = end - start == size
-        found[chosen] = level_nodes[at[start[chosen]]]
-    return trie, found
+        phrase[chosen] = offset + starting_at[start[chosen]]
+        offset += len(word)
+    return [(prefix, word) for prefix, word, _ in levels], phrase
 
 
-def score_orientations(orientation: Array, kind: Array, kinds: int) -> Array:
-    """Return log p(orientation | phrase pair) for the three orientations, with half a count added to each."""
-    counts = np.stack([np.bincount(kind[orientation == value], minlength=kinds) for value in range(3)], 1) + 0.5
-    shares: Array = counts / counts.sum(1, keepdims=True)
-    return np.log(shares)
+def make_trie(levels: list[tuple[Array, Array]], phrases: Array) -> tuple[Trie, Array]:
+    """Return a trie of these phrases and their prefixes, and the node of every phrase by number (-1: not in it)."""
+    ends = np.cumsum([len(word) for _, word in levels])
+    needed = np.zeros(ends[-1], bool)
+    needed[phrases] = True
+    needed_at = np.split(needed, ends[:-1])
+    for size in range(len(levels) - 1, 0, -1):
+        needed_at[size - 1][levels[size][0][needed_at[size]]] = True
+    columns, index = [], np.zeros(1, np.int64)  # index: of the sequences one shorter among those that are needed
+    for (prefix, word), chosen in zip(levels, needed_at, strict=True):
+        columns.append((index[prefix[chosen]], word[chosen]))
+        index = np.cumsum(chosen) - 1
+    while len(columns) > 1 and not len(columns[-1][1]):
+        columns.pop()
+    trie, nodes = Trie.from_levels(columns)
+    node_of = np.full(ends[-1], -1)
+    node_of[needed] = np.concatenate(nodes)
+    return trie, node_of
 
 
-def _smooth(count: Array, given: Array, outcome: Array) -> Array:
-    """Return log p(outcome | given), interpolated with how many different things each outcome was seen with."""
+def share_phrases(ids: Array, start: Array, end: Array, phrase: Array) -> tuple[Array, Array, Array]:
+    """Store each phrase once: return its index by option, where the words of each start, and the words."""
+    _, example, index = np.unique(phrase, return_index=True, return_inverse=True)
+    starts, positions = concatenate_ranges(start[example], (end - start)[example])
+    return index, starts, ids[positions]
+
+
+def share_links(spans: Array, at_i: Array, at_j: Array, longest: int) -> tuple[Array, Array, Array]:
+    """Store each pattern of links once: return its index by span, where the links of each start, and the links."""
+    order = np.argsort(at_i, kind="stable")
+    at_i, at_j = at_i[order], at_j[order]
+    low, high = np.searchsorted(at_i, spans[:, 0]), np.searchsorted(at_i, spans[:, 1])
+    starts, positions = concatenate_ranges(low, high - low)
+    inside_i = at_i[positions] - np.repeat(spans[:, 0], high - low)
+    inside_j = at_j[positions] - np.repeat(spans[:, 2], high - low)
+    bits, word_bits = inside_i * longest + inside_j, 62
+    masks = [
+        np.add.reduceat(np.where(bits // word_bits == column, 1 << (bits % word_bits), 0), starts[:-1])
+        for column in range(longest * longest // word_bits + 1)
+    ]
+    example, index = number_rows(masks)
+    pattern_starts, positions = concatenate_ranges(starts[example], np.diff(starts)[example])
+    return index, pattern_starts, np.stack([inside_i[positions], inside_j[positions]], 1)
+
+
+def number_rows(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Number the distinct rows of integer columns; return one row of each number, and the number of each row."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, value = np.unique(column, return_inverse=True)
+        _, example, number = np.unique(number * len(values) + value, return_index=True, return_inverse=True)
+    return example, number
+
+
+def shrink_integers(values: Array) -> Array:
+    """Return the values in 16 bits if they fit, otherwise in 32."""
+    return values.astype(np.uint16 if values.max(initial=0) < 1 << 16 else np.int32)
+
+
+def concatenate_ranges(starts: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the numbers from each start on, as many as its length, and where those of each start begin and end."""
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return ends, np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+
+
+def score_orientations(pair_of: Array, before: Array, after: Array, kept: Array) -> tuple[Array, Array]:
+    """Return the distinct distributions of orientations, and which of them each kept phrase pair has.
+
+    They are log p(orientation | phrase pair), three towards the phrase before and three towards the one after, with
+    half a count added to each.
+    """
+    pairs = int(pair_of.max()) + 1
+    counts = [
+        np.bincount(pair_of[side == value], minlength=pairs)[kept] for side in (before, after) for value in range(3)
+    ]
+    example, index = number_rows(counts)
+    smoothed = np.stack(counts, 1)[example].reshape(-1, 2, 3) + 0.5
+    return index, np.log(smoothed / smoothed.sum(2, keepdims=True)).reshape(-1, 6)
+
+
+def smooth_counts(count: Array, given: Array, outcome: Array) -> Array:
+    """Return log p(outcome | given), interpolated with how many different phrases each outcome was seen with."""
     discount = estimate_discounts(count)[np.minimum(count, 3)]
     total = np.bincount(given, count)
     mass = np.bincount(given, discount) / np.maximum(total, 1)
     variety = np.bincount(outcome)[outcome] / len(count)
     return np.log((count - discount) / total[given] + mass[given] * variety)
-
-
-def _links_inside(spans: Array, at_i: Array, at_j: Array) -> tuple[Array, Array]:
-    """Return the links of every span, relative to its beginning, and where each span's start."""
-    order = np.argsort(at_i, kind="stable")
-    at_i, at_j = at_i[order], at_j[order]
-    low, high = np.searchsorted(at_i, spans[:, 0]), np.searchsorted(at_i, spans[:, 1])
-    starts = np.concatenate([[0], np.cumsum(high - low)])
-    which = np.repeat(low - starts[:-1], high - low) + np.arange(starts[-1])
-    inside = np.stack(
-        [at_i[which] - np.repeat(spans[:, 0], high - low), at_j[which] - np.repeat(spans[:, 2], high - low)], 1
-    )
-    return starts, inside.astype(np.uint8)

@@ -21,29 +21,32 @@ class Trie:
 
     children: Array
     words: Array
-    parents: Array
     levels: Array  # the first node of every level, the root's being 0, and the end of the last
 
     @classmethod
-    def of(cls, levels: list[tuple[Array, Array]]) -> tuple[Trie, list[Array]]:
+    def from_levels(cls, levels: list[tuple[Array, Array]]) -> tuple[Trie, list[Array]]:
         """Build a trie from the (prefix, word) columns of each level, in any order; also return each entry's node."""
-        words, parents, first = [np.zeros(1, np.int32)], [np.zeros(1, np.int64)], [0, 1]
-        nodes_before = np.zeros(1, np.int64)
+        words, counts, first = [np.zeros(1, np.int32)], [], [0, 1]
+        parents = np.zeros(1, np.int64)
         nodes: list[Array] = []
         for prefix, word in levels:
-            parent = nodes_before[prefix]
+            parent = parents[prefix]
             order = np.lexsort((word, parent))
-            here = np.empty(len(order), np.int64)
-            here[order] = first[-1] + np.arange(len(order))
+            node = np.empty(len(order), np.int64)
+            node[order] = first[-1] + np.arange(len(order))
             words.append(word[order].astype(np.int32))
-            parents.append(parent[order])
+            counts.append(np.bincount(parent - first[-2], minlength=first[-1] - first[-2]))
             first.append(first[-1] + len(order))
-            nodes.append(here)
-            nodes_before = here
-        parent_of = np.concatenate(parents)
-        count = np.bincount(parent_of[1:], minlength=first[-1])
-        children = np.concatenate([[1], 1 + np.cumsum(count)])
-        return cls(children, np.concatenate(words), parent_of, np.array(first)), nodes
+            nodes.append(node)
+            parents = node
+        counts.append(np.zeros(first[-1] - first[-2], np.int64))
+        children = np.concatenate([[1], 1 + np.cumsum(np.concatenate(counts))]).astype(np.int32)
+        return cls(children, np.concatenate(words), np.array(first)), nodes
+
+    @property
+    def parents(self) -> Array:
+        """Return the parent of every node; the root is its own."""
+        return np.append([ROOT], np.repeat(np.arange(len(self.words)), np.diff(self.children)))
 
 
 def number_substrings(ids: Array, starts: Array, vocabulary: int, longest: int) -> list[tuple[Array, Array, Array]]:
@@ -56,9 +59,9 @@ def number_substrings(ids: Array, starts: Array, vocabulary: int, longest: int) 
     result = []
     at = np.zeros(len(ids), np.int64)  # which of the shorter sequences starts at each position
     for size in range(1, longest + 1):
-        place = np.flatnonzero(np.arange(len(ids)) + size <= ends)
-        keys, which = np.unique(at[place] * vocabulary + ids[place + size - 1], return_inverse=True)
+        fits = np.flatnonzero(np.arange(len(ids)) + size <= ends)
+        keys, which = np.unique(at[fits] * vocabulary + ids[fits + size - 1], return_inverse=True)
         at = np.full(len(ids), -1, np.int64)
-        at[place] = which
+        at[fits] = which
         result.append((keys // vocabulary, keys % vocabulary, at))
     return result

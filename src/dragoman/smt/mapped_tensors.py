@@ -1,0 +1,46 @@
+"""Safetensors files mapped into memory: arrays of any size are there at once, and pages are read when they are used."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from dragoman.errors import UserError
+from dragoman.smt.compiled import Array
+
+DTYPES = {
+    "F16": np.float16, "F32": np.float32, "F64": np.float64, "U8": np.uint8, "U16": np.uint16, "I32": np.int32,
+    "I64": np.int64,
+}  # fmt: skip
+LENGTH_BYTES = 8  # the file starts with the length of its header
+
+
+def map_tensors(path: Path) -> dict[str, Array]:
+    """Return the arrays of a safetensors file without copying them; a damaged file is refused.
+
+    The pages are mapped copy-on-write, not read-only: Numba would compile every function again for read-only arrays.
+    """
+    try:
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        first = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+        header = json.loads(data[LENGTH_BYTES:first].decode())
+        header.pop("__metadata__", None)
+        arrays, used = {}, 0
+        for name, entry in header.items():
+            dtype, shape, (begin, end) = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
+            count = int(np.prod(shape))
+            if begin < 0 or count * dtype.itemsize != end - begin or (first + begin) % dtype.itemsize:
+                raise ValueError(f"the place of {name!r} does not fit its shape")
+            arrays[name] = np.frombuffer(data, dtype, count, first + begin).reshape(shape)
+            used = max(used, end)
+        if first + used != len(data):
+            raise ValueError(f"it has {len(data):,} bytes, but its header says {first + used:,}")
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{str(path)!r} is damaged or no safetensors file: {error}") from error
+    return arrays
