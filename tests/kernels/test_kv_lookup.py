@@ -76,7 +76,7 @@ def test_triton_kernel_matches_the_reference(
     for use_triton in (True, False):
         monkeypatch.setattr(attention_module, "supports_cached_kernel", lambda *_, use_triton=use_triton: use_triton)
         cache_copy = (cache[0].clone(), cache[1].clone())
-        attended = attention_module.attend_to_cache(query, (key, value), cache_copy, position_N, beam_indices_NK)
-        results.append((attended, *cache_copy, attention_module.attend_to_source(query, memory, length_B)))  # type: ignore[arg-type]
+        cache_out = attention_module.attend_to_cache(query, (key, value), cache_copy, position_N, beam_indices_NK)
+        results.append((cache_out, *cache_copy, attention_module.attend_to_source(query, memory, length_B)))  # type: ignore[arg-type]
     for actual, expected in zip(*results, strict=True):
         assert_same(actual, expected, dtype)

@@ -37,7 +37,7 @@ def test_queries_without_keys_get_all_keys_and_others_are_unchanged(rows: list[l
     assert torch.equal(allowed_BQK, before)
 
 
-def test_masks_of_several_rows() -> None:
+def test_combined_masks_of_two_rows() -> None:
     segment = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
     position = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 2]])
     allowed_BQK = make_segment_mask(segment, segment) & make_causal_mask(position, position)

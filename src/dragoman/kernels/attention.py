@@ -83,9 +83,9 @@ class SegmentIds(NamedTuple):
 class AttentionMask:
     """Which queries attend to which keys, and other values that depend on a query and a key.
 
-    `allowed` broadcasts to BHQK; None allows all keys. `causal` additionally hides keys with a greater index than the
-    query, which kernels can do without a mask in memory. `relative_position` (BQK) is the signed distance between each
-    query and key, in tokens or in a dependency tree, for relative position encodings. `bias` is added to the scores.
+    `allowed` broadcasts to BHQK; None allows all keys. `causal` also hides the keys whose index is greater than that of
+    the query, which kernels can do without a mask in memory. `relative_position` (BQK) is the signed distance between
+    each query and key, in tokens or in a dependency tree, for relative position encodings. `bias` is added to scores.
     `length_B`, an alternative to `allowed` for unpacked rows, is the number of valid keys of each sentence. `segments`,
     if given, expresses the same mask as `allowed` and `causal` together, except for queries of padding, whose outputs
     do not matter.
@@ -113,7 +113,7 @@ def make_segment_mask(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:
 
 
 def make_causal_mask(position_BQ: Tensor, position_BK: Tensor) -> Tensor:
-    """Allow attention to the position of the query and to earlier positions. They restart in every packed sentence."""
+    """Allow attention to the position of the query and to earlier positions. Positions restart in every sentence."""
     return position_BQ[..., :, None] >= position_BK[..., None, :]
 
 
@@ -213,7 +213,7 @@ def attend_batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attenti
     On a CPU it is faster than PyTorch's fused kernel, which takes three times as long in bfloat16.
     """
     if torch.is_autocast_enabled(q_BHQD.device.type) and q_BHQD.dtype == torch.float32:
-        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # no projection has cast them
+        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # there was no projection to do so
     q_NQD, k_NKD, v_NKD = (x.reshape(-1, *x.shape[-2:]).to(q_BHQD.dtype) for x in (q_BHQD, k_BHKD, v_BHKD))
     shape = (*q_BHQD.shape[:-1], k_BHKD.size(-2))
     allowed = combine_masks(mask, q_BHQD, k_BHKD)
@@ -245,7 +245,7 @@ class _BatchedAttention(torch.autograd.Function):
     ) -> Tensor:
         weight_NQK = _compute_batched_weights(q_NQD, k_NKD, bias, shape)
         ctx.save_for_backward(q_NQD, k_NKD, v_NKD, weight_NQK)
-        ctx.shape, ctx.bias = shape, None if bias is None else bias.shape
+        ctx.shape, ctx.bias_shape = shape, None if bias is None else bias.shape
         return torch.bmm(weight_NQK, v_NKD)
 
     @staticmethod
@@ -253,14 +253,15 @@ class _BatchedAttention(torch.autograd.Function):
         q_NQD, k_NKD, v_NKD, weight_NQK = ctx.saved_tensors
         grad_NQD = grads[0].contiguous()
         score_grad_NQK = torch._softmax_backward_data(torch.bmm(grad_NQD, v_NKD.mT), weight_NQK, -1, weight_NQK.dtype)
-        bias_grad = score_grad_NQK.view(ctx.shape).sum_to_size(ctx.bias).clone() if ctx.needs_input_grad[3] else None
-        score_grad_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, hence the `clone` above
+        *_, needs_bias_grad, _ = ctx.needs_input_grad
+        bias_grad = score_grad_NQK.view(ctx.shape).sum_to_size(ctx.bias_shape).clone() if needs_bias_grad else None
+        score_grad_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, so `bias_grad` had to be cloned
         key_grad_NKD, value_grad_NKD = torch.bmm(score_grad_NQK.mT, q_NQD), torch.bmm(weight_NQK.mT, grad_NQD)
         return torch.bmm(score_grad_NQK, k_NKD), key_grad_NKD, value_grad_NKD, bias_grad, None
 
 
 def attend_auto(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
-    """Use the fastest kernel of the device; for long sequences, the one whose memory grows linearly."""
+    """Use the fastest kernel for the device; for long sequences, the fused one, whose memory grows linearly."""
     short = q_BHQD.size(-2) * k_BHKD.size(-2) < LONG_SCORES
     attend = attend_batched if short and q_BHQD.device.type == "cpu" else attend_fused
     return attend(q_BHQD, k_BHKD, v_BHKD, mask)
@@ -280,7 +281,7 @@ def attend_to_cache(
     """Store one new key and value per hypothesis in the cache; return the output of attention to all tokens: out_NHD.
 
     `beam_indices_NK[n, k]` is the cache row that holds position k of hypothesis n. When beams are reordered, only this
-    table changes, not the cache. `beam_indices_NK[n, position_N[n]]` must be n, since row n receives the new token.
+    table changes, not the cache. `beam_indices_NK[n, position_N[n]]` must be n, since the new token is stored in row n.
     """
     if supports_cached_kernel(q_NHD, new[1]):
         from dragoman.kernels.attention_triton import attend_cached
@@ -319,7 +320,7 @@ def supports_cached_kernel(q_NHD: Tensor, value: Tensor) -> bool:
 
 
 def supports_packed_kernel(query_BQE: Tensor, mask: AttentionMask, head_width: int) -> bool:
-    """Return whether `attend_packed` can be used: on a GPU in half precision, with a mask given by segments alone."""
+    """Return whether `attend_packed` can be used: on a GPU in half precision, if segment ids express the full mask."""
     is_half = query_BQE.is_cuda and query_BQE.dtype in (torch.bfloat16, torch.float16)
     return is_half and mask.segments is not None and mask.bias is None and head_width in PACKED_HEAD_WIDTHS
 

@@ -5,7 +5,7 @@ whether a kernel of this file is used.
 
 Packed rows (training): the kernels derive the mask from segment ids. In rows of up to 128 tokens, one program per row
 and head keeps all scores in registers, forward and backward. Longer rows are split into tiles, as in FlashAttention:
-a program has a tile of queries and loops over tiles of keys. It skips a tile of keys without a token of the same
+a program has a tile of queries and loops over tiles of keys. It skips tiles of keys that belong only to other
 sentences, so the work grows with the length of the sentences, not with the length of the row. Backward, one kernel
 computes the gradients of the queries, looping over keys, and another those of keys and values, looping over queries.
 
@@ -18,8 +18,9 @@ Sums are added in a fixed order, so gradients are reproducible to the bit.
 Shapes   B rows   H heads   Q queries   K keys   D head width   C heads x head width
          E width of a fused QKV or Q projection   F width of a fused KV projection
          N rows of a search, or all queries of a batch (B x T)   S source tokens   T queries   A attention width
-In kernels, `b` and `h` are the row and the head of the program, `m` and `n` the positions of its queries and keys, and
-arguments such as `query_b`, `query_h` and `query_q` the strides of a tensor. `lse` is the log-sum-exp of the scores.
+In kernels, `b` and `h` are the row and the head of the program, `m` and `n` the indices of its queries and keys in the
+row, and `query_b`, `query_h` and `query_q` the strides of the tensor `query` along B, H and Q; the same holds for other
+tensors. `lse` is the log-sum-exp of the scores, in base 2.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from torch import Tensor
 from dragoman.kernels.attention import KeyValue
 
 LONGEST_SINGLE_TILE = 128  # maximum number of tokens in a row for which one program computes all scores
-LOG2E = 1.4426950408889634  # log2(e): scores are multiplied by it, since exp2 is faster than exp
+LOG2E = 1.4426950408889634  # log2(e): scores are multiplied by it, since exp2(x * log2(e)) = exp(x) and exp2 is faster
 TILE = 64  # number of queries or keys in a tile
 POSITIONS_PER_BLOCK = 16  # positions of a KV cache that are read at a time
 
 
 @triton.jit
 def _load_segments(segment, b, length, p, missing):  # type: ignore[no-untyped-def]
-    """Load the segment ids of the tokens p of row b; `missing` for tokens beyond the end of the row."""
+    """Load segment ids of the tokens p of row b; beyond its end, `missing`: -1 or, for keys, -2, which never match."""
     return tl.load(segment + b * length + p, mask=p < length, other=missing)
 
 
@@ -78,20 +79,20 @@ def _make_mask(query_segments, key_segments, m, n, CAUSAL: tl.constexpr):  # typ
 def _forward_single_tile(  # type: ignore[no-untyped-def]
     query, key, value, query_segment, key_segment, out, lse,
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k,
-    H, Q, K, log2_scale, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    H, Q, K, scale_log2e, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Compute the output and the log-sum-exp of all queries of a row and head."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
-    m, n = tl.arange(0, M), tl.arange(0, N)
+    m, n = tl.arange(0, QUERIES), tl.arange(0, KEYS)
     q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
     k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
-    score = tl.dot(q, tl.trans(k)) * log2_scale
+    score = tl.dot(q, tl.trans(k)) * scale_log2e
     query_segments, key_segments = _load_segments(query_segment, b, Q, m, -1), _load_segments(key_segment, b, K, n, -2)
     score = tl.where(_make_mask(query_segments, key_segments, m, n, CAUSAL), score, -1e30)
-    # A query without any allowed key (padding): since -1e29 is far above -1e30, all its weights are 0.
+    # A query without any allowed key (padding) gets the maximum -1e29: since its scores are -1e30, its weights are 0.
     max_score = tl.maximum(tl.max(score, 1), -1e29)
     weight = tl.exp2(score - max_score[:, None])
-    weight_sum = tl.maximum(tl.sum(weight, 1), 1e-30)
+    weight_sum = tl.maximum(tl.sum(weight, 1), 1e-30)  # is a divisor, so it must not be 0
     v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
     out_tile = tl.dot(weight.to(v.dtype), v) / weight_sum[:, None]
     _store(out, b, h, m, Q, Q * H * D, D, H * D, out_tile.to(v.dtype), D)
@@ -102,16 +103,16 @@ def _forward_single_tile(  # type: ignore[no-untyped-def]
 def _backward_single_tile(  # type: ignore[no-untyped-def]
     query, key, value, query_segment, key_segment, out, lse, grad, query_grad, key_grad, value_grad,
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q,
-    query_grad_q, key_grad_k, value_grad_k, H, Q, K, log2_scale, scale,
-    CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    query_grad_q, key_grad_k, value_grad_k, H, Q, K, scale_log2e, scale,
+    CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of all queries, keys and values of a row and head; the weights are computed again."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
-    m, n = tl.arange(0, M), tl.arange(0, N)
+    m, n = tl.arange(0, QUERIES), tl.arange(0, KEYS)
     q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
     k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
     query_lse = tl.load(lse + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
-    score = tl.dot(q, tl.trans(k)) * log2_scale
+    score = tl.dot(q, tl.trans(k)) * scale_log2e
     query_segments, key_segments = _load_segments(query_segment, b, Q, m, -1), _load_segments(key_segment, b, K, n, -2)
     weight = tl.where(_make_mask(query_segments, key_segments, m, n, CAUSAL), tl.exp2(score - query_lse[:, None]), 0.0)
     grad_tile = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
@@ -129,7 +130,7 @@ def _backward_single_tile(  # type: ignore[no-untyped-def]
 def _forward_tiled(  # type: ignore[no-untyped-def]
     query, key, value, query_segment, key_segment, out, lse,
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k,
-    H, Q, K, log2_scale, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    H, Q, K, scale_log2e, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Compute the output and the log-sum-exp of a tile of queries, with an online softmax over tiles of keys."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -144,14 +145,14 @@ def _forward_tiled(  # type: ignore[no-untyped-def]
         allowed = _make_mask(query_segments, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(allowed.to(tl.int32)) > 0:
             k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
-            score = tl.where(allowed, tl.dot(q, tl.trans(k)) * log2_scale, -1e30)
+            score = tl.where(allowed, tl.dot(q, tl.trans(k)) * scale_log2e, -1e30)
             new_max = tl.maximum(max_score, tl.max(score, 1))
             weight, rescale = tl.exp2(score - new_max[:, None]), tl.exp2(max_score - new_max)
             v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
             weight_sum = weight_sum * rescale + tl.sum(weight, 1)
             out_tile = out_tile * rescale[:, None] + tl.dot(weight.to(v.dtype), v)
             max_score = new_max
-    weight_sum = tl.maximum(weight_sum, 1e-30)  # queries of padding may have no allowed key
+    weight_sum = tl.maximum(weight_sum, 1e-30)  # 0 for a query without any allowed key (padding)
     _store(out, b, h, m, Q, Q * H * D, D, H * D, (out_tile / weight_sum[:, None]).to(q.dtype), D)
     tl.store(lse + tl.program_id(0) * Q + m, max_score + tl.log2(weight_sum), mask=m < Q)
 
@@ -160,7 +161,7 @@ def _forward_tiled(  # type: ignore[no-untyped-def]
 def _backward_queries_tiled(  # type: ignore[no-untyped-def]
     query, key, value, query_segment, key_segment, out, lse, grad, out_dot_grads, query_grad,
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q, query_grad_q,
-    H, Q, K, log2_scale, scale, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    H, Q, K, scale_log2e, scale, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of queries, and `out_dot_grads`, which `_backward_keys_tiled` needs."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -180,7 +181,7 @@ def _backward_queries_tiled(  # type: ignore[no-untyped-def]
         if tl.max(allowed.to(tl.int32)) > 0:
             k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
             v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
-            weight = tl.where(allowed, tl.exp2(tl.dot(q, tl.trans(k)) * log2_scale - query_lse[:, None]), 0.0)
+            weight = tl.where(allowed, tl.exp2(tl.dot(q, tl.trans(k)) * scale_log2e - query_lse[:, None]), 0.0)
             score_grad = weight * (tl.dot(grad_tile, tl.trans(v)) - out_dot_grad[:, None]) * scale
             query_grad_tile += tl.dot(score_grad.to(k.dtype), k)
     _store(query_grad, b, h, m, Q, Q * query_grad_q, D, query_grad_q, query_grad_tile.to(q.dtype), D)
@@ -190,7 +191,7 @@ def _backward_queries_tiled(  # type: ignore[no-untyped-def]
 def _backward_keys_tiled(  # type: ignore[no-untyped-def]
     query, key, value, query_segment, key_segment, lse, grad, out_dot_grads, key_grad, value_grad,
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q,
-    key_grad_k, value_grad_k, H, Q, K, log2_scale, scale, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    key_grad_k, value_grad_k, H, Q, K, scale_log2e, scale, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and values."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -207,7 +208,7 @@ def _backward_keys_tiled(  # type: ignore[no-untyped-def]
             grad_tile = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
             query_lse = tl.load(lse + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
             out_dot_grad = tl.load(out_dot_grads + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
-            weight = tl.where(allowed, tl.exp2(tl.dot(q, tl.trans(k)) * log2_scale - query_lse[:, None]), 0.0)
+            weight = tl.where(allowed, tl.exp2(tl.dot(q, tl.trans(k)) * scale_log2e - query_lse[:, None]), 0.0)
             value_grad_tile += tl.dot(tl.trans(weight.to(grad_tile.dtype)), grad_tile)
             score_grad = (weight * (tl.dot(grad_tile, tl.trans(v)) - out_dot_grad[:, None]) * scale).to(q.dtype)
             key_grad_tile += tl.dot(tl.trans(score_grad), q)
@@ -217,9 +218,10 @@ def _backward_keys_tiled(  # type: ignore[no-untyped-def]
 
 def _choose_single_tile_options(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
     """Return the launch options for rows of a single tile; one stage, since there is no loop to pipeline."""
-    M, N = (max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD))
-    warps = 8 if M * N > 128 * 64 else 4
-    return {"CAUSAL": causal, "M": M, "N": N, "D": q_BHQD.size(3), "num_warps": warps, "num_stages": 1}
+    # tl.dot needs at least 16 queries and keys. The scores of larger tiles need the registers of more warps.
+    Q, K = (max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD))
+    warps = 8 if Q * K > 128 * 64 else 4
+    return {"CAUSAL": causal, "QUERIES": Q, "KEYS": K, "D": q_BHQD.size(3), "num_warps": warps, "num_stages": 1}
 
 
 def _list_strides(*tensors: Tensor) -> list[int]:
@@ -327,46 +329,47 @@ attend_rows.register_autograd(_run_rows_backward, setup_context=_save_for_backwa
 def _attend_cached(  # type: ignore[no-untyped-def]
     query, new_key, new_value, key, value, beam_indices, lengths, out,
     query_stride, key_stride, value_stride, heads, capacity, rows_per_length, scale,
-    WRITES: tl.constexpr, D: tl.constexpr, E: tl.constexpr, T: tl.constexpr,
+    HAS_NEW: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend from the new token of one row and head, with an online softmax over blocks of positions.
 
-    D is the width of queries and keys, E of values, T the number of positions in a block. `rows_per_length` rows share
-    an entry of `lengths`. The program reads only positions below that length, so neither the capacity of the cache nor
-    other rows can change its result. Expressions such as `max_score * 0.0` give constants the type of a tensor.
+    D is the head width of queries and keys, DV that of values. `rows_per_length` rows share an entry of `lengths`. The
+    program reads only positions below that length, so neither the capacity of the cache nor other rows can change its
+    result. `max_score * 0.0 + 1.0` is the constant 1 with the type that the variable has after the loop's first step.
     """
     n, h = tl.program_id(0), tl.program_id(1)
-    d, e = tl.arange(0, D), tl.arange(0, E)
+    d, dv = tl.arange(0, D), tl.arange(0, DV)
     q = tl.load(query + n * query_stride + h * D + d).to(tl.float32) * scale
     length = tl.load(lengths + n // rows_per_length)
-    if WRITES:  # store the new token in the cache, and start the softmax with it
+    if HAS_NEW:  # store the new token in the cache, and start the softmax with it
         k = tl.load(new_key + n * key_stride + h * D + d)
-        v = tl.load(new_value + n * value_stride + h * E + e)
+        v = tl.load(new_value + n * value_stride + h * DV + dv)
         slot = ((n * heads + h) * capacity + length).to(tl.int64)
         tl.store(key + slot * D + d, k)
-        tl.store(value + slot * E + e, v)
+        tl.store(value + slot * DV + dv, v)
         max_score = tl.sum(q * k.to(tl.float32), 0)
         weight_sum = max_score * 0.0 + 1.0
         out_sum = v.to(tl.float32)
     else:
         max_score = tl.sum(q, 0) * 0.0 - 1e30
         weight_sum = max_score * 0.0
-        out_sum = tl.zeros([E], tl.float32)
-    for begin in range(0, length, T):
-        t = begin + tl.arange(0, T)
+        out_sum = tl.zeros([DV], tl.float32)
+    for begin in range(0, length, BLOCK):
+        t = begin + tl.arange(0, BLOCK)
         valid = t < length
-        row = tl.load(beam_indices + n * capacity + t, mask=valid, other=0) if WRITES else t * 0 + n // rows_per_length
+        sentence = n // rows_per_length + t * 0
+        row = tl.load(beam_indices + n * capacity + t, mask=valid, other=0) if HAS_NEW else sentence
         slots = ((row * heads + h) * capacity + t).to(tl.int64)
         k_tile = tl.load(key + slots[:, None] * D + d[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
         score = tl.where(valid, tl.sum(k_tile * q[None, :], 1), -1e30)
         new_max = tl.maximum(max_score, tl.max(score, 0))
         weight = tl.where(valid, tl.exp(score - new_max), 0.0)
         rescale = tl.exp(max_score - new_max)
-        v_tile = tl.load(value + slots[:, None] * E + e[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
+        v_tile = tl.load(value + slots[:, None] * DV + dv[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
         out_sum = out_sum * rescale + tl.sum(weight[:, None] * v_tile, 0)
         weight_sum = weight_sum * rescale + tl.sum(weight, 0)
         max_score = new_max
-    tl.store(out + (n * heads + h) * E + e, (out_sum / tl.maximum(weight_sum, 1e-30)).to(out.dtype.element_ty))
+    tl.store(out + (n * heads + h) * DV + dv, (out_sum / tl.maximum(weight_sum, 1e-30)).to(out.dtype.element_ty))
 
 
 def attend_cached(
@@ -386,7 +389,7 @@ def attend_cached(
     """
     N, H, D = q_NHD.shape
     key, value = cache
-    k_NHD, v_NHD = new or (q_NHD, q_NHD)  # without `new`, the kernel ignores these arguments
+    k_NHD, v_NHD = new or (q_NHD, q_NHD)  # without `new`, the kernel does not read these
     q_NHD, k_NHD, v_NHD = (
         x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous() for x in (q_NHD, k_NHD, v_NHD)
     )  # the kernel expects the heads of a row to be contiguous
@@ -394,7 +397,7 @@ def attend_cached(
     _attend_cached[(N, H)](
         q_NHD, k_NHD, v_NHD, key, value, length if beam_indices_NK is None else beam_indices_NK, length, out_NHD,
         q_NHD.stride(0), k_NHD.stride(0), v_NHD.stride(0), H, key.size(2), N // len(length), D**-0.5,
-        WRITES=new is not None, D=D, E=value.size(3), T=POSITIONS_PER_BLOCK, num_warps=1,
+        HAS_NEW=new is not None, D=D, DV=value.size(3), BLOCK=POSITIONS_PER_BLOCK, num_warps=1,
     )  # fmt: skip
     return out_NHD
 
@@ -447,11 +450,11 @@ def _score_additive(query, key, weight, score, T, S, A, TOKENS: tl.constexpr, WI
 @triton.jit(do_not_specialize=["T", "S"])  # type: ignore[untyped-decorator]
 def _additive_query_backward(  # type: ignore[no-untyped-def]
     query, key, weight, grad, query_grad, key_grad, weight_grads, T, S, A,
-    SINGLE: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    SINGLE_QUERY: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one query and its share of the weight's gradient; with SINGLE, also those of the keys.
+    """Compute the gradient of one query and its share of the weight's gradient.
 
-    SINGLE means that the sentence has only this query.
+    With SINGLE_QUERY, each sentence has one query, so that this kernel can also compute the gradients of the keys.
     """
     n = tl.program_id(0).to(tl.int64)
     a = tl.arange(0, WIDTH)
@@ -462,10 +465,10 @@ def _additive_query_backward(  # type: ignore[no-untyped-def]
         score_grad = tl.load(grad + n * S + s, mask=s < S, other=0.0).to(tl.float32)
         offsets, valid = _locate_keys(n // T, s, S, A, WIDTH)
         activation = _tanh(q[None, :] + tl.load(key + offsets, mask=valid, other=0.0).to(tl.float32))
-        tanh_grad = score_grad[:, None] * (1 - activation * activation)
+        tanh_grad = score_grad[:, None] * (1 - activation * activation)  # the factor `w` is applied after the sum
         query_tanh_grad += tl.sum(tanh_grad, 0)
         weight_grad += tl.sum(score_grad[:, None] * activation, 0)
-        if SINGLE:
+        if SINGLE_QUERY:
             tl.store(key_grad + offsets, (tanh_grad * w[None, :]).to(key_grad.dtype.element_ty), mask=valid)
     tl.store(query_grad + n * A + a, (query_tanh_grad * w).to(query_grad.dtype.element_ty), mask=a < A)
     tl.store(weight_grads + n * A + a, weight_grad, mask=a < A)
@@ -488,7 +491,7 @@ def _additive_key_backward(  # type: ignore[no-untyped-def]
     tl.store(key_grad + offsets, (key_tanh_grad * w[None, :]).to(key_grad.dtype.element_ty), mask=valid)
 
 
-def _choose_additive_blocks(S: int, A: int) -> dict[str, int]:
+def _choose_additive_options(S: int, A: int) -> dict[str, int]:
     """Return the launch options of the kernels for additive scores."""
     width = triton.next_power_of_2(A)
     tokens = min(max(1, KEY_ELEMENTS // width), triton.next_power_of_2(S))
@@ -501,7 +504,7 @@ def additive_score(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tens
     (B, T, A), S = query_BTA.shape, key_BSA.size(1)
     score_BTS = query_BTA.new_empty(B, T, S)
     if score_BTS.numel():
-        options = _choose_additive_blocks(S, A)
+        options = _choose_additive_options(S, A)
         _score_additive[(B * triton.cdiv(S, options["TOKENS"]),)](
             query_BTA.contiguous(), key_BSA.contiguous(), weight_A.contiguous(), score_BTS, T, S, A, **options
         )
@@ -518,9 +521,9 @@ def additive_score_backward(
     if not grad_BTS.numel():
         return tuple(x.zero_() for x in grads)  # type: ignore[return-value]
     score_grad, (B, T, A), S = grad_BTS.contiguous(), query_BTA.shape, key_BSA.size(1)
-    weight_grads_NA, options = query_grad.new_empty(B * T, A, dtype=torch.float32), _choose_additive_blocks(S, A)
+    weight_grads_NA, options = query_grad.new_empty(B * T, A, dtype=torch.float32), _choose_additive_options(S, A)
     _additive_query_backward[(B * T,)](
-        *inputs, score_grad, query_grad, key_grad, weight_grads_NA, T, S, A, SINGLE=T == 1, **options
+        *inputs, score_grad, query_grad, key_grad, weight_grads_NA, T, S, A, SINGLE_QUERY=T == 1, **options
     )
     if T > 1:
         _additive_key_backward[(B * triton.cdiv(S, options["TOKENS"]),)](

@@ -24,7 +24,7 @@ BLOCK_P, BLOCK_C = 64, 32  # partial sums and columns per step of `_sum_parts`
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_parts(parts, out, P, C, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum a block of columns over all parts."""
+    """Sum a block of columns over all P parts."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for first in range(0, P, BLOCK_P):
@@ -48,14 +48,14 @@ DROPOUT_BLOCK = 512  # samples per program; a sample has four 32-bit words, and 
 def _sample_keep_mask(seed, out, count, first, skip, per_pass, threshold, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write `count` groups of eight mask elements; a group is one 64-bit integer and one sample of the generator.
 
-    The output consists of several passes of `per_pass` groups. In the full mask, the first begins at group `first`, and
-    `skip` groups lie between two passes. An element is True if its 16 random bits are at least `threshold`.
+    The output has `per_pass` groups of each pass. In the full mask (see `sample_keep_mask`) it begins at group `first`
+    and skips `skip` groups between two passes. An element is True if its 16 random bits are at least `threshold`.
     """
     output_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     sample_index = first + output_index + (output_index // per_pass) * skip
     a, b, c, d = tl.randint4x(tl.load(seed), sample_index)
     packed = tl.zeros([BLOCK], tl.int64)
-    for byte in tl.static_range(8):
+    for byte in tl.static_range(8):  # a boolean element is a byte; it gets half of one of the four random words
         word = a if byte < 2 else (b if byte < 4 else (c if byte < 6 else d))
         bits = ((word >> (16 * (byte % 2))) & 0xFFFF).to(tl.int32)
         packed |= (bits >= threshold).to(tl.int64) << (8 * byte)
@@ -63,20 +63,20 @@ def _sample_keep_mask(seed, out, count, first, skip, per_pass, threshold, BLOCK:
 
 
 @torch.library.custom_op("dragoman::sample_keep_mask", mutates_args=())
-def sample_keep_mask(seed: Tensor, shape: list[int], rate: float, first: int, height: int, passes: int) -> Tensor:
+def sample_keep_mask(seed: Tensor, shape: list[int], rate: float, first: int, total_rows: int, passes: int) -> Tensor:
     """Return a boolean dropout mask whose elements are True with probability 1 - rate.
 
-    The full mask has rows for `passes` copies of a batch of `height` rows (R-Drop: 2); copy k begins at row
-    k * height. Each process gets the same slice of every copy, from its row `first` on. A value depends only on the
-    `seed`, a tensor with one element, and on its index in the full mask, not on the number of processes.
+    The full mask is for `passes` forward passes over a batch of `total_rows` rows (R-Drop has 2 passes); the rows of
+    pass k begin at k * total_rows. Each process gets the same slice of every pass, from row `first` on. An element
+    depends only on the `seed`, a tensor with one element, and on its index in the full mask, not on the slice.
     """
     elements_per_row = math.prod(shape[1:])
     rows_per_pass, groups = shape[0] // passes, -(-elements_per_row // 8)  # groups of eight elements per row
     buffer = torch.empty(shape[0] * groups, dtype=torch.int64, device=seed.device)
     if len(buffer):
         _sample_keep_mask[(triton.cdiv(len(buffer), DROPOUT_BLOCK),)](
-            seed, buffer, len(buffer), first * groups, (height - rows_per_pass) * groups, rows_per_pass * groups,
-            round(rate * 65_536), BLOCK=DROPOUT_BLOCK, num_warps=4,
+            seed, buffer, len(buffer), first * groups, (total_rows - rows_per_pass) * groups,
+            rows_per_pass * groups, round(rate * 65_536), BLOCK=DROPOUT_BLOCK, num_warps=4,
         )  # fmt: skip
     mask = buffer.view(torch.bool).view(shape[0], groups * 8)
     return (mask if elements_per_row == groups * 8 else mask[:, :elements_per_row].contiguous()).view(shape)
@@ -96,7 +96,7 @@ def _relu_backward(grad, out, in_grad, sums, N, O, BLOCK_N: tl.constexpr, BLOCK_
     """Compute the gradient before the ReLU for a block of outputs and every P-th block of tokens, and sum it."""
     o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     part, parts = tl.program_id(1), tl.num_programs(1)
-    # The sum over the tokens of a block follows after the loop, since a reduction in the loop would synchronize warps.
+    # Sum over the tokens of a block only after the loop, since a reduction in the loop would synchronize warps.
     total = tl.zeros([BLOCK_N, BLOCK_O], tl.float32)
     for block in range(part, tl.cdiv(N, BLOCK_N), parts):
         n = (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
@@ -125,7 +125,7 @@ def _(_: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor]:
 
 
 NORM_PARTS = 264  # partial sums of `layer_norm_backward`: two per multiprocessor of an H100 or H200
-NORM_ELEMENTS, NORM_ROWS, NORM_WARPS = 4096, 8, 4  # maximum of elements and of rows per block; warps per program
+NORM_ELEMENTS, NORM_ROWS, NORM_WARPS = 4096, 8, 4  # maximum elements and rows per block; warps per program
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -148,8 +148,8 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
         gain_grad += grad_tile * normed
         bias_grad += grad_tile
         normed_grad = grad_tile * gain[None, :]
-        projection, normed_grad_mean = tl.sum(normed_grad * normed, 1) / C, tl.sum(normed_grad, 1) / C
-        x_grad = (normed_grad - normed_grad_mean[:, None] - normed * projection[:, None]) * row_inv_std[:, None]
+        grad_mean, product_mean = tl.sum(normed_grad, 1) / C, tl.sum(normed_grad * normed, 1) / C
+        x_grad = (normed_grad - grad_mean[:, None] - normed * product_mean[:, None]) * row_inv_std[:, None]
         if RESIDUAL:
             x_grad += tl.load(residual_grad + offsets, mask=valid, other=0.0).to(tl.float32)
         tl.store(in_grad + offsets, x_grad.to(in_grad.dtype.element_ty), mask=valid)
@@ -180,22 +180,20 @@ def _(_: Tensor, __: Tensor | None, x: Tensor, ___: Tensor, ____: Tensor, weight
     return torch.empty_like(x), x.new_empty(2, len(weight_C), dtype=torch.float32)
 
 
-LOGITS_PER_BLOCK = 8192  # maximum: with more, fewer programs fit on a multiprocessor
+LOGITS_PER_BLOCK = 8192  # maximum; with larger blocks, fewer programs fit on a multiprocessor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _cross_entropy(  # type: ignore[no-untyped-def]
-    logits, target, losses, V, smoothing, BLOCK: tl.constexpr
-):
+def _cross_entropy(logits, target, losses, V, smoothing, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Compute the smoothed loss and the negative log-likelihood of one token, and overwrite its logits by gradients.
 
-    The first loop computes the log-sum-exp online: a new maximum rescales the sum so far. A negative label is ignored
-    in the losses, but not in the gradients, which the caller has to mask.
+    The first loop computes the log-sum-exp online: if it finds a new maximum, it rescales the sum so far. A
+    negative label is ignored in the losses, but not in the gradients, which the caller has to mask.
     """
     n = tl.program_id(0)
     row = logits + n.to(tl.int64) * V
     label = tl.load(target + n)
-    # Loaded before the first loop, whose reductions synchronize all warps: no warp can overwrite this logit too early.
+    # Load it before the first loop, whose reductions synchronize all warps: no warp can overwrite it before.
     target_logit = tl.load(row + tl.maximum(label, 0)).to(tl.float32)
     v = tl.arange(0, BLOCK)
     max_logit, exp_sum, logit_sum = -float("inf"), 0.0, 0.0
@@ -222,7 +220,7 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
 def cross_entropy_in_place(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> Tensor:
     """Return the sums of the smoothed loss and of the negative log-likelihood; overwrite the logits by gradients.
 
-    One program per token reads its logits twice: for the log-sum-exp and, then from the cache, for the gradients.
+    One program per token reads its logits twice: for the log-sum-exp, and then, from the cache, for the gradients.
     """
     N, V = logits_NV.shape
     losses_N2 = torch.empty(N, 2, dtype=torch.float32, device=logits_NV.device)
