@@ -182,7 +182,7 @@ def test_packed_equals_unpacked_with_trees(
 
 
 def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
-    relate = POSITIONS["tree"].relate(AttentionSettings(width=8, heads=2, reach=reach)).double()
+    relate = POSITIONS["tree"].attention(AttentionSettings(width=8, heads=2, reach=reach)).double()
     rows = RowLayout(torch.ones(q.size(0), q.size(2)), torch.zeros(1), features={"tree_distance": gap})
     return relate.attend(
         attend_reference, q, q, q, AttentionMask(relative_position=relate.compute_relative_in_rows(rows))
@@ -239,5 +239,5 @@ def test_models_without_tree_support_refuse_trees(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["linformer", "bigbird", "local"])
 def test_patterns_without_tree_support_refuse_trees(pattern: str) -> None:
-    with pytest.raises(UserError, match=rf"model\.attention={pattern} does not provide the tree of two tokens"):
+    with pytest.raises(UserError, match=rf"model\.attention={pattern} does not support .* model\.position=tree"):
         settings_of({"position": "tree", "attention": pattern})

@@ -389,7 +389,7 @@ def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, l
     batch = in_rows([[0, 1]], examples(2))
     seen: list[Tensor] = []
     cross = model.decoder.layers[layer].cross.sublayer
-    cross.register_forward_pre_hook(lambda module, args: seen.append(module.weights(*args).mean(1)))
+    cross.register_forward_pre_hook(lambda module, args: seen.append(module.compute_weights(*args).mean(1)))
     model(batch)
     assert_same(model.alignment(batch), seen[0], torch.float32)
 

@@ -22,7 +22,7 @@ def make_settings(**settings: Any) -> AttentionSettings:
 
 
 def make_self_attention(settings: AttentionSettings, *, bidirectional: bool = True) -> SelfAttention:
-    return SelfAttention(settings, POSITIONS[settings.position].relate, bidirectional=bidirectional)
+    return SelfAttention(settings, POSITIONS[settings.position].attention, bidirectional=bidirectional)
 
 
 def make_positions(B: int, T: int) -> Tensor:
@@ -84,7 +84,7 @@ def test_cross_attention_matches_pytorch(name: str) -> None:
     memory = module.project_memory(memory_BSC)
     assert_same(module(x_BTC, memory, AttentionMask(allowed)), expected)
     assert_same(module(x_BTC, memory_BSC, AttentionMask(allowed)), expected)
-    assert_same(module.weights(x_BTC, memory_BSC, AttentionMask(allowed)), expected_weights)
+    assert_same(module.compute_weights(x_BTC, memory_BSC, AttentionMask(allowed)), expected_weights)
 
 
 @ALL_KERNELS
@@ -99,25 +99,23 @@ def test_decoding_steps_equal_one_forward_pass(name: str, position: str, project
     x_NTC = torch.randn(N, T, 8, dtype=torch.float64)
     rows = RowLayout(torch.ones(N, T, dtype=torch.long), make_positions(N, T), unpacked=True)
     expected = module(x_NTC, rows.position_BT, module.make_mask(rows))
-    cache = (
-        torch.full((N, 2, K, 4), 7.0).double(),
-        torch.full((N, 2, K, 4), 7.0).double(),
-    )  # arbitrary values at unused positions
+    unwritten = torch.full((N, 2, K, 4), 7.0, dtype=torch.float64)  # arbitrary values at unused positions
+    cache = (unwritten, unwritten.clone())
     for t in range(T):
-        place = torch.full((N, 1), t)
-        context = StepContext(place, module.make_step_mask(place, cache[0].size(2), torch.float64))
+        position_N1 = torch.full((N, 1), t)
+        context = StepContext(position_N1, module.make_step_mask(position_N1, cache[0].size(2), torch.float64))
         assert_same(module.step(x_NTC[:, t : t + 1], cache, context), expected[:, t : t + 1], torch.float32)
 
 
 @pytest.mark.parametrize(("query_width", "value_width"), [(4, 12), (16, 2), (0, 6), (2, 0)])
 def test_widths_of_queries_and_values_are_independent(query_width: int, value_width: int) -> None:
     settings = make_settings(query_width=query_width, value_width=value_width)
-    both, cross = make_self_attention(settings), CrossAttention(settings)
-    q, k, v = both.split_qkv(both.query_key_value(torch.randn(3, 5, 8)), make_positions(3, 5))
+    module, cross = make_self_attention(settings), CrossAttention(settings)
+    q, k, v = module.split_qkv(module.query_key_value(torch.randn(3, 5, 8)), make_positions(3, 5))
     assert q.shape == k.shape == (3, 2, 5, (query_width or 8) // 2)
     assert v.shape == (3, 2, 5, (value_width or 8) // 2)
     x_BTC = torch.randn(3, 5, 8)
-    assert both(x_BTC, make_positions(3, 5), AttentionMask()).shape == x_BTC.shape
+    assert module(x_BTC, make_positions(3, 5), AttentionMask()).shape == x_BTC.shape
     assert cross(x_BTC, cross.project_memory(torch.randn(3, 7, 8)), AttentionMask()).shape == x_BTC.shape
 
 

@@ -49,7 +49,7 @@ FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_scores_equal_their_formulas(name: str) -> None:
     score, query_BTC, memory_BSC = make_score(name), sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
-    score_BTS = score(query_BTC, score.keys(memory_BSC))
+    score_BTS = score(query_BTC, score.compute_keys(memory_BSC))
     for b in range(B):
         for t in range(T):
             for s in range(S):
@@ -59,24 +59,24 @@ def test_scores_equal_their_formulas(name: str) -> None:
 @ALL_SCORES
 def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
     score, query_BTC, memory_BSC = make_score(name), sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
-    score_BTS = score(query_BTC, score.keys(memory_BSC))
+    score_BTS = score(query_BTC, score.compute_keys(memory_BSC))
     for t in range(T):
         for s in range(S):
-            alone_B11 = score(query_BTC[:, t : t + 1], score.keys(memory_BSC[:, s : s + 1]))
-            assert_same(score_BTS[:, t, s], alone_B11[:, 0, 0])
+            single_B11 = score(query_BTC[:, t : t + 1], score.compute_keys(memory_BSC[:, s : s + 1]))
+            assert_same(score_BTS[:, t, s], single_B11[:, 0, 0])
 
 
 @pytest.mark.parametrize("name", ["multiplicative", "additive"])
 def test_learned_scores_support_another_source_width(name: str) -> None:
     score = make_score(name, memory_width=9)
-    assert score(sample_normal(B, T, C), score.keys(sample_normal(B, S, 9))).shape == (B, T, S)
+    assert score(sample_normal(B, T, C), score.compute_keys(sample_normal(B, S, 9))).shape == (B, T, S)
 
 
 @ALL_SCORES
 def test_weights_sum_to_one_over_real_tokens(name: str) -> None:
     attention = SourceAttention(make_score(name), C)
     source = attention.prepare(sample_normal(B, S, C, seed=2), REAL_BS)
-    weight_BTS = attention.weights(sample_normal(B, T, C), source)
+    weight_BTS = attention.compute_weights(sample_normal(B, T, C), source)
     assert_same(weight_BTS.sum(-1), torch.ones(B, T))
     assert (weight_BTS[1, :, 4:] == 0).all()
     assert (weight_BTS[1, :, :4] > 0).all()
@@ -93,8 +93,9 @@ def test_context_vector_precedes_the_decoder_state(name: str) -> None:
     joined = attention(query_BTC, source)
     assert joined.size(-1) == attention.width + C
     assert_same(joined[..., attention.width :], query_BTC)
-    if attention.score.reads:
-        expected = [sum(w * h for w, h in zip(row, memory_BSC[0])) for row in attention.weights(query_BTC, source)[0]]
+    if attention.score.has_context:
+        weight_TS = attention.compute_weights(query_BTC, source)[0]
+        expected = [sum(w * h for w, h in zip(weight_S, memory_BSC[0])) for weight_S in weight_TS]
         assert_same(joined[0, :, :C], torch.stack(expected))
 
 
@@ -106,7 +107,7 @@ def test_padding_of_the_source_has_no_influence(name: str) -> None:
     other = memory_BSC.detach().masked_fill(~REAL_BS[..., None], 9.0)
     assert_same(attention(sample_normal(B, T, C), attention.prepare(other, REAL_BS))[:2], joined[:2])
     assert joined.isfinite().all()
-    if attention.score.reads:
+    if attention.score.has_context:
         joined[:2].square().sum().backward()
         assert memory_BSC.grad is not None
         assert (memory_BSC.grad[1, 4:] == 0).all()

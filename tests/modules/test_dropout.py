@@ -129,25 +129,25 @@ def test_extreme_rates_give_finite_outputs(rate: float) -> None:
 def test_masks_of_rows_do_not_depend_on_how_the_batch_is_split(
     device: str, passes: int, sizes: tuple[int, ...]
 ) -> None:
-    x, dropout, height = torch.randn(passes, 7, 5, 3, device=device), Dropout(0.4), 7
+    x, dropout, total_rows = torch.randn(passes, 7, 5, 3, device=device), Dropout(0.4), 7
 
-    def dropped(first: int, rows: int) -> torch.Tensor:
+    def apply_dropout(first: int, rows: int) -> torch.Tensor:
         torch.manual_seed(5)
-        with use_row_slice(first, height, passes):
+        with use_row_slice(first, total_rows, passes):
             dropout(x[:, :1].flatten(0, 1) if rows else x[:, :0].flatten(0, 1))  # earlier calls use the generator too
             return dropout(x[:, first : first + rows].flatten(0, 1)).view(passes, rows, 5, 3)
 
-    full = dropped(0, height)
+    full = apply_dropout(0, total_rows)
     first_rows = [sum(sizes[:n]) for n in range(len(sizes))]
-    parts = [dropped(first, rows) for first, rows in zip(first_rows, sizes, strict=True)]
+    parts = [apply_dropout(first, rows) for first, rows in zip(first_rows, sizes, strict=True)]
     assert torch.equal(torch.cat(parts, 1), full)
     assert passes == 1 or not torch.equal(full[0] == 0, full[1] == 0)
 
 
 def test_a_slice_of_all_rows_equals_no_slice() -> None:
     x, results = torch.randn(6, 5, 3), []
-    for height in (0, 6):
+    for total_rows in (0, 6):
         torch.manual_seed(1)
-        with use_row_slice(0, height):
+        with use_row_slice(0, total_rows):
             results.append(Dropout(0.5)(x))
     assert torch.equal(*results)

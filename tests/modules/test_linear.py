@@ -192,7 +192,7 @@ def test_fused_relu_matches_separate_relu(device: str, autocast: bool, tokens: i
         torch.randn(3, tokens, outputs, device=device),
         [],
     )
-    for backend in (net.inner, lambda x: torch.relu(layer(x))):
+    for backend in (net.compute_hidden, lambda x: torch.relu(layer(x))):
         leaf = x.clone().requires_grad_()
         layer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=autocast):

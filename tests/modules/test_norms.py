@@ -89,7 +89,7 @@ def test_gain_scales_the_output(name: str) -> None:
 @ALL_NORMS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("tokens", "width"), [(3, 8), (7, 33), (1100, 64), (3, 512), (5, 1000)])
-def test_fork_returns_input_and_norm(name: str, tokens: int, width: int, device: str) -> None:
+def test_normalize_with_residual_returns_input_and_norm(name: str, tokens: int, width: int, device: str) -> None:
     """Gradients of both outputs, gain and bias agree with float64; on a GPU the Triton kernel computes them."""
     torch.manual_seed(1)
     norm = NORMS[name](NormSettings(width=width)).to(device)
@@ -100,7 +100,7 @@ def test_fork_returns_input_and_norm(name: str, tokens: int, width: int, device:
     tested_dtype, found = torch.bfloat16 if device == "cuda" else torch.float32, []
     for dtype, copy in ((tested_dtype, norm), (torch.float64, deepcopy(norm).double())):
         leaf = x_BTC.to(dtype).requires_grad_()
-        stream, out = copy.keep_and_normalize(leaf)
+        stream, out = copy.normalize_with_residual(leaf)
         assert stream.equal(leaf)
         assert out.dtype == dtype
         leaves = [leaf, *copy.parameters()]

@@ -42,20 +42,20 @@ PATTERNS_AND_DIRECTIONS = [
 ]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
 IN_ATTENTION = [  # position encodings that act in attention, except for trees
-    name for name, scheme in POSITIONS.items() if scheme.embed is PositionEmbedding and not scheme.features
+    name for name, scheme in POSITIONS.items() if scheme.embedding is PositionEmbedding and not scheme.features
 ]
 COMPATIBLE = [
     (pattern, position)
     for pattern, kind in PATTERNS.items()
     for position in IN_ATTENTION
-    if POSITIONS[position].relate.needs in kind.provides
+    if POSITIONS[position].attention.needs in kind.provides
 ]
 
 
 def make_attention(name: str, *, bidirectional: bool = True, **given: Any) -> SelfAttention:
     """Return self-attention with this pattern and random parameters."""
     settings = AttentionSettings(**{**SMALL, "attention" if bidirectional else "decoder_attention": name, **given})
-    module = SelfAttention(settings, POSITIONS[settings.position].relate, bidirectional=bidirectional)
+    module = SelfAttention(settings, POSITIONS[settings.position].attention, bidirectional=bidirectional)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     return module.double()
@@ -324,7 +324,7 @@ def test_no_tensor_has_all_pairs(name: str, bidirectional: bool, position: str, 
     sizes = {"heads": 1, "window": 16, "block": 8, "rank": 16, "max_length": T}
     module = make_attention(name, bidirectional=bidirectional, position=position, **sizes).to(dtype)
     x_BTC, rows = torch.randn(1, T, 8, dtype=dtype), make_unpacked_rows(T)
-    needs = POSITIONS[position].relate.needs
+    needs = POSITIONS[position].attention.needs
     if needs in module.pattern.provides:
         allocated = measure_largest_allocation(lambda: run_attention(module, x_BTC, rows).sum().backward())
         is_full = module.pattern.count_keys(np.array([T]))[0] == T
@@ -365,8 +365,8 @@ def test_number_of_pairs_grows_linearly_except_in_full_attention(name: str, bidi
     ("given", "message"),
     [
         ({"decoder_attention": "linformer"}, f"decoder_attention=linformer would look ahead.*{', '.join(CAUSAL)}"),
-        ({"attention": "linformer", "position": "alibi"}, r"linformer does not provide the distance.*position=alibi"),
-        ({"attention": "local", "position": "tree"}, r"attention=local does not provide the tree.*position=tree"),
+        ({"attention": "linformer", "position": "alibi"}, r"linformer does not support .*position=alibi"),
+        ({"attention": "local", "position": "tree"}, r"attention=local does not support .*position=tree"),
         ({"attention": "bigbrid"}, "did you mean 'bigbird'"),
     ],
 )  # fmt: skip

@@ -44,21 +44,21 @@ def test_sinusoids_match_the_paper(width: int) -> None:
 def test_sinusoids_are_added_to_embeddings() -> None:
     x_BTC, rows = torch.randn(2, 3, 8), make_rows([0, 1, 2], [0, 0, 1])
     assert_same(
-        POSITIONS["sinusoidal"].embed(make_settings())(x_BTC, rows), x_BTC + make_sinusoids(rows.position_BT, 8)
+        POSITIONS["sinusoidal"].embedding(make_settings())(x_BTC, rows), x_BTC + make_sinusoids(rows.position_BT, 8)
     )
 
 
 def test_scheme_none_returns_its_input() -> None:
     x_BTC = torch.randn(2, 3, 8)
-    assert torch.equal(POSITIONS["none"].embed(make_settings())(x_BTC, make_rows([0, 1, 2], [0, 0, 1])), x_BTC)
+    assert torch.equal(POSITIONS["none"].embedding(make_settings())(x_BTC, make_rows([0, 1, 2], [0, 0, 1])), x_BTC)
 
 
 def test_learned_positions_are_limited_to_max_length() -> None:
-    embed: Any = POSITIONS["learned"].embed(make_settings(max_length=4))
-    found = embed(torch.zeros(1, 4, 8), make_rows([0, 1, 2, 3]))
-    assert_same(found[0], embed.table.weight * 8**0.5)
+    embedding: Any = POSITIONS["learned"].embedding(make_settings(max_length=4))
+    found = embedding(torch.zeros(1, 4, 8), make_rows([0, 1, 2, 3]))
+    assert_same(found[0], embedding.table.weight * 8**0.5)
     with pytest.raises(UserError, match=r"a sentence of 5 tokens .* model\.max_length is 4"):
-        embed(torch.zeros(1, 5, 8), make_rows([0, 1, 2, 3, 4]))
+        embedding(torch.zeros(1, 5, 8), make_rows([0, 1, 2, 3, 4]))
 
 
 @ALL_SCHEMES
@@ -68,15 +68,15 @@ def test_schemes_keep_shape_and_dtype_and_stay_finite(name: str, dtype: torch.dt
     scheme, position_BT = POSITIONS[name], torch.arange(600, device=device).expand(2, -1)
     rows = RowLayout(torch.ones_like(position_BT), position_BT)
     x_BTC = torch.randn(2, 600, 8, dtype=dtype, device=device)
-    found = scheme.embed(make_settings()).to(device, dtype)(x_BTC, rows)
-    relate = scheme.relate(make_settings()).to(device, dtype)
+    found = scheme.embedding(make_settings()).to(device, dtype)(x_BTC, rows)
+    position = scheme.attention(make_settings()).to(device, dtype)
     q = torch.randn(2, 2, 600, 4, dtype=dtype, device=device)
-    out = relate.attend(
+    out = position.attend(
         KERNELS["auto"],
-        relate.rotate(q, position_BT),
+        position.rotate(q, position_BT),
         q,
         q,
-        AttentionMask(relative_position=relate.compute_relative_in_rows(rows)),
+        AttentionMask(relative_position=position.compute_relative_in_rows(rows)),
     )
     for tensor, like in ((found, x_BTC), (out, q)):
         assert tensor.shape == like.shape
@@ -87,14 +87,14 @@ def test_schemes_keep_shape_and_dtype_and_stay_finite(name: str, dtype: torch.dt
 def attend_with_scheme(name: str, rows: RowLayout, x_BTC: Tensor, seed: int = 1) -> Tensor:
     """Apply both parts of a scheme, with attention without projections: out_BHTD."""
     torch.manual_seed(seed)
-    scheme = POSITIONS[name]
-    x_BTC, relate = scheme.embed(make_settings()).double()(x_BTC, rows), scheme.relate(make_settings()).double()
-    q = relate.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), rows.position_BT)
+    scheme, settings = POSITIONS[name], make_settings()
+    x_BTC, position = scheme.embedding(settings).double()(x_BTC, rows), scheme.attention(settings).double()
+    q = position.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), rows.position_BT)
     mask = AttentionMask(
         (rows.segment_BT[:, :, None] == rows.segment_BT[:, None])[:, None],
-        relative_position=relate.compute_relative_in_rows(rows),
+        relative_position=position.compute_relative_in_rows(rows),
     )
-    return relate.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), mask)
+    return position.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), mask)
 
 
 @ALL_SCHEMES
@@ -137,7 +137,7 @@ def test_relative_schemes_depend_only_on_distances(name: str) -> None:
 def test_rotary_matches_the_paper() -> None:
     """Su 2021, equation 15: features 2i and 2i+1 are rotated by m / 10000^(2i/d)."""
     x = torch.randn(1, 1, 3, 6, dtype=torch.float64)
-    found = POSITIONS["rotary"].relate(make_settings()).rotate(x, torch.tensor([[0, 1, 5]]))
+    found = POSITIONS["rotary"].attention(make_settings()).rotate(x, torch.tensor([[0, 1, 5]]))
     for t, m in enumerate((0, 1, 5)):
         for i in range(3):
             angle = m / 10_000 ** (2 * i / 6)
@@ -149,26 +149,26 @@ def test_rotary_matches_the_paper() -> None:
 def test_alibi_matches_the_paper() -> None:
     """Press 2022, section 3: slopes 2^(-8h/n); here for keys on both sides."""
     q, k, v = torch.randn(3, 1, 2, 4, 6, dtype=torch.float64)
-    relate = POSITIONS["alibi"].relate(make_settings())
-    relative_position = relate.compute_relative(torch.arange(4)[None], torch.arange(4)[None])
+    position = POSITIONS["alibi"].attention(make_settings())
+    relative_position = position.compute_relative(torch.arange(4)[None], torch.arange(4)[None])
     slope = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
     distance = (torch.arange(4)[:, None] - torch.arange(4)).abs()
     bias = -slope[:, None, None] * distance
     expected = compute_attention_weights(q, k, AttentionMask(bias=bias)) @ v
     for kernel in KERNELS.values():
-        assert_same(relate.attend(kernel, q, k, v, AttentionMask(relative_position=relative_position)), expected)
+        assert_same(position.attend(kernel, q, k, v, AttentionMask(relative_position=relative_position)), expected)
 
 
 def test_relative_matches_the_paper() -> None:
     """Shaw 2018, equations 3 and 4, with a vector materialized for every pair."""
     torch.manual_seed(0)
-    relate = Relative(make_settings()).double()
+    position = Relative(make_settings()).double()
     q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64)
-    relative_position = relate.compute_relative(torch.arange(9)[None], torch.arange(9)[None])
+    relative_position = position.compute_relative(torch.arange(9)[None], torch.arange(9)[None])
     assert relative_position is not None
     vectors = (torch.arange(9)[None] - torch.arange(9)[:, None]).clamp(-3, 3) + 3
-    key_QKD, value_QKD = relate.key_RD[vectors], relate.value_RD[vectors]
+    key_QKD, value_QKD = position.key_RD[vectors], position.value_RD[vectors]
     score = (q[..., :, None, :] * (k[..., None, :, :] + key_QKD)).sum(-1) / 4**0.5
     weight = score.softmax(-1)
     expected = (weight[..., None] * (v[..., None, :, :] + value_QKD)).sum(-2)
-    assert_same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=relative_position)), expected)
+    assert_same(position.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=relative_position)), expected)

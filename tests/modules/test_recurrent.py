@@ -29,7 +29,7 @@ CELLS_AND_NONLINEARITIES = [
     for name in (NONLINEARITIES if "nonlinearity" in cell.uses else ("tanh",))
 ]
 ALL_CELLS = pytest.mark.parametrize(("kind", "nonlinearity"), CELLS_AND_NONLINEARITIES)
-CELLS_OF_PYTORCH = [
+CELLS_IN_PYTORCH = [
     (kind, name) for kind, name in CELLS_AND_NONLINEARITIES if CELLS[kind].torch_module and name in ("tanh", "relu")
 ]
 B, T, I, C = 3, 7, 5, 4
@@ -73,7 +73,7 @@ def make_torch_module(cell: Cell, nonlinearity: str) -> nn.RNNBase:
     return torch_module
 
 
-@pytest.mark.parametrize(("kind", "nonlinearity"), CELLS_OF_PYTORCH)
+@pytest.mark.parametrize(("kind", "nonlinearity"), CELLS_IN_PYTORCH)
 @pytest.mark.parametrize("method", ["forward", "run_loop"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
@@ -159,7 +159,7 @@ def test_lstm_keeps_its_memory_with_an_open_forget_gate() -> None:
 @ALL_CELLS
 @pytest.mark.parametrize("learned", [False, True])
 def test_initial_state(kind: str, nonlinearity: str, learned: bool) -> None:
-    cell = make_cell(kind, nonlinearity, learned=learned)
+    cell = make_cell(kind, nonlinearity, learned_start=learned)
     state = cell.make_initial_state(B)
     assert [part.shape for part in state] == [(B, C)] * cell.parts
     if not learned:
@@ -179,10 +179,11 @@ def make_rows(lengths: list[int], width: int) -> RowLayout:
     return RowLayout.from_padding_mask(torch.arange(width) < torch.tensor(lengths)[:, None])
 
 
-def test_reverse_and_last_ignore_padding() -> None:
+def test_reverse_and_select_last_ignore_padding() -> None:
     ends = SentenceEnds(make_rows(LENGTHS, T))
     x_BTC = torch.arange(len(LENGTHS) * T * 2.0).view(len(LENGTHS), T, 2)
-    for x_TC, reversed_TC, last_C, length in zip(x_BTC, ends.reverse(x_BTC), ends.last(x_BTC), LENGTHS, strict=True):
+    reversed_BTC, last_BC = ends.reverse(x_BTC), ends.select_last(x_BTC)
+    for x_TC, reversed_TC, last_C, length in zip(x_BTC, reversed_BTC, last_BC, LENGTHS, strict=True):
         assert (reversed_TC == torch.cat([x_TC[:length].flip(0), x_TC[length:]])).all()
         assert (last_C == x_TC[max(length - 1, 0)]).all()
     assert (ends.reverse(ends.reverse(x_BTC)) == x_BTC).all()
@@ -192,7 +193,7 @@ def test_reverse_and_last_ignore_padding() -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layer_encodes_sentences_independently(kind: str, nonlinearity: str, bidirectional: bool) -> None:
     torch.manual_seed(0)
-    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned=True)
+    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned_start=True)
     layer = RecurrentLayer(make, I, C, bidirectional=bidirectional).double()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -226,7 +227,7 @@ def test_bidirectional_layer_depends_on_both_sides() -> None:
 @ALL_CELLS
 def test_stack_steps_equal_one_forward_pass(kind: str, nonlinearity: str) -> None:
     torch.manual_seed(0)
-    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned=True)
+    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned_start=True)
     stack = CellStack([make(I, C), make(C, C), make(C, C)], dropout=0.5).double().eval()
     x_BTI = torch.randn(B, T, I, dtype=torch.float64)
     states = stack.make_initial_state(B)

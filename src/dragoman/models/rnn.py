@@ -71,7 +71,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
             raise UserError(
                 f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
             )
-        if not SCORES[self.attention].reads and not BRIDGES[self.bridge].linked:
+        if not SCORES[self.attention].has_context and not BRIDGES[self.bridge].linked:
             raise UserError(
                 f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
                 "source; change one of them"
@@ -130,18 +130,18 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
         return RnnSettings(**{**common, **widths, **score, "kind": "rnn"})
 
 
-def make_cell_factory(settings: RnnSettings, *, learned: bool = True) -> Callable[[int, int], Cell]:
+def make_cell_factory(settings: RnnSettings, *, learned_start: bool = True) -> Callable[[int, int], Cell]:
     """Return a function that makes a cell, given the widths of input and state.
 
-    `learned` allows a learned initial state, if the settings ask for one.
+    `learned_start` allows a learned initial state, if the settings ask for one.
     """
-    learned = learned and settings.initial_state == "learned"
-    return partial(CELLS[settings.cell], settings, learned=learned)
+    learned_start = learned_start and settings.initial_state == "learned"
+    return partial(CELLS[settings.cell], settings, learned_start=learned_start)
 
 
-def make_decoder_stack(settings: RnnSettings, *, learned: bool = True) -> CellStack:
+def make_decoder_stack(settings: RnnSettings, *, learned_start: bool = True) -> CellStack:
     """Return the layers of the decoder, one cell each. The lowest cell reads embeddings."""
-    make, width = make_cell_factory(settings, learned=learned), settings.width
+    make, width = make_cell_factory(settings, learned_start=learned_start), settings.width
     higher = [make(width, width) for _ in range(settings.decoder_depth - 1)]
     return CellStack([make(settings.embedded_width, width), *higher], settings.dropout)
 
@@ -276,7 +276,7 @@ class RecurrentDecoder(EmbeddedModule):
         super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
         width = settings.width
         self.bridge = BRIDGES[settings.bridge](settings)
-        self.stack = make_decoder_stack(settings, learned=not self.bridge.linked)
+        self.stack = make_decoder_stack(settings, learned_start=not self.bridge.linked)
         score = SCORES[settings.attention](settings, width, width, settings.attention_width or width)
         self.attention = SourceAttention(score, width)
         self.join = Linear(self.attention.width + width, settings.output_width)
@@ -382,7 +382,7 @@ class RecurrentSeq2Seq(Seq2Seq):
     def alignment(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
         state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
-        return self.decoder.attention.weights(state_BTC, source).float()
+        return self.decoder.attention.compute_weights(state_BTC, source).float()
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
         """Encode the sources, with features of their tokens by name; return the state before the first target token."""

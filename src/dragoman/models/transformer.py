@@ -82,13 +82,13 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
             )
         super().check()
         scheme = POSITIONS[self.position]
-        scheme.embed.check(self)
-        scheme.relate.check(self)
-        for name, relate in (("attention", scheme.relate), ("decoder_attention", self.decoder_scheme.relate)):
-            if relate.needs not in PATTERNS[getattr(self, name)].provides:
+        scheme.embedding.check(self)
+        scheme.attention.check(self)
+        for name, used in (("attention", scheme), ("decoder_attention", self.decoder_scheme)):
+            if used.attention.needs not in PATTERNS[getattr(self, name)].provides:
                 raise UserError(
-                    f"model.{name}={getattr(self, name)} does not provide the {relate.needs} of two tokens, which "
-                    f"model.position={self.position} needs; choose another position, such as sinusoidal"
+                    f"model.{name}={getattr(self, name)} does not support the relative positions of "
+                    f"model.position={self.position}; choose another position, such as sinusoidal"
                 )
         if FEEDFORWARDS[self.activation] is None:
             self.refuse(f"a model with model.activation={self.activation}", "activation_dropout")
@@ -118,7 +118,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
 
     @property
     def length_limit(self) -> int | None:
-        limited = POSITIONS[self.position].embed.limited or PATTERNS[self.attention].limited
+        limited = POSITIONS[self.position].embedding.limited or PATTERNS[self.attention].limited
         return self.max_length if limited else None
 
     @property
@@ -139,7 +139,7 @@ class TransformerLayer(nn.Module):
             norm, place = NORMS[settings.norm](settings), settings.norm_place
             return Residual(sublayer, norm, norm_place=place, skip=settings.residual, dropout=settings.dropout)
 
-        self.attention = wrap(SelfAttention(settings, scheme.relate, bidirectional=bidirectional))
+        self.attention = wrap(SelfAttention(settings, scheme.attention, bidirectional=bidirectional))
         self.cross = wrap(CrossAttention(settings)) if cross else None
         kind = FEEDFORWARDS[settings.activation]
         self.feedforward = wrap(kind(settings)) if kind else None
@@ -176,7 +176,7 @@ class TransformerLayer(nn.Module):
         """Return the cross-attention weights of the layer, averaged over its heads: weight_BTS."""
         assert self.cross
         x_BTC = self.cross.normalize_input(self.attention(x_BTC, rows.real_BT, rows.position_BT, mask), rows.real_BT)
-        return self.cross.sublayer.weights(x_BTC, memory_BSC, cross_mask).float().mean(1)
+        return self.cross.sublayer.compute_weights(x_BTC, memory_BSC, cross_mask).float().mean(1)
 
 
 class TransformerStack(nn.Module):
@@ -197,7 +197,7 @@ class TransformerStack(nn.Module):
         self.embedding = embedding
         self.word_dropout = WordDropout(settings.target_word_dropout if decoder else settings.source_word_dropout)
         self.layer_dropout = LayerDropout(settings.layer_dropout)
-        self.position = scheme.embed(settings)
+        self.position = scheme.embedding(settings)
         self.dropout = Dropout(settings.dropout)
         self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings)
 
@@ -306,7 +306,7 @@ class Transformer(Seq2Seq):
     def supports_indirect_cache(self) -> bool:
         """Whether an indirect KV cache can be used: attention must be full and independent of relative positions."""
         full = self.settings.decoder_attention == "full"
-        return full and self.settings.decoder_scheme.relate.needs == "nothing"
+        return full and self.settings.decoder_scheme.attention.needs == "nothing"
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the states of every target position before the projection to the vocabulary: states_BTC."""

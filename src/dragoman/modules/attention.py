@@ -81,14 +81,14 @@ class MultiHeadAttention(nn.Module):
 class SelfAttention(MultiHeadAttention):
     """Attention of every token to the tokens of its sentence. One projection computes queries, keys and values.
 
-    `relate` is the part of the position scheme that acts in attention.
+    `relate` is the part of the position encoding that acts in attention (modules/positions.py).
     """
 
-    def __init__(self, settings: AttentionSettings, relate: type[AttentionPosition], *, bidirectional: bool) -> None:
+    def __init__(self, settings: AttentionSettings, position: type[AttentionPosition], *, bidirectional: bool) -> None:
         super().__init__(settings)
         widths = settings.width, 2 * self.query_width + self.value_width
         self.query_key_value = Linear(*widths) if settings.projections else nn.Identity()
-        self.relate = relate(settings)
+        self.relate = position(settings)
         pattern = PATTERNS[settings.attention if bidirectional else settings.decoder_attention]
         self.pattern = pattern(settings, bidirectional=bidirectional)
         self.fusable = self.fusable and type(self.relate) is AttentionPosition and type(self.pattern) is FullAttention
@@ -128,7 +128,7 @@ class SelfAttention(MultiHeadAttention):
         return AttentionMask(allowed_N1K[:, None], relative_position=relative_N1K)
 
     def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
-        """Store the key and value of the new token of each row in the cache; return the output of attention to it."""
+        """Store the key and value of the new token of each row in the cache; return the output of its attention."""
         position_N1 = context.position_N1
         q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.query_key_value(x_N1C), position_N1)
         if context.beam_indices_NK is not None:
@@ -176,7 +176,7 @@ class CrossAttention(MultiHeadAttention):
         out_BTC: Tensor = self.out(attend_to_source(q_NHD, memory, mask.length_B).flatten(1)).view_as(x_BTC)
         return out_BTC
 
-    def weights(self, x_BTC: Tensor, memory_BSC: Tensor, mask: AttentionMask) -> Tensor:
+    def compute_weights(self, x_BTC: Tensor, memory_BSC: Tensor, mask: AttentionMask) -> Tensor:
         """Return the attention weights that `forward` uses: weight_BHTS."""
         key_BHSD, _ = self.project_memory(memory_BSC)
         return compute_attention_weights(self.split_query(self.query(x_BTC)), key_BHSD, mask)

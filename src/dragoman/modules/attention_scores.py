@@ -5,7 +5,7 @@ score, write a subclass of AttentionScore and add it to SCORES. Settings that on
 ScoreSettings, and the score lists their names in `uses`.
 
 Shapes   B sentences   S source tokens   T queries   C decoder width   M encoder width   A attention width
-         K some of the sentences   b, t the sentences and queries of one block of a chunked computation
+         K selected sentences   b, t the sentences and queries of one block of a chunked computation
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ WIDEST_FUSED_SCORE = 2048  # maximum attention width of the Triton kernel
 
 
 class ScoreSettings(Settings):
-    """The settings that scores read. Widths are arguments, since their settings differ between RNN and hybrid."""
+    """The settings that scores read: none so far. Widths are arguments, since RNN and hybrid name them differently."""
 
 
 class AttentionScore(nn.Module):
-    """The base class of the scores, and the score "mean": 0 everywhere, so the context is the mean of the source.
+    """The base class of scores, and the score "mean": 0 everywhere, so the context is the mean of the source states.
 
     `width` is the width of the decoder states, `memory_width` that of the encoder states.
     """
 
-    reads = True  # whether the decoder gets a context vector
+    has_context = True  # whether the decoder gets a context vector
     uses: tuple[str, ...] = ()  # settings that only some scores read
     aligns = False  # whether the weights differ between source tokens, so that they can serve as a word alignment
 
@@ -48,7 +48,7 @@ class AttentionScore(nn.Module):
         """Return the number of multiply-adds per query and key, for FLOP counts (models/registry.py)."""
         return 0
 
-    def keys(self, memory_BSM: Tensor) -> Tensor:
+    def compute_keys(self, memory_BSM: Tensor) -> Tensor:
         """Compute the keys of the source states, once per sentence."""
         return memory_BSM
 
@@ -58,13 +58,13 @@ class AttentionScore(nn.Module):
 
 
 class NoAttention(AttentionScore):
-    """No attention: the initial state of the decoder is all it receives of the source."""
+    """No attention: the decoder gets the source only through its initial state."""
 
-    reads = False
+    has_context = False
 
 
 class DotScore(AttentionScore):
-    """s'h, where s is the decoder state and h the encoder state; both have the same width."""
+    """s^T h, where s is the decoder state and h the encoder state; both have the same width."""
 
     aligns = True
 
@@ -77,18 +77,18 @@ class DotScore(AttentionScore):
 
 
 class MultiplicativeScore(DotScore):
-    """s'Wh (Luong 2015)."""
+    """s^T W h (Luong 2015)."""
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
         super().__init__(settings, width, memory_width, attention_width)
         self.key = Linear(memory_width, width, bias=False)
 
-    def keys(self, memory_BSM: Tensor) -> Tensor:
+    def compute_keys(self, memory_BSM: Tensor) -> Tensor:
         return self.key(memory_BSM)
 
 
 class AdditiveScore(AttentionScore):
-    """v'tanh(W1 h + W2 s) (Bahdanau 2015)."""
+    """v^T tanh(W1 h + W2 s) (Bahdanau 2015)."""
 
     uses = ("attention_width", "score_width")  # attention width of an RNN and of a hybrid
     aligns = True
@@ -103,7 +103,7 @@ class AdditiveScore(AttentionScore):
     def multiply_adds(self) -> int:
         return self.attention_width
 
-    def keys(self, memory_BSM: Tensor) -> Tensor:
+    def compute_keys(self, memory_BSM: Tensor) -> Tensor:
         return self.key(memory_BSM)
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
@@ -144,16 +144,16 @@ def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor)
 class _Additive(torch.autograd.Function):
     """The differentiable form of `score_additive_chunked`; queries and keys are given multiplied by 2.
 
-    The score is 2 v'y - v'1, where y = sigmoid(query + key). The derivative of y is dy = y - y^2.
+    The score is 2 v^T y - v^T 1, where y = sigmoid(query + key). The derivative of y is dy = y - y^2.
     """
 
     @staticmethod
     def forward(ctx: Any, query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
         ctx.save_for_backward(query_BTA, key_BSA, weight_A)
         score_BTS = query_BTA.new_empty(*query_BTA.shape[:2], key_BSA.size(1))
-        for rows, times in split_into_blocks(query_BTA, key_BSA):
-            y_btSA = (query_BTA[rows, times, None] + key_BSA[rows, None]).sigmoid_()
-            score_BTS[rows, times] = y_btSA @ weight_A
+        for rows, queries in split_into_blocks(query_BTA, key_BSA):
+            y_btSA = (query_BTA[rows, queries, None] + key_BSA[rows, None]).sigmoid_()
+            score_BTS[rows, queries] = y_btSA @ weight_A
         return score_BTS.mul_(2).sub_(weight_A.sum())
 
     @staticmethod
@@ -162,12 +162,12 @@ class _Additive(torch.autograd.Function):
         grad_BTS = grads[0].contiguous()
         query_grad_BTA, key_grad_BSA = torch.empty_like(query_BTA), torch.zeros_like(key_BSA)
         weight_grad_A = -grad_BTS.sum().expand_as(weight_A)
-        for rows, times in split_into_blocks(query_BTA, key_BSA):
-            grad_bt1S = grad_BTS[rows, times, None]
-            y_btSA = (query_BTA[rows, times, None] + key_BSA[rows, None]).sigmoid_()
+        for rows, queries in split_into_blocks(query_BTA, key_BSA):
+            grad_bt1S = grad_BTS[rows, queries, None]
+            y_btSA = (query_BTA[rows, queries, None] + key_BSA[rows, None]).sigmoid_()
             weight_grad_A = weight_grad_A + 2 * (grad_bt1S.reshape(1, -1) @ y_btSA.flatten(0, 2))[0]
             dy_btSA = torch.addcmul(y_btSA, y_btSA, y_btSA, value=-1, out=y_btSA)
-            query_grad_BTA[rows, times] = (grad_bt1S @ dy_btSA)[:, :, 0]
+            query_grad_BTA[rows, queries] = (grad_bt1S @ dy_btSA)[:, :, 0]
             key_grad_BSA[rows] += dy_btSA.mul_(grad_bt1S.mT).sum(1)
         return query_grad_BTA.mul_(2 * weight_A), key_grad_BSA.mul_(2 * weight_A), weight_grad_A
 
@@ -175,11 +175,11 @@ class _Additive(torch.autograd.Function):
 def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield slices of sentences and of queries, so that their b x t x S x A activations fit BLOCK_ELEMENTS."""
     B, T, _ = query_BTA.shape
-    budget = BLOCK_ELEMENTS[query_BTA.device.type] // max(1, key_BSA[0].numel())
-    height, width = max(1, budget // max(1, T)), max(1, min(budget, T))
-    for row in range(0, B, height):
-        for time in range(0, T, width):
-            yield slice(row, row + height), slice(time, time + width)
+    budget = BLOCK_ELEMENTS[query_BTA.device.type] // max(1, key_BSA[0].numel())  # queries per block
+    block_rows, block_queries = max(1, budget // max(1, T)), max(1, min(budget, T))
+    for row in range(0, B, block_rows):
+        for query in range(0, T, block_queries):
+            yield slice(row, row + block_rows), slice(query, query + block_queries)
 
 
 class EncodedSource(NamedTuple):
@@ -206,22 +206,22 @@ class SourceAttention(nn.Module):
     def __init__(self, score: AttentionScore, memory_width: int) -> None:
         super().__init__()
         self.score = score
-        self.width = memory_width if score.reads else 0  # width of the context vector
+        self.width = memory_width if score.has_context else 0  # width of the context vector
 
     def prepare(self, memory_BSM: Tensor, real_BS: Tensor) -> EncodedSource:
-        """Return what attention needs of the source. `real_BS` is False at padding."""
-        return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(real_BS[:, None]))
+        """Compute keys, values and mask of the source, once per sentence. `real_BS` is False at padding."""
+        return EncodedSource(self.score.compute_keys(memory_BSM), memory_BSM, unmask_empty_queries(real_BS[:, None]))
 
-    def weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
+    def compute_weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
         """Return the attention weights: weight_BTS."""
         score_BTS: Tensor = self.score(query_BTC, source.key_BSA)
         return score_BTS.masked_fill(~source.allowed_B1S, -torch.inf).softmax(-1)
 
     def forward(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
         """Return the context vector and the decoder state, concatenated; without attention, only the state."""
-        if not self.score.reads:
+        if not self.score.has_context:
             return query_BTC
-        return torch.cat([self.weights(query_BTC, source) @ source.value_BSM, query_BTC], -1)
+        return torch.cat([self.compute_weights(query_BTC, source) @ source.value_BSM, query_BTC], -1)
 
 
 SCORES: dict[str, type[AttentionScore]] = {

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 
 class RowSlice(NamedTuple):
-    """The part of a full batch that the model gets: the rows from `first` on. The full batch has `height` rows.
+    """The part of a full batch that the model gets: rows from `first` on. The full batch has `total_rows` rows.
 
     Every row occurs `passes` times, once for each forward pass that a consistency loss compares.
     """
 
     first: int
-    height: int
+    total_rows: int
     passes: int = 1
 
 
@@ -32,10 +32,10 @@ _row_slice: RowSlice | None = None  # None: the model gets the full batch
 
 
 @contextmanager
-def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
-    """Sample dropout masks for a batch of `height` rows, and use their rows from `first` on. Height 0: no slice."""
+def use_row_slice(first: int, total_rows: int, passes: int = 1) -> Iterator[None]:
+    """Sample dropout masks for `total_rows` rows, and use their rows from `first` on. If it is 0, there is no slice."""
     global _row_slice
-    previous, _row_slice = _row_slice, RowSlice(first, height, passes) if height else None
+    previous, _row_slice = _row_slice, RowSlice(first, total_rows, passes) if total_rows else None
     try:
         yield
     finally:
@@ -79,27 +79,27 @@ def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Te
     The factors depend on the random seed, but not on how the batch is split: a CPU samples the full batch and selects
     the rows of this slice; a GPU has a counter-based generator, which starts at the first row of the slice.
     """
-    first, height, passes = _row_slice or RowSlice(0, shape[0] if shape else 1)
+    first, total_rows, passes = _row_slice or RowSlice(0, shape[0] if shape else 1)
     if like.is_cuda:
         from dragoman.kernels.rowwise_triton import sample_keep_mask
 
         seed = torch.randint(2**31, (1,), device=like.device)
-        keep: Tensor = sample_keep_mask(seed, list(shape), rate, first, height, passes)
+        keep: Tensor = sample_keep_mask(seed, list(shape), rate, first, total_rows, passes)
         return keep.to(like.dtype) / (1 - rate)
     if _row_slice is None:
         return _sample_on_cpu(shape, rate, like)
-    full = _sample_on_cpu((passes, height, *shape[1:]), rate, like)
+    full = _sample_on_cpu((passes, total_rows, *shape[1:]), rate, like)
     return full[:, first : first + shape[0] // passes].reshape(shape)
 
 
 def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     """Sample a 16-bit number for each element, and drop the elements whose number is below a threshold."""
-    dropped = min(round(rate * 65_536), 65_535)
+    threshold = min(round(rate * 65_536), 65_535)
     count = math.prod(shape)
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # each for four elements
     # In place, so that the result stays int16: booleans are slower.
-    keep = bits.view(torch.int16)[:count].view(shape).ge_(dropped - 32_768)
-    return keep.to(like.dtype).mul_(65_536 / (65_536 - dropped))
+    keep = bits.view(torch.int16)[:count].view(shape).ge_(threshold - 32_768)  # int16 begins at -32,768
+    return keep.to(like.dtype).mul_(65_536 / (65_536 - threshold))
 
 
 class WordDropout(Dropout):

@@ -22,7 +22,7 @@ from dragoman.modules.norms import Norm, NormSettings
 
 
 class Linear(nn.Linear):
-    """Compute x W' + b, as nn.Linear does, through oneDNN where that is faster."""
+    """Compute x W^T + b, as nn.Linear does, through oneDNN where that is faster."""
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
 
@@ -34,7 +34,7 @@ class Linear(nn.Linear):
 
 
 class ReluLinear(torch.autograd.Function):
-    """Compute relu(x W' + b) on a GPU in the autocast precision, with one kernel instead of two."""
+    """Compute relu(x W^T + b) on a GPU in the autocast precision, with one kernel instead of two."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_NO = grads[0].contiguous()  # in compute_weight_gradient, oneDNN is slow on a strided second operand
+        grad_NO = grads[0].contiguous()  # oneDNN is slow if the gradient in compute_weight_gradient is strided
         x_NI, weight_OI = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
@@ -86,7 +86,7 @@ def uses_onednn(x: Tensor) -> bool:
 
 
 def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Compute x W' + b, through oneDNN where that is faster."""
+    """Compute x W^T + b, through oneDNN where that is faster."""
     if not uses_onednn(x_NI):
         return nn.functional.linear(x_NI, weight_OI, bias_O)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
@@ -94,7 +94,7 @@ def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -
 
 
 def compute_weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Return grad' x, the gradient of weight_OI. The branches differ only in speed, which depends on the shape."""
+    """Return grad^T x, the gradient of weight_OI. The branches differ only in speed, which depends on the shape."""
     outputs, inputs = grad_NO.size(1), x_NI.size(1)
     if uses_onednn(x_NI) and outputs >= 2 * inputs:
         return fast_linear(x_NI.T, grad_NO.T).T
@@ -109,7 +109,7 @@ ONEDNN_AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # ty
 
 Sublayer = TypeVar("Sublayer", bound=nn.Module)
 
-# Values of `norm_place`: before the sublayer, or after the residual sum (Vaswani 2017). Registries are dictionaries.
+# Values of `norm_place`: before the sublayer, or after the residual sum (Vaswani 2017); a dict, as all registries are.
 NORM_PLACES = {"pre": "pre", "post": "post"}
 
 
@@ -137,18 +137,18 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(settings.activation_dropout)
         self.narrow = Linear(settings.inner_width, settings.width)
 
-    def inner(self, x_BTC: Tensor) -> Tensor:
+    def compute_hidden(self, x_BTC: Tensor) -> Tensor:
         """Return the activations between the two layers. Subclasses add a nonlinearity."""
         return self.wide(x_BTC)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.narrow(self.dropout(self.inner(x_BTC)))
+        return self.narrow(self.dropout(self.compute_hidden(x_BTC)))
 
 
 class ReluFeedForward(FeedForward):
     """Feed-forward network with ReLU (Vaswani 2017)."""
 
-    def inner(self, x_BTC: Tensor) -> Tensor:
+    def compute_hidden(self, x_BTC: Tensor) -> Tensor:
         if not x_BTC.is_cuda or not torch.is_autocast_enabled("cuda"):
             return F.relu(self.wide(x_BTC))
         out: Tensor = ReluLinear.apply(x_BTC.flatten(0, -2), self.wide.weight, self.wide.bias)  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ class ReluFeedForward(FeedForward):
 class GeluFeedForward(FeedForward):
     """Feed-forward network with GELU (Hendrycks 2016)."""
 
-    def inner(self, x_BTC: Tensor) -> Tensor:
+    def compute_hidden(self, x_BTC: Tensor) -> Tensor:
         return F.gelu(self.wide(x_BTC))
 
 
@@ -174,7 +174,7 @@ class SwiGluFeedForward(FeedForward):
         super().__init__(settings.model_copy(update={"feedforward_width": inner}))
         self.wide = Linear(settings.width, 2 * inner)
 
-    def inner(self, x_BTC: Tensor) -> Tensor:
+    def compute_hidden(self, x_BTC: Tensor) -> Tensor:
         gate, value = self.wide(x_BTC).chunk(2, -1)
         return F.silu(gate) * value
 
@@ -195,7 +195,7 @@ class Residual(nn.Module, Generic[Sublayer]):
     ) -> Tensor:
         """Apply the sublayer to x and `args`. `function` replaces its `forward`, for instance by its method `step`."""
         pre = self.norm_place == "pre"
-        x_BTC, input_BTC = self.norm.keep_and_normalize(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
+        x_BTC, input_BTC = self.norm.normalize_with_residual(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
         y_BTC = (function or self.sublayer)(input_BTC, *args)
         out = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
         return out if pre else self.norm(out, real_BT)

@@ -48,8 +48,8 @@ class Norm(nn.Module):
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
 
-    def keep_and_normalize(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (x, norm(x)) for a residual connection. A fused backward pass can add the gradients of both."""
+    def normalize_with_residual(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return (x, norm(x)) for a residual connection, so that one kernel can add the gradients of both."""
         return x_BTC, self(x_BTC, real_BT)
 
 
@@ -70,7 +70,7 @@ class LayerNorm(Norm):
             return out_BTC
         return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
 
-    def keep_and_normalize(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def normalize_with_residual(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.training and self.supports_fused_kernel(x_BTC):
             both: tuple[Tensor, Tensor] = _FusedResidualNorm.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return both
@@ -83,13 +83,13 @@ class LayerNorm(Norm):
 
 
 class _FusedLayerNorm(torch.autograd.Function):
-    """Layer norm with the Triton kernel as its backward pass. `scale_BT1` is the inverse standard deviation."""
+    """Layer norm with the Triton kernel as its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
         x_BTC = x_BTC.contiguous()
-        out_BTC, mean_BT1, scale_BT1 = torch.native_layer_norm(x_BTC.float(), weight_C.shape, weight_C, bias_C, 1e-5)
-        ctx.save_for_backward(x_BTC, mean_BT1, scale_BT1, weight_C)
+        out_BTC, mean_BT1, inv_std_BT1 = torch.native_layer_norm(x_BTC.float(), weight_C.shape, weight_C, bias_C, 1e-5)
+        ctx.save_for_backward(x_BTC, mean_BT1, inv_std_BT1, weight_C)
         return out_BTC.to(x_BTC.dtype)
 
     @staticmethod
@@ -189,11 +189,11 @@ class BatchNorm(Norm):
         mean, variance = self.mean, self.variance
         if self.training:
             real_BT1 = torch.ones_like(x_BTC[..., :1]) if real_BT is None else real_BT[..., None].to(x_BTC.dtype)
-            mean, variance = self.measure(x_BTC.float(), real_BT1.float())
+            mean, variance = self.compute_statistics(x_BTC.float(), real_BT1.float())
         return ((x_BTC - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias).to(x_BTC.dtype)
 
-    def measure(self, x_BTC: Tensor, real_BT1: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the tokens, and update the running statistics by those that are finite."""
+    def compute_statistics(self, x_BTC: Tensor, real_BT1: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the tokens, and update the running statistics with finite values only."""
         count = real_BT1.sum()
         mean = (x_BTC * real_BT1).sum((0, 1)) / count
         variance = ((x_BTC - mean).square() * real_BT1).sum((0, 1)) / count

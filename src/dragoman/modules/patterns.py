@@ -2,8 +2,8 @@
 
 `make_pattern_mask` states the rule of a pattern as a mask; `forward` computes the same attention without materializing
 the scores of all pairs. To add a pattern, write a subclass of FullAttention and add it to PATTERNS. Its class
-attributes describe its restrictions to settings and tests. Settings that only this pattern reads are fields of
-AttentionSettings, and the pattern lists their names in `uses`.
+attributes declare what it supports, for checks of settings and for tests. Settings that only this pattern reads are
+fields of AttentionSettings, and the pattern lists their names in `uses`.
 
 Shapes   B rows of a batch   H heads   T tokens   D head width   N blocks of a row; in `count_keys`, sentences
          Q queries (of a block)   K keys (of all blocks linked to a block)   L links of a block
@@ -67,19 +67,19 @@ class FullAttention(nn.Module):
         self.settings, self.bidirectional = settings, bidirectional
 
     def make_pattern_mask(self, query_Q: Tensor, key_K: Tensor) -> Tensor | None:  # noqa: ARG002 - the rule's signature
-        """Return which positions of a sentence attend to which, except for causality: allowed_QK; None allows all."""
+        """Return which query positions attend to which key positions, without causality: allowed_QK; None: all."""
         return None
 
     def count_keys(self, length_N: Lengths) -> Lengths:
         """Return the number of keys per query in sentences of these lengths, for FLOP counts (models/registry.py)."""
         return length_N
 
-    def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
-        """Return the mask of these rows, which all layers share. `relate` computes relative positions."""
+    def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
+        """Return the mask of these rows, which all layers share. `position` computes relative positions."""
         mask = make_self_attention_mask(rows, bidirectional=self.bidirectional)
-        if relate.needs == "nothing":
+        if position.needs == "nothing":
             return mask
-        return replace(mask, relative_position=relate.compute_relative_in_rows(rows))
+        return replace(mask, relative_position=position.compute_relative_in_rows(rows))
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         """Compute attention by `attend`, a kernel that also applies the position scheme."""
@@ -124,13 +124,13 @@ class BlockedAttention(FullAttention, ABC):
         allowed = allowed if pattern is None else allowed & pattern
         return allowed if self.bidirectional else allowed & make_causal_mask(*positions)
 
-    def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
+    def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
         segment_BT, position_BT = rows.segment_BT, rows.shared_position_BT
         blocks = -(-segment_BT.size(1) // self.block)
         links_NL = self.make_links(blocks, segment_BT.device)
         if blocks <= links_NL.size(1):  # full attention is not more expensive
             allowed_BTT = self.make_allowed((segment_BT, segment_BT), (position_BT, position_BT))
-            relative_BTT = relate.compute_relative(position_BT, position_BT)
+            relative_BTT = position.compute_relative(position_BT, position_BT)
             return AttentionMask(allowed_BTT[:, None], relative_position=relative_BTT)
         links_NL = links_NL.where((links_NL >= 0) & (links_NL < blocks), blocks)
 
@@ -142,7 +142,7 @@ class BlockedAttention(FullAttention, ABC):
 
         positions = split_queries_keys(position_BT)
         allowed_BNQK = self.make_allowed(split_queries_keys(segment_BT), positions)
-        relative_BNQK = relate.compute_relative(*positions)
+        relative_BNQK = position.compute_relative(*positions)
         return BlockMask(allowed_BNQK[:, None], relative_position=relative_BNQK, links_NL=links_NL)
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
@@ -173,8 +173,8 @@ class BigBird(BlockedAttention):
     """Each block attends to neighbours, to the first (global) blocks, and to random blocks (Zaheer 2020).
 
     Global blocks attend to all blocks. Blocks are counted from the start of the sentence, and the random links of a
-    block depend only on its index, so neither padding nor later tokens change them. In an encoder about one random link
-    in seven points beyond the end of the sentence and is ignored.
+    block depend only on its index, so neither padding nor later tokens change them. In an encoder, about one random
+    link in seven points beyond the end of the sentence and is ignored.
     """
 
     packable = False  # blocks of packed sentences would not be aligned
@@ -200,18 +200,18 @@ class BigBird(BlockedAttention):
     def sample_links(self, block_N: Tensor) -> Tensor:
         """Return the random links of each block: links_NR, where -1 means no link.
 
-        Candidates are the blocks between the global blocks and the window before the block. In an encoder,
-        block n also has n + 1 candidates after the window. All candidates are split into `random_blocks` parts of equal
-        size, and one block is sampled from each part.
+        Candidates are the blocks between the global blocks and the window before the block. In an encoder, block n also
+        has n + 1 candidates after the window, whatever the length of the sentence. All candidates are split into
+        `random_blocks` parts of equal size, and one block is sampled from each part, so that no link occurs twice.
         """
         count, first, window = self.settings.random_blocks, self.settings.global_blocks, self.settings.window_blocks
         block_N1 = block_N[..., None]
         before_N1 = (block_N1 - window - first).clamp(min=0)
-        number_N1 = before_N1 + block_N1 + 1 if self.bidirectional else before_N1
+        candidates_N1 = before_N1 + block_N1 + 1 if self.bidirectional else before_N1
         part_R = torch.arange(count, device=block_N.device)
-        begin_NR, end_NR = (part * number_N1 // max(count, 1) for part in (part_R, part_R + 1))
+        begin_NR, end_NR = (part * candidates_N1 // max(count, 1) for part in (part_R, part_R + 1))
         random_NR = hash_integers(hash_integers(hash_integers(self.settings.random_seed) ^ block_N1) ^ part_R)
-        sampled_NR = begin_NR + ((end_NR - begin_NR) * random_NR >> 32)
+        sampled_NR = begin_NR + ((end_NR - begin_NR) * random_NR >> 32)  # indices of candidates
         link_NR = sampled_NR + torch.where(sampled_NR < before_N1, first, block_N1 + window + 1 - before_N1)
         return link_NR.where(begin_NR < end_NR, -1)
 
@@ -221,13 +221,13 @@ class BigBird(BlockedAttention):
         window_NL = window_NL.where(window_NL >= self.settings.global_blocks, -1)
         return torch.cat([global_NL, window_NL, self.sample_links(torch.arange(blocks, device=device))], -1)
 
-    def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
+    def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
         assert rows.unpacked
-        mask = super().make_mask(rows, relate)
+        mask = super().make_mask(rows, position)
         if not self.bidirectional or not self.settings.global_blocks or not isinstance(mask, BlockMask):
             return mask
         position_1T = rows.shared_position_BT
-        relative = relate.compute_relative(position_1T[:, : self.settings.global_blocks * self.block], position_1T)
+        relative = position.compute_relative(position_1T[:, : self.settings.global_blocks * self.block], position_1T)
         global_mask = replace(make_self_attention_mask(rows, bidirectional=True), relative_position=relative)
         return replace(mask, global_mask=global_mask)
 
@@ -261,18 +261,18 @@ class Linformer(FullAttention):
         )
 
     def count_keys(self, length_N: Lengths) -> Lengths:
-        """Return the number of projected keys, twice, since projecting them takes as many operations per token."""
+        """Return twice the number of projected keys, since projecting them takes as many operations as attending."""
         return np.full_like(length_N, self.key_cost * self.settings.rank)
 
-    def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
+    def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
         assert rows.unpacked
         max_length, real_BT = self.settings.max_length, rows.real_BT
-        if real_BT.device.type == "cpu" and real_BT[:, max_length:].any():
+        if real_BT.device.type == "cpu" and real_BT[:, max_length:].any():  # too slow on a GPU
             raise UserError(
-                f"a sentence of {int(real_BT.sum(-1).max())} tokens is longer than Linformer attention reaches; "
-                f"model.max_length is {max_length}"
+                f"a sentence of {int(real_BT.sum(-1).max())} tokens is too long for Linformer attention: "
+                f"model.max_length is {max_length}; split it, or train with a greater model.max_length"
             )
-        return super().make_mask(rows, relate)
+        return super().make_mask(rows, position)
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         assert mask.allowed is not None
@@ -306,7 +306,7 @@ def gather_linked_blocks(x_BHTD: Tensor, links_NL: Tensor, block: int) -> Tensor
 
 
 def hash_integers(x: IntOrTensor) -> IntOrTensor:
-    """Map integers below 2 ** 32 to pseudo-random integers below 2 ** 32. The factors mix the bits well."""
+    """Map integers below 2 ** 32 to pseudo-random integers below 2 ** 32. These factors are known to mix bits well."""
     for factor in (0x7FEB352D, 0x45D9F3B):
         x = ((x ^ (x >> 16)) * factor) & 0xFFFFFFFF
     return x ^ (x >> 16)

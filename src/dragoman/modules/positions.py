@@ -109,12 +109,12 @@ class Learned(PositionEmbedding):
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         position_BT = rows.position_BT
-        if position_BT.device.type == "cpu" and int(position_BT.max()) >= len(self.table.weight):
+        if position_BT.device.type == "cpu" and int(position_BT.max()) >= len(self.table.weight):  # too slow on a GPU
             raise UserError(
-                f"a sentence of {int(position_BT.max()) + 1} tokens is longer than learned positions reach; "
-                f"model.max_length is {len(self.table.weight)}"
+                f"a sentence of {int(position_BT.max()) + 1} tokens is too long for learned positions: "
+                f"model.max_length is {len(self.table.weight)}; split it, or train with a greater model.max_length"
             )
-        out: Tensor = x_BTC + self.table(position_BT) * self.settings.width**0.5
+        out: Tensor = x_BTC + self.table(position_BT) * self.settings.width**0.5  # initial variance 1 (models/base.py)
         return out
 
 
@@ -142,7 +142,7 @@ class TreeDepth(Sinusoidal):
 
 
 class AttentionPosition(PositionPart):
-    """The base class, which leaves attention as it is. Subclasses override one or more of the methods."""
+    """The base class, which does not change attention. Subclasses override one or more of the methods."""
 
     # Which relative positions `attend` needs: "nothing", "distance" in tokens, or "tree" for distances in a dependency
     # tree. An attention pattern supports those in its `provides` (modules/patterns.py).
@@ -195,7 +195,7 @@ class Alibi(DistancePosition):
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
         assert mask.relative_position is not None
         heads = torch.arange(1, self.settings.heads + 1, device=q_BHQD.device, dtype=torch.float32)
-        slope_H = 2.0 ** (-8.0 * heads / self.settings.heads)
+        slope_H = 2.0 ** (-8.0 * heads / self.settings.heads)  # as in the paper: from 2 ** (-8 / H) to 2 ** -8
         bias = -slope_H.view(-1, *[1] * (q_BHQD.dim() - 2)) * mask.relative_position[:, None].abs()
         return kernel(q_BHQD, k_BHKD, v_BHKD, replace(mask, bias=bias.to(q_BHQD.dtype)))
 
@@ -204,16 +204,16 @@ class Relative(DistancePosition):
     """Add learned vectors, one for each relative position up to `reach`, to keys and values (Shaw 2018).
 
     To save memory, no vector is materialized for a pair of query and key: each query is multiplied with all R vectors,
-    and each pair gathers its product. The weights of the values are likewise summed per bucket first.
+    and each pair gathers its product. Likewise, attention weights are summed per bucket, then multiplied with vectors.
     """
 
     uses = ("reach",)
 
     def __init__(self, settings: PositionSettings) -> None:
         super().__init__(settings)
-        self.distances = 2 * settings.reach + 1  # number of relative positions, from -reach to reach
-        self.key_RD = nn.Parameter(torch.empty(self.distances, settings.key_width))
-        self.value_RD = nn.Parameter(torch.empty(self.distances, settings.head_width))
+        self.bucket_count = 2 * settings.reach + 1  # one per relative position from -reach to reach
+        self.key_RD = nn.Parameter(torch.empty(self.bucket_count, settings.key_width))
+        self.value_RD = nn.Parameter(torch.empty(self.bucket_count, settings.head_width))
         nn.init.xavier_uniform_(self.key_RD)
         nn.init.xavier_uniform_(self.value_RD)
 
@@ -236,9 +236,9 @@ class Relative(DistancePosition):
 
 
 class TreeRelative(Relative):
-    """Relative positions in a dependency tree: the number of arcs between two words, signed by order (Wang 2019).
+    """Relative positions in a dependency tree (Wang 2019): the number of arcs between two words.
 
-    Unknown distances, where there is no tree, have a further bucket, whose vectors are zero and not learned.
+    It is negative if the key comes first. Unknown distances have one more bucket, whose vectors are zero and fixed.
     """
 
     needs = "tree"
@@ -252,7 +252,7 @@ class TreeRelative(Relative):
 
     def compute_bucket(self, relative_BQK: Tensor) -> Tensor:
         known_BQK = super().compute_bucket(relative_BQK.long())
-        return torch.where(relative_BQK == UNKNOWN_DISTANCE, self.distances, known_BQK)
+        return torch.where(relative_BQK == UNKNOWN_DISTANCE, self.bucket_count, known_BQK)
 
     def get_vectors(self) -> tuple[Tensor, Tensor]:
         key_RD, value_RD = (nn.functional.pad(table_RD, (0, 0, 0, 1)) for table_RD in super().get_vectors())
@@ -269,26 +269,26 @@ def make_sinusoids(position_BT: Tensor, width: int) -> Tensor:
 class PositionScheme(NamedTuple):
     """The two parts of a position encoding: an entry of POSITIONS."""
 
-    embed: type[PositionEmbedding] = PositionEmbedding
-    relate: type[AttentionPosition] = AttentionPosition
+    embedding: type[PositionEmbedding] = PositionEmbedding
+    attention: type[AttentionPosition] = AttentionPosition
 
     @property
     def uses(self) -> tuple[str, ...]:
         """Return the settings that only some position encodings read."""
-        return (*self.embed.uses, *self.relate.uses)
+        return (*self.embedding.uses, *self.attention.uses)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Return the features of source tokens that this scheme needs."""
-        return tuple(dict.fromkeys((*self.embed.features, *self.relate.features)))
+        return tuple(dict.fromkeys((*self.embedding.features, *self.attention.features)))
 
 
 POSITIONS = {
     "none": PositionScheme(),
-    "sinusoidal": PositionScheme(embed=Sinusoidal),
-    "learned": PositionScheme(embed=Learned),
-    "relative": PositionScheme(relate=Relative),
-    "rotary": PositionScheme(relate=Rotary),
-    "alibi": PositionScheme(relate=Alibi),
-    "tree": PositionScheme(embed=TreeDepth, relate=TreeRelative),
+    "sinusoidal": PositionScheme(embedding=Sinusoidal),
+    "learned": PositionScheme(embedding=Learned),
+    "relative": PositionScheme(attention=Relative),
+    "rotary": PositionScheme(attention=Rotary),
+    "alibi": PositionScheme(attention=Alibi),
+    "tree": PositionScheme(embedding=TreeDepth, attention=TreeRelative),
 }

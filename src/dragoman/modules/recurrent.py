@@ -36,24 +36,24 @@ class CellSettings(Settings):
 class Cell(nn.Module, ABC):
     """The common part of all cells: initial state, and weights for input and state with all gates concatenated."""
 
-    gates, parts = 1, 1  # number of gates, including the content; number of tensors in a state
+    gates, parts = 1, 1  # number of gates, including the new content; number of tensors in a state
     uses: tuple[str, ...] = ()  # settings that only some cells read
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same function, for tests
     kernel: Callable[..., tuple[Tensor, ...]] | None = None  # PyTorch function for full sentences; None: `run_loop`
 
-    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
+    def __init__(self, settings: CellSettings, input_width: int, width: int, *, learned_start: bool = False) -> None:
         super().__init__()
         self.settings, self.width = settings, width
-        self.input_weight = nn.Parameter(torch.empty(self.gates * width, inputs))
+        self.input_weight = nn.Parameter(torch.empty(self.gates * width, input_width))
         self.hidden_weight = nn.Parameter(torch.empty(self.gates * width, width))
         self.bias = nn.Parameter(torch.zeros(self.gates * width))
-        self.start = nn.Parameter(torch.zeros(self.parts, width)) if learned else None
+        self.start = nn.Parameter(torch.zeros(self.parts, width)) if learned_start else None
         nn.init.xavier_uniform_(self.input_weight)
         for weight_CC in self.hidden_weight.data.chunk(self.gates):
             nn.init.orthogonal_(weight_CC)  # preserves the norm of the state
 
     def make_initial_state(self, rows: int) -> CellState:
-        """Return the state before the first token: zeros or, if `learned`, a parameter."""
+        """Return the state before the first token: zeros or, with `learned_start`, a parameter."""
         if self.start is None:
             return (self.bias.new_zeros(rows, self.width),) * self.parts
         return tuple(start_C.expand(rows, -1) for start_C in self.start)
@@ -107,8 +107,8 @@ class VanillaCell(Cell):
     uses = ("nonlinearity",)
     torch_module = nn.RNN
 
-    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
-        super().__init__(settings, inputs, width, learned=learned)
+    def __init__(self, settings: CellSettings, input_width: int, width: int, *, learned_start: bool = False) -> None:
+        super().__init__(settings, input_width, width, learned_start=learned_start)
         self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(settings.nonlinearity)
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
@@ -126,8 +126,8 @@ class GruCell(Cell):
     torch_module = nn.GRU
     kernel = torch.gru
 
-    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
-        super().__init__(settings, inputs, width, learned=learned)
+    def __init__(self, settings: CellSettings, input_width: int, width: int, *, learned_start: bool = False) -> None:
+        super().__init__(settings, input_width, width, learned_start=learned_start)
         self.content_bias = nn.Parameter(torch.zeros(width))  # scaled by the reset gate
 
     def hidden_bias(self) -> Tensor:
@@ -149,13 +149,13 @@ class LstmCell(Cell):
     torch_module = nn.LSTM
     kernel = torch.lstm
 
-    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
-        super().__init__(settings, inputs, width, learned=learned)
-        nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate is open at first
+    def __init__(self, settings: CellSettings, input_width: int, width: int, *, learned_start: bool = False) -> None:
+        super().__init__(settings, input_width, width, learned_start=learned_start)
+        nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate is nearly open at first
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         h_NC, c_NC = state
-        if gates_NG.is_cuda:  # one fused kernel for all that follows the matrix product
+        if gates_NG.is_cuda:  # one fused kernel computes everything after the matrix product
             h_NG = F.linear(h_NC, self.hidden_weight)
             fused = torch.ops.aten._thnn_fused_lstm_cell.default
             h_NC, c_NC, _ = fused(gates_NG.to(h_NG.dtype), h_NG, c_NC.to(h_NG.dtype))
@@ -167,29 +167,29 @@ class LstmCell(Cell):
 
 
 class RecurrentLayer(nn.Module):
-    """An encoder layer: a cell from left to right or, if bidirectional, a cell of half the width in each direction."""
+    """An encoder layer: a cell that reads ahead and, if bidirectional, one that reads back, each of half the width."""
 
-    def __init__(self, cell: Callable[[int, int], Cell], inputs: int, width: int, *, bidirectional: bool) -> None:
+    def __init__(self, cell: Callable[[int, int], Cell], input_width: int, width: int, *, bidirectional: bool) -> None:
         super().__init__()
-        self.ahead = cell(inputs, width // 2 if bidirectional else width)
-        self.back = cell(inputs, width // 2) if bidirectional else None
+        self.ahead = cell(input_width, width // 2 if bidirectional else width)
+        self.back = cell(input_width, width // 2) if bidirectional else None
 
     def forward(self, x_BTI: Tensor, ends: SentenceEnds) -> tuple[Tensor, Tensor]:
         """Return the output of every token, out_BTC, and the final outputs of both directions, last_BC."""
         B = len(x_BTI)
         out_BTC = self.ahead(x_BTI, self.ahead.make_initial_state(B))
-        last_BC = ends.last(out_BTC)
+        last_BC = ends.select_last(out_BTC)
         if self.back is None:
             return out_BTC, last_BC
         back_BTC = self.back(ends.reverse(x_BTI), self.back.make_initial_state(B))
         out_BTC = torch.cat([out_BTC, ends.reverse(back_BTC)], -1)
-        return out_BTC, torch.cat([last_BC, ends.last(back_BTC)], -1)
+        return out_BTC, torch.cat([last_BC, ends.select_last(back_BTC)], -1)
 
 
 class SentenceEnds:
     """Indices that reverse the sentences of a batch, one per row, and that select their last tokens.
 
-    Padding is on the right. A cell reads it only after the sentence, in reversed sentences too.
+    Padding is on the right, in reversed sentences too, so that a cell reads it only after the sentence.
     """
 
     def __init__(self, rows: RowLayout) -> None:
@@ -206,7 +206,7 @@ class SentenceEnds:
         """Return each sentence reversed, with its padding still on the right."""
         return x_BTC.flatten(0, 1).index_select(0, self.reversed_N).view_as(x_BTC)
 
-    def last(self, x_BTC: Tensor) -> Tensor:
+    def select_last(self, x_BTC: Tensor) -> Tensor:
         """Return the last token of each sentence: x_BC."""
         return x_BTC.flatten(0, 1).index_select(0, self.last_B)
 
@@ -227,8 +227,8 @@ class CellStack(nn.Module):
 
     def forward(self, x_BTI: Tensor, states: StackState) -> Tensor:
         """Return the output of the top layer after each token of full sentences."""
-        for number, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
-            x_BTI = cell(self.dropout(x_BTI) if number else x_BTI, state)
+        for index, (cell, state) in enumerate(zip(self.cells, states, strict=True)):  # dropout only between layers
+            x_BTI = cell(self.dropout(x_BTI) if index else x_BTI, state)
         return x_BTI
 
     def advance(self, gates_NG: Tensor, states: StackState) -> tuple[Tensor, StackState]:
