@@ -50,9 +50,9 @@ class Recipe(Settings):
         unread = [name for name in UNREAD if not isinstance(getattr(self, name), Settings)]
         if unread:
             from dragoman.decoding.methods import SearchSettings
-            from dragoman.models.registry import choose_record
+            from dragoman.models.registry import choose_settings_class
 
-            records: dict[str, type[Settings]] = {"model": choose_record(self.model), "search": SearchSettings}
+            records: dict[str, type[Settings]] = {"model": choose_settings_class(self.model), "search": SearchSettings}
             for name in unread:
                 self.__dict__[name] = build(records[name], getattr(self, name), name, info.context, Recipe)
         return self

@@ -165,17 +165,17 @@ def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
     for backbones in MODEL_KINDS.values():
         for backbone, kind in backbones.items():
             model = kind().model_dump(mode="json")
-            shown = settings_of({**model, **({"backbone": backbone} if backbone else {})}).in_use()
+            shown = settings_of({**model, **({"backbone": backbone} if backbone else {})}).get_effective_settings()
             assert not {"rank", "random_blocks", "window", "reach", "max_length"} & set(shown)
             assert not {"encoder_layers", "decoder_layers"} & set(shown) or "layers" not in shown
-    several = settings_of({"kind": "transformer", "encoder_layers": 2, "decoder_layers": 3}).in_use()
+    several = settings_of({"kind": "transformer", "encoder_layers": 2, "decoder_layers": 3}).get_effective_settings()
     assert "layers" not in several
     assert (several["encoder_layers"], several["decoder_layers"]) == (2, 3)
     assert "rank" not in said(read_card(toy.run))
     for name in PATTERNS:
-        assert set(PATTERNS[name].uses) <= set(settings_of({"attention": name}).in_use())
+        assert set(PATTERNS[name].uses) <= set(settings_of({"attention": name}).get_effective_settings())
     for name in POSITIONS:
-        assert set(POSITIONS[name].uses) <= set(settings_of({"position": name}).in_use())
+        assert set(POSITIONS[name].uses) <= set(settings_of({"position": name}).get_effective_settings())
 
 
 def test_languages_are_told_by_file_names() -> None:

@@ -176,7 +176,7 @@ def test_attention_that_cannot_tell_words_apart_gives_no_alignment(kind: tuple[s
 def test_an_ensemble_aligns_by_those_who_can() -> None:
     able, unable = (translator_of([Pair("a b", "c d")], kind="rnn", attention=name).model for name in ("dot", "none"))
     batch = collate_pairs(BatchPlan([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0)])
-    assert torch.equal(EnsembleModel([able, unable]).alignment(batch), able.alignment(batch))
+    assert torch.equal(EnsembleModel([able, unable]).compute_alignment(batch), able.compute_alignment(batch))
     assert not EnsembleModel([unable, unable]).aligns
 
 

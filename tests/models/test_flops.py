@@ -50,15 +50,16 @@ def test_flops_equal_those_that_pytorch_counts(settings: dict[str, object]) -> N
     batch = in_rows([[0]], some)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.project(model(batch))
-    expected = Cost.of(model).forward(*(np.array([len(side) + 1]) for side in (some[0].source, some[0].target)))
+    source_N, target_N = (np.array([len(side) + 1]) for side in (some[0].source, some[0].target))
+    expected = Cost.from_model(model).count_forward(source_N, target_N)
     assert counter.get_total_flops() == expected
 
 
 @pytest.mark.parametrize("rows", [[[0, 1], [2]], [[0], [1], [2]], [[2, 1, 0]]], ids=str)
 def test_packing_and_padding_do_not_change_the_count(rows: list[list[int]]) -> None:
-    cost, some = Cost.of(build(TRANSFORMER)), examples(3)
-    apart = sum(cost.training(in_rows([[item]], some)) for item in range(3))
-    assert cost.training(in_rows(rows, some)) == apart
+    cost, some = Cost.from_model(build(TRANSFORMER)), examples(3)
+    apart = sum(cost.count_training(in_rows([[item]], some)) for item in range(3))
+    assert cost.count_training(in_rows(rows, some)) == apart
 
 
 def test_lengths_are_those_of_the_sentences() -> None:
@@ -72,17 +73,17 @@ def test_lengths_are_those_of_the_sentences() -> None:
 def test_efficient_attention_is_linear_in_the_length(attention: str) -> None:
     """A source of four times the length costs four times as much, apart from the quadratic cost of the decoder."""
     small = {"attention": attention, "window": 4, "block": 4, "rank": 4, "max_length": 8192}
-    cost = Cost.of(build(TRANSFORMER | small))
+    cost = Cost.from_model(build(TRANSFORMER | small))
     one = np.array([1])
-    assert cost.forward(np.array([8000]), one) < 4.1 * cost.forward(np.array([2000]), one)
-    full = Cost.of(build(TRANSFORMER))
-    assert full.forward(np.array([8000]), one) > 8 * full.forward(np.array([2000]), one)
+    assert cost.count_forward(np.array([8000]), one) < 4.1 * cost.count_forward(np.array([2000]), one)
+    full = Cost.from_model(build(TRANSFORMER))
+    assert full.count_forward(np.array([8000]), one) > 8 * full.count_forward(np.array([2000]), one)
 
 
 def test_training_is_three_times_the_forward_pass() -> None:
-    cost, some = Cost.of(build(TRANSFORMER)), examples(1)
+    cost, some = Cost.from_model(build(TRANSFORMER)), examples(1)
     source, target = (np.array([len(side) + 1]) for side in (some[0].source, some[0].target))
-    assert cost.training(in_rows([[0]], some)) == 3 * cost.forward(source, target)
+    assert cost.count_training(in_rows([[0]], some)) == 3 * cost.count_forward(source, target)
 
 
 def test_training_stops_at_the_limit_of_flops(small: Path, tmp_path: Path) -> None:

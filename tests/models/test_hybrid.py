@@ -41,7 +41,7 @@ def build_hybrid(**given: Any) -> Hybrid:
 def test_attention_covers_exactly_the_source_of_each_sentence(score: str, decoder_width: int) -> None:
     model, examples = build_hybrid(score=score, decoder_width=decoder_width), make_examples(SMALL_HYBRID)
     batch = collate_rows(SMALL_HYBRID, [[item] for item in range(6)], examples, spare=3)
-    weight_BTS = model.alignment(batch)
+    weight_BTS = model.compute_alignment(batch)
     padding_BTS = (batch.source_segment_BS == 0)[:, None].expand_as(weight_BTS)
     assert_same(weight_BTS.sum(-1), torch.ones_like(weight_BTS[..., 0]))
     assert not weight_BTS[padding_BTS].any()

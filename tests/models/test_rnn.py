@@ -69,7 +69,7 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(
 ) -> None:
     model = build_rnn(cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
     batch = collate_unpacked(3, Widths(12, 11))
-    weight_BTS = model.alignment(batch)
+    weight_BTS = model.compute_alignment(batch)
     assert weight_BTS.dtype == torch.float32
     assert_same(weight_BTS.sum(-1), torch.ones(weight_BTS.shape[:2]))
     real_BS = batch.source_segment_BS > 0
@@ -204,7 +204,7 @@ def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"width": 7}, "model.bidirectional=true gives each direction half of model.width: make it even, got 7"),
+        ({"width": 7}, "model.bidirectional=true needs an even model.width, half for each direction; got 7"),
         ({"nonlinearity": "relu"}, "model.nonlinearity has no use in model.cell=lstm"),
         ({"attention": "dot", "attention_width": 5}, "model.attention_width has no use in model.attention=dot"),
         ({"attention": "none", "bridge": "none"}, "the decoder never sees the source"),

@@ -129,7 +129,7 @@ def test_parameter_names_start_with_encoder_or_decoder(kind: str, backbone: str)
     [
         ({"kind": "lm", "attention": "local"}, "model.attention has no use in a language model"),
         ({"kind": "lm", "encoder_layers": 2}, "model.encoder_layers has no use"),
-        ({"kind": "lm", "decoder_attention": "linformer"}, "would look ahead"),
+        ({"kind": "lm", "decoder_attention": "linformer"}, "attends to later tokens"),
         ({"kind": "lm", "position": "learned", "max_length": 8}, "model.max_length, which is 8"),
         ({"kind": "lm", "position": "tree"}, "model.position=tree"),
         ({"kind": "lm", "pool": "mean"}, "no setting 'model.pool'"),

@@ -284,7 +284,7 @@ def test_target_padding_without_source_padding_gives_no_nan(kernel: str, place: 
     assert (batch.target_segment_BT == 0).any()
     assert model(batch).isfinite().all()
     assert all(grad.isfinite().all() for grad in gradients(model, batch).values())
-    assert model.alignment(batch).isfinite().all()
+    assert model.compute_alignment(batch).isfinite().all()
 
 
 def prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
@@ -373,7 +373,7 @@ def test_an_empty_source_gives_no_nan() -> None:
 def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str, layers: int) -> None:
     model = build_transformer(norm_place=place, kernel=kernel, decoder_layers=layers)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
-    weight_BTS = model.alignment(batch)
+    weight_BTS = model.compute_alignment(batch)
     assert_same(weight_BTS.sum(-1), torch.ones(weight_BTS.shape[:2]))
     real_BT = batch.target_segment_BT > 0
     outside = batch.target_segment_BT[:, :, None] != batch.source_segment_BS[:, None, :]
@@ -391,7 +391,7 @@ def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, l
     cross = model.decoder.layers[layer].cross.sublayer
     cross.register_forward_pre_hook(lambda module, args: seen.append(module.compute_weights(*args).mean(1)))
     model(batch)
-    assert_same(model.alignment(batch), seen[0], torch.float32)
+    assert_same(model.compute_alignment(batch), seen[0], torch.float32)
 
 
 @pytest.mark.parametrize("setting", REGISTRIES)

@@ -364,7 +364,7 @@ def test_number_of_pairs_grows_linearly_except_in_full_attention(name: str, bidi
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"decoder_attention": "linformer"}, f"decoder_attention=linformer would look ahead.*{', '.join(CAUSAL)}"),
+        ({"decoder_attention": "linformer"}, f"linformer attends to later tokens.*{', '.join(CAUSAL)}"),
         ({"attention": "linformer", "position": "alibi"}, r"linformer does not support .*position=alibi"),
         ({"attention": "local", "position": "tree"}, r"attention=local does not support .*position=tree"),
         ({"attention": "bigbrid"}, "did you mean 'bigbird'"),

@@ -174,9 +174,9 @@ class EnsembleModel(Seq2Seq):
         """Return the logarithm of the mean probabilities of the next tokens."""
         return mean_logp([model.project(model(batch)).float().log_softmax(-1) for model in self.members])
 
-    def alignment(self, batch: Batch) -> Tensor:
+    def compute_alignment(self, batch: Batch) -> Tensor:
         """Return weight_BTS: the mean alignment of the members that have alignments."""
-        return torch.stack([model.alignment(batch) for model in self.members if model.aligns]).mean(0)
+        return torch.stack([model.compute_alignment(batch) for model in self.members if model.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
         return self.ensemble.start(source_BS, real_BS, *features)

@@ -118,7 +118,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "task": task,
         "parameters": opened.parameter_count,
         "model": recipe.model.model_dump(mode="json", exclude_unset=True),
-        "settings": recipe.model.in_use(),
+        "settings": recipe.model.get_effective_settings(),
         "tokenizer": recipe.tokenizer.model_dump(),
         "vocabulary": {"source": opened.tokenizers.source.size, "target": target.size},
         "vocabulary_shared": opened.tokenizers.joint if task == "translate" else None,

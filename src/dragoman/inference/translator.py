@@ -380,7 +380,7 @@ class Translator(Predictor[Seq2Seq]):
         alignments: list[AlignmentRows] = [[] for _ in flat]
         examples = [segments[index].make_example(result.tokens) for index, result in flat] if self.model.aligns else []
         for indices, batch in self.iter_batches(examples, bucket_widths):
-            weight_BTS = self.model.alignment(batch).cpu()
+            weight_BTS = self.model.compute_alignment(batch).cpu()
             for row, i in enumerate(indices):
                 start, end = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
                 weight_TS = weight_BTS[row, : len(examples[i].target), start:end]  # without the attention to the tag

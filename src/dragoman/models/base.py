@@ -8,7 +8,7 @@ Training, decoding and inspection use models only through these classes:
 
 Shapes   B rows of a batch, or sentences   S source width   T target width   C model width   H heads   D head width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   V vocabulary
-         K positions of a cache (in `sentences_K`: selected sentences)   M copied cache positions
+         K positions of a cache (in `sentences_K`: selected sentences)   M copied positions, of all rows
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BaseModelSettings(Settings):
     task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
     compiles: ClassVar[bool] = False  # whether torch.compile makes this kind of model faster
     absent: ClassVar[tuple[str, ...]] = ()  # inherited settings of a part, such as the encoder, that this kind lacks
-    absent_from: ClassVar[str] = ""  # the name of this kind in messages about absent settings
+    absent_from: ClassVar[str] = ""  # this kind of model in words, for messages about absent settings
     # Settings that choose a registry entry; giving a setting that only other entries of the registry read is an error.
     checked_choices: ClassVar[tuple[str, ...]] = ()
 
@@ -51,16 +51,15 @@ class BaseModelSettings(Settings):
     def check(self) -> None:
         """Raise a UserError for unknown names, and for settings that contradict each other or have no effect."""
         check_names(self.registries(), self, "model")
-        self.refuse(self.absent_from, *self.absent)
+        self.reject_unused(self.absent_from, *self.absent)
         for name in self.checked_choices:
-            self.refuse(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
+            self.reject_unused(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
 
     def find_unread(self, *names: str) -> list[str]:
         """Return the settings that entries of these registries read (their `uses`), but none of the chosen entries."""
         registries = self.registries()
-        chosen = [registries[name][getattr(self, name)] for name in names]
-        every = [entry for name in names for entry in registries[name].values()]
-        read, readable = ({use for each in entries for use in getattr(each, "uses", ())} for entries in (chosen, every))
+        readable = {use for name in names for entry in registries[name].values() for use in getattr(entry, "uses", ())}
+        read = {use for name in names for use in getattr(registries[name][getattr(self, name)], "uses", ())}
         return [name for name in type(self).model_fields if name in readable - read]
 
     def find_unused(self) -> set[str]:
@@ -97,7 +96,7 @@ class BaseModelSettings(Settings):
         """The number of decoder layers."""
         return self.decoder_layers or self.layers
 
-    def in_use(self) -> dict[str, Any]:
+    def get_effective_settings(self) -> dict[str, Any]:
         """Return the settings that have an effect, for a model card.
 
         The kernel, dropout rates of 0, and widths of 0, which mean "same as `width`", are left out.
@@ -111,11 +110,11 @@ class BaseModelSettings(Settings):
         off = {name for name, value in values.items() if not value and name.endswith(("_dropout", "_width", "_layers"))}
         return {name: value for name, value in values.items() if name not in {*off, *self.find_unused(), "kernel"}}
 
-    def refuse(self, what: str, *names: str) -> None:
-        """Raise a UserError if one of these settings, which have no effect in `what`, differs from its default."""
+    def reject_unused(self, context: str, *names: str) -> None:
+        """Raise a UserError if one of these settings, which have no effect in `context`, differs from its default."""
         for name in names:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise UserError(f"model.{name} has no use in {what}; leave it out")
+                raise UserError(f"model.{name} has no use in {context}; leave it out")
 
 
 class Model(nn.Module, ABC):
@@ -172,7 +171,7 @@ class Seq2Seq(AutoregressiveModel):
     aligns = True  # see BaseModelSettings.aligns
 
     @abstractmethod
-    def alignment(self, batch: Batch) -> Tensor:
+    def compute_alignment(self, batch: Batch) -> Tensor:
         """Return the attention weights of target tokens on source tokens, weight_BTS. They sum to one over S."""
 
 
@@ -225,20 +224,20 @@ class KVCache:
             return replace(self, caches=select_rows(self.caches, rows_N), beam_indices_NK=beam_indices_NK)
         changed_M2 = (beam_indices_NK != self.beam_indices_NK).nonzero()
         row_M1, position_M1 = changed_M2[:, :1], changed_M2[:, 1:]
-        if len(row_M1):  # copy these positions from the rows that the new hypotheses extend, in all heads
+        if len(row_M1):  # copy these positions, in all heads, from the rows that the new hypotheses extend
             heads, capacity = self.caches[0][0].shape[1:3]
             head_H = torch.arange(heads, device=rows_N.device)
-            to_M, from_M = (
+            to_slots, from_slots = (
                 ((row * heads + head_H) * capacity + position_M1).flatten() for row in (row_M1, rows_N[row_M1])
             )
             for cached_NHKD in (cached_NHKD for pair in self.caches for cached_NHKD in pair):
-                flat_MD = cached_NHKD.view(-1, cached_NHKD.size(3))
-                flat_MD.index_copy_(0, to_M, flat_MD.index_select(0, from_M))
+                flat_cache = cached_NHKD.view(-1, cached_NHKD.size(3))
+                flat_cache.index_copy_(0, to_slots, flat_cache.index_select(0, from_slots))
         return replace(self, beam_indices_NK=beam_indices_NK)
 
     def make_indirect(self, capacity: int) -> KVCache:
         """Return this state with an indirect cache of `capacity` positions. No token may have been decoded yet."""
-        bias = self.mask.bias  # is replaced by the lengths of the sources, which the GPU kernel reads
+        bias = self.mask.bias  # the kernel of an indirect cache reads lengths of sources instead
         mask = AttentionMask() if bias is None else AttentionMask(length_B=(bias[:, 0, 0] == 0).sum(-1))
         return replace(self.reserve(capacity), mask=mask, indirect=True)
 

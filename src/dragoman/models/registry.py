@@ -4,8 +4,8 @@ To add a kind of model, write a class and its settings, and add a line to MODELS
 
 Only matrix products are counted, as is customary. A weight costs two operations, a multiplication and an addition, per
 entry and token. In attention, each pair of a query and a key costs a product for the score and one for the weighted
-value; masked scores of a decoder count, because they are computed. The backward pass costs twice the forward pass.
-Padding is not counted.
+value. Masked scores of a decoder are counted too, because they are computed, but padding is not. The backward pass
+costs twice the forward pass.
 
 Shapes   N sentence pairs of a batch   B rows   T tokens of a row
 """
@@ -57,7 +57,7 @@ MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {
 }
 
 
-def choose_record(section: Any) -> type[BaseModelSettings]:
+def choose_settings_class(section: Any) -> type[BaseModelSettings]:
     """Return the settings class for the model section of a recipe, by its `kind` and `backbone`."""
     values = section if isinstance(section, dict) else {}
     backbones = pick(MODEL_KINDS, str(values.get("kind", "transformer")), "model.kind")
@@ -97,16 +97,16 @@ WEIGHT_SIDES = {  # part of a weight's name -> what the weight is applied to; al
     ".score.key.": "source",
 }
 # Parts of the names of weights that are not counted: tables, initial states, and those that `count_keys` includes.
-NO_PRODUCTS = (".pattern.", ".relate.", ".start")
+UNCOUNTED_WEIGHTS = (".pattern.", ".relate.", ".start")
 
 
 @dataclass(frozen=True)
 class AttentionCost:
     """The cost of one attention module."""
 
-    query: str  # side of the queries, "source" or "target"
-    key: str  # side of the keys
-    width: int  # multiply-adds per pair of a query and a key
+    query_side: str  # "source" or "target"
+    key_side: str
+    pair_cost: int  # multiply-adds per pair of a query and a key
     count_keys: Callable[[Lengths], Lengths] = lambda length_N: length_N  # keys per query, by the number of tokens
 
 
@@ -121,14 +121,14 @@ class Cost:
     passes: int = 1  # forward passes over each batch in training
 
     @classmethod
-    def of(cls, model: Model, passes: int = 1) -> Cost:
+    def from_model(cls, model: Model, passes: int = 1) -> Cost:
         """Count the multiply-adds of a model's weights and attentions."""
         sides = dict.fromkeys(("source", "target", "pair"), 0)
         # Embedding tables do not count, unless they are also the output projection. Shared weights count in each layer.
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         sides["target"] += model.project.weight.numel() if id(model.project.weight) in tables else 0
         for name, weight in model.named_parameters(remove_duplicate=False):
-            if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in NO_PRODUCTS):
+            if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in UNCOUNTED_WEIGHTS):
                 side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
                 sides[side] += weight.numel()
         costs = []
@@ -143,19 +143,20 @@ class Cost:
                 costs.append(AttentionCost("target", "source", module.score.multiply_adds + module.width))
         return cls(**sides, attentions=tuple(costs), passes=passes)
 
-    def forward(self, source_N: Lengths, target_N: Lengths) -> float:
+    def count_forward(self, source_N: Lengths, target_N: Lengths) -> float:
         """Return the FLOPs of a forward pass over sentence pairs of these lengths, which include EOS or BOS."""
         length = {"source": source_N, "target": target_N}
         multiply_adds = self.source * float(source_N.sum()) + self.target * float(target_N.sum())
         multiply_adds += self.pair * np.count_nonzero(target_N)
         for cost in self.attentions:
-            multiply_adds += cost.width * float((length[cost.query] * cost.count_keys(length[cost.key])).sum())
+            pairs_N = length[cost.query_side] * cost.count_keys(length[cost.key_side])
+            multiply_adds += cost.pair_cost * float(pairs_N.sum())
         return 2 * multiply_adds
 
-    def training(self, batch: Batch) -> float:
+    def count_training(self, batch: Batch) -> float:
         """Return the FLOPs of the forward and backward passes over a batch in training."""
-        sides = (batch.source_segment_BS, batch.target_segment_BT)
-        return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
+        lengths = map(measure_segments, (batch.source_segment_BS, batch.target_segment_BT))
+        return self.passes * (1 + BACKWARD_FACTOR) * self.count_forward(*lengths)
 
 
 def measure_segments(segment_BT: Tensor) -> Lengths:
@@ -164,6 +165,6 @@ def measure_segments(segment_BT: Tensor) -> Lengths:
     Rows with fewer sentences than others have lengths of 0 at their end.
     """
     segment = segment_BT.numpy()
-    count = int(segment.max(initial=0)) + 1  # with padding, which is segment 0
-    counts = np.bincount((segment + count * np.arange(len(segment))[:, None]).ravel(), minlength=count * len(segment))
-    return counts.reshape(-1, count)[:, 1:].ravel()
+    B, width = len(segment), int(segment.max(initial=0)) + 1  # segments per row, with padding, which is segment 0
+    lengths = np.bincount((segment + width * np.arange(B)[:, None]).ravel(), minlength=width * B)
+    return lengths.reshape(-1, width)[:, 1:].ravel()

@@ -4,9 +4,9 @@ A bridge computes the initial state of the decoder from the encoder. Without att
 through this state (Sutskever 2014). With attention and input feeding, it is the model of Luong (2015). Batches of these
 models are padded, not packed (`RowLayout.unpacked`): one sentence per row.
 
-Shapes   B rows   S source length   T target length, in RowLayout of either side   E embedding width   C state width
+Shapes   B rows   S source length   T target length (in a RowLayout: of either side)   E embedding width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
-         L layers   P tensors of a layer's state   O output width   M width of attended states, here C
+         C state width   L layers   P tensors of a layer's state   O output width   M width of attended states, here C
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
         super().check()
         if self.bidirectional and self.width % 2:
             raise UserError(
-                f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
+                f"model.bidirectional=true needs an even model.width, half for each direction; got {self.width}"
             )
-        if not SCORES[self.attention].has_context and not BRIDGES[self.bridge].linked:
+        if not SCORES[self.attention].has_context and not BRIDGES[self.bridge].uses_encoder:
             raise UserError(
                 f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
                 "source; change one of them"
@@ -83,7 +83,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
 
     @property
     def embedded_width(self) -> int:
-        """The width of the embeddings."""
+        """The width of the embeddings, with the default resolved."""
         return self.embedding_width or self.width
 
     @property
@@ -133,7 +133,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
 def make_cell_factory(settings: RnnSettings, *, learned_start: bool = True) -> Callable[[int, int], Cell]:
     """Return a function that makes a cell, given the widths of input and state.
 
-    `learned_start` allows a learned initial state, if the settings ask for one.
+    `learned_start` allows a learned initial state, if `initial_state` is "learned".
     """
     learned_start = learned_start and settings.initial_state == "learned"
     return partial(CELLS[settings.cell], settings, learned_start=learned_start)
@@ -141,13 +141,13 @@ def make_cell_factory(settings: RnnSettings, *, learned_start: bool = True) -> C
 
 def make_decoder_stack(settings: RnnSettings, *, learned_start: bool = True) -> CellStack:
     """Return the layers of the decoder, one cell each. The lowest cell reads embeddings."""
-    make, width = make_cell_factory(settings, learned_start=learned_start), settings.width
-    higher = [make(width, width) for _ in range(settings.decoder_depth - 1)]
-    return CellStack([make(settings.embedded_width, width), *higher], settings.dropout)
+    make_cell, width = make_cell_factory(settings, learned_start=learned_start), settings.width
+    higher_cells = [make_cell(width, width) for _ in range(settings.decoder_depth - 1)]
+    return CellStack([make_cell(settings.embedded_width, width), *higher_cells], settings.dropout)
 
 
-class EmbeddedModule(nn.Module):
-    """The common part of recurrent encoders and decoders: the embeddings."""
+class TokenEmbedder(nn.Module):
+    """The common part of recurrent encoders and decoders: embeddings with dropout."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding, *, word_dropout: float) -> None:
         super().__init__()
@@ -163,15 +163,15 @@ class EmbeddedModule(nn.Module):
         return self.dropout(x)
 
 
-class RecurrentEncoder(EmbeddedModule):
+class RecurrentEncoder(TokenEmbedder):
     """A stack of recurrent layers that returns one state per source token."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.source_word_dropout)
-        make = make_cell_factory(settings)
+        make_cell = make_cell_factory(settings)
         widths = [settings.embedded_width, *[settings.width] * (settings.encoder_depth - 1)]
         self.layers = nn.ModuleList(
-            RecurrentLayer(make, width, settings.width, bidirectional=settings.bidirectional) for width in widths
+            RecurrentLayer(make_cell, width, settings.width, bidirectional=settings.bidirectional) for width in widths
         )
 
     def forward(self, ids_BS: Tensor, rows: RowLayout) -> Tensor:
@@ -182,46 +182,46 @@ class RecurrentEncoder(EmbeddedModule):
         """Return the states of the top layer, memory_BSC, and the final state of its directions, last_BC."""
         ends = SentenceEnds(rows)
         x_BSC = self.embed(ids_BS, rows.visible_BT)
-        for number, layer in enumerate(self.layers):
-            x_BSC, last_BC = layer(self.dropout(x_BSC) if number else x_BSC, ends)
+        for index, layer in enumerate(self.layers):  # `embed` applies the dropout before the first layer
+            x_BSC, last_BC = layer(self.dropout(x_BSC) if index else x_BSC, ends)
         return x_BSC, last_BC
 
 
 class Bridge(nn.Module):
     """Compute the decoder's initial state from the encoder's final state, `last_BC`.
 
-    This base class is the bridge "none": it ignores the encoder and returns `first`, the zero or learned initial state.
+    This base class is the bridge "none": it ignores the encoder and returns `initial`, which is zero or learned.
     """
 
-    linked = False  # whether the initial state depends on the encoder
+    uses_encoder = False  # whether the initial state depends on the encoder
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__()
         self.depth, self.parts, self.width = settings.decoder_depth, CELLS[settings.cell].parts, settings.width
 
-    def forward(self, last_BC: Tensor, first: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
-        return first
+    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
+        return initial
 
 
 class CopyBridge(Bridge):
     """Use the final state of the encoder as the initial state of every decoder layer."""
 
-    linked = True
+    uses_encoder = True
 
-    def forward(self, last_BC: Tensor, first: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
+    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
         return [(last_BC,) * self.parts] * self.depth
 
 
 class LinearBridge(Bridge):
     """Compute each decoder layer's initial state by a linear map of the encoder's final state, followed by tanh."""
 
-    linked = True
+    uses_encoder = True
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__(settings)
         self.out = Linear(self.width, self.depth * self.parts * self.width)
 
-    def forward(self, last_BC: Tensor, first: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
+    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
         states_BLPC = torch.tanh(self.out(last_BC)).view(-1, self.depth, self.parts, self.width)
         return [layer_BPC.unbind(1) for layer_BPC in states_BLPC.unbind(1)]
 
@@ -235,7 +235,7 @@ class RnnState:
     out_NO: Tensor | None = None  # output of the previous step, for input feeding
 
     def select(self, rows_N: Tensor) -> RnnState:
-        """Return the state of these rows, in this order. In the result, each sentence has equally many rows."""
+        """Return the state of these rows, in this order. All sentences must have the same number of rows."""
         layers = [tuple(part_NC.index_select(0, rows_N) for part_NC in layer) for layer in self.layers]
         out_NO = None if self.out_NO is None else self.out_NO.index_select(0, rows_N)
         return replace(self, layers=layers, out_NO=out_NO)
@@ -252,8 +252,8 @@ class RnnState:
         assert fresh.source
         rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
         layers = [
-            tuple(old.index_copy(0, rows_N, new) for old, new in zip(*both, strict=True))
-            for both in zip(self.layers, fresh.layers, strict=True)
+            tuple(old.index_copy(0, rows_N, new) for old, new in zip(old_layer, new_layer, strict=True))
+            for old_layer, new_layer in zip(self.layers, fresh.layers, strict=True)
         ]
         out_NO = self.out_NO
         if out_NO is not None and fresh.out_NO is not None:
@@ -261,11 +261,11 @@ class RnnState:
         return RnnState(layers, self.source.put(sentences_K, fresh.source), out_NO)
 
     def reset_finished(self, done_B: Tensor) -> RnnState:  # noqa: ARG002 - the signature of all states
-        """Do nothing: only a cache, which grows with every token, has to reset the length of finished sentences."""
+        """Return the state unchanged: unlike a cache, it does not grow with every token of a finished sentence."""
         return self
 
 
-class RecurrentDecoder(EmbeddedModule):
+class RecurrentDecoder(TokenEmbedder):
     """A stack of recurrent layers with attention to the source, which returns one output per target token.
 
     Without input feeding, one fused kernel computes all positions of the target, which then attend to the source at
@@ -276,7 +276,7 @@ class RecurrentDecoder(EmbeddedModule):
         super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
         width = settings.width
         self.bridge = BRIDGES[settings.bridge](settings)
-        self.stack = make_decoder_stack(settings, learned_start=not self.bridge.linked)
+        self.stack = make_decoder_stack(settings, learned_start=not self.bridge.uses_encoder)
         score = SCORES[settings.attention](settings, width, width, settings.attention_width or width)
         self.attention = SourceAttention(score, width)
         self.join = Linear(self.attention.width + width, settings.output_width)
@@ -297,16 +297,16 @@ class RecurrentDecoder(EmbeddedModule):
             state_BTC = self.stack(x_BTE, states)
             return state_BTC, self.dropout(self.combine(state_BTC, source))
         gates_TBG = self.stack.cells[0].project_input(x_BTE.transpose(0, 1).contiguous())
-        tops, outputs = [], [self.make_first_output(len(x_BTE))]
+        top_states, outputs = [], [self.make_first_output(len(x_BTE))]
         mask_BTO = None
         if self.training and self.dropout.rate:  # the masks of all steps are sampled at once, which is faster
             shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
             mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, like=gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
             top_BC, out_BO, states = self.advance(gates_BG, outputs[-1], states, source)
-            tops.append(top_BC)
+            top_states.append(top_BC)
             outputs.append(out_BO if mask_BTO is None else out_BO * mask_BTO[:, step])
-        return torch.stack(tops, 1), torch.stack(outputs[1:], 1)
+        return torch.stack(top_states, 1), torch.stack(outputs[1:], 1)
 
     def advance(
         self, gates_NG: Tensor, out_NO: Tensor | None, states: StackState, source: EncodedSource
@@ -337,7 +337,7 @@ class RecurrentDecoder(EmbeddedModule):
         return out_NO, RnnState(layers, state.source, out_NO if self.feed else None)
 
 
-class RecurrentLmDecoder(EmbeddedModule):
+class RecurrentLmDecoder(TokenEmbedder):
     """A recurrent decoder without a source, for a language model: one output per token, out_BTO."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
@@ -379,7 +379,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         out_BTO: Tensor = self.decoder(batch.target_in_BT, source, states, batch.target_visible_BT)[1]
         return out_BTO
 
-    def alignment(self, batch: Batch) -> Tensor:
+    def compute_alignment(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
         state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
         return self.decoder.attention.compute_weights(state_BTC, source).float()

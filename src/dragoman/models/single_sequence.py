@@ -24,8 +24,8 @@ from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
 
-SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # of a recurrent decoder with a source
-TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # of all models with a decoder
+SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # need a recurrent decoder and a source
+TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # need a decoder
 
 
 class LmFields(BaseModelSettings):
@@ -34,7 +34,7 @@ class LmFields(BaseModelSettings):
     kind: Literal["lm"] = "lm"
     context: Count = setting(256, "tokens per window of the text, and the maximum distance of attention")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
-    bounded: ClassVar[bool] = True  # whether the model cannot look back further than `context` tokens
+    bounded: ClassVar[bool] = True  # whether a prediction depends on at most `context` previous tokens
     absent_from: ClassVar[str] = "a language model, which has no encoder"
 
 

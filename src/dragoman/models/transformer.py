@@ -40,7 +40,7 @@ from dragoman.types import Batch
 # A cache grows by multiples of this number of positions. They fill SIMD vectors, so that the number of masked positions
 # does not change how sums are rounded.
 CAPACITY_STEP = 16
-SMALL_PRODUCT = 400  # size of a matrix product below which PyTorch rounds differently on a CPU
+SMALL_PRODUCT = 400  # multiplications in a matrix product below which PyTorch rounds differently on a CPU
 
 
 class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSettings):
@@ -77,23 +77,23 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
         causal = self.registries()["decoder_attention"]
         if self.decoder_attention in PATTERNS and self.decoder_attention not in causal:
             raise UserError(
-                f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder must not; "
+                f"model.decoder_attention={self.decoder_attention} attends to later tokens, which a decoder must not; "
                 f"choose one of: {', '.join(causal)}"
             )
         super().check()
         scheme = POSITIONS[self.position]
         scheme.embedding.check(self)
         scheme.attention.check(self)
-        for name, used in (("attention", scheme), ("decoder_attention", self.decoder_scheme)):
-            if used.attention.needs not in PATTERNS[getattr(self, name)].provides:
+        for name, part in (("attention", scheme.attention), ("decoder_attention", self.decoder_scheme.attention)):
+            if part.needs not in PATTERNS[getattr(self, name)].provides:
                 raise UserError(
                     f"model.{name}={getattr(self, name)} does not support the relative positions of "
                     f"model.position={self.position}; choose another position, such as sinusoidal"
                 )
         if FEEDFORWARDS[self.activation] is None:
-            self.refuse(f"a model with model.activation={self.activation}", "activation_dropout")
+            self.reject_unused(f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
-            raise UserError("model.projections=false leaves queries, keys and values unprojected; drop their widths")
+            raise UserError("model.projections=false leaves queries, keys and values unprojected; omit their widths")
 
     @property
     def decoder_scheme(self) -> PositionScheme:
@@ -141,8 +141,8 @@ class TransformerLayer(nn.Module):
 
         self.attention = wrap(SelfAttention(settings, scheme.attention, bidirectional=bidirectional))
         self.cross = wrap(CrossAttention(settings)) if cross else None
-        kind = FEEDFORWARDS[settings.activation]
-        self.feedforward = wrap(kind(settings)) if kind else None
+        feedforward = FEEDFORWARDS[settings.activation]
+        self.feedforward = wrap(feedforward(settings)) if feedforward else None
 
     def forward(
         self,
@@ -188,14 +188,14 @@ class TransformerStack(nn.Module):
 
     def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool = False) -> None:
         super().__init__()
-        self.settings, decoder = settings, self.causal
-        scheme = settings.decoder_scheme if decoder else POSITIONS[settings.position]
-        depth = settings.decoder_depth if decoder else settings.encoder_depth
-        make_layer = partial(TransformerLayer, settings, scheme, bidirectional=not decoder, cross=cross)
+        self.settings, is_decoder = settings, self.causal
+        scheme = settings.decoder_scheme if is_decoder else POSITIONS[settings.position]
+        depth = settings.decoder_depth if is_decoder else settings.encoder_depth
+        make_layer = partial(TransformerLayer, settings, scheme, bidirectional=not is_decoder, cross=cross)
         layers = [make_layer()] * depth if settings.shared else [make_layer() for _ in range(depth)]
         self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.embedding = embedding
-        self.word_dropout = WordDropout(settings.target_word_dropout if decoder else settings.source_word_dropout)
+        self.word_dropout = WordDropout(settings.target_word_dropout if is_decoder else settings.source_word_dropout)
         self.layer_dropout = LayerDropout(settings.layer_dropout)
         self.position = scheme.embedding(settings)
         self.dropout = Dropout(settings.dropout)
@@ -245,15 +245,15 @@ class Decoder(TransformerStack):
         """Return the cross-attention weights of the layer `alignment_layer`, averaged over its heads: weight_BTS."""
         x_BTC, mask = self.embed(ids_BT, rows), self.attention.make_mask(rows)
         cross_mask = make_cross_attention_mask(rows, source)
-        *lower, aligning = self.layers[: self.settings.alignment_layer + 1]
+        *lower, alignment_layer = self.layers[: self.settings.alignment_layer + 1]
         for layer in lower:
             x_BTC = layer(x_BTC, rows, mask, memory_BSC, cross_mask)
-        return aligning.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
+        return alignment_layer.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
 
     def start(self, rows: int, memory_BSC: Tensor | None = None, source: RowLayout | None = None) -> KVCache:
         """Return the state before the first target token, with this number of rows and an empty cache."""
         like = self.embedding.weight if memory_BSC is None else memory_BSC  # has the dtype and device of the state
-        mask = make_cross_attention_mask(source, source) if source else AttentionMask()
+        mask = make_cross_attention_mask(source, source) if source else AttentionMask()  # hides padding of the source
         if mask.allowed is not None:
             mask = AttentionMask(bias=make_additive_mask(mask.allowed, like.dtype))
         memory: list[KeyValue | None] = []
@@ -268,8 +268,8 @@ class Decoder(TransformerStack):
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the states of one new token per row, states_NC, and the new cache."""
         if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
-            narrow = min(self.settings.key_width, self.settings.head_width)
-            state = state.reserve(CAPACITY_STEP * max(-(-SMALL_PRODUCT // (CAPACITY_STEP * narrow)), 1))
+            narrowest = min(self.settings.key_width, self.settings.head_width)
+            state = state.reserve(CAPACITY_STEP * max(-(-SMALL_PRODUCT // (CAPACITY_STEP * narrowest)), 1))
         position_N1 = state.length_B.repeat_interleave(len(token_N) // len(state.length_B))[:, None]
         x_N1C = self.embed(token_N[:, None], RowLayout(torch.ones_like(position_N1), position_N1))
         x_BWC = x_N1C.view(len(state.length_B), -1, x_N1C.size(-1))
@@ -314,7 +314,7 @@ class Transformer(Seq2Seq):
         memory_BSC = self.encoder(batch.source_BS, source)
         return self.decoder(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
 
-    def alignment(self, batch: Batch) -> Tensor:
+    def compute_alignment(self, batch: Batch) -> Tensor:
         source = RowLayout.from_source(batch)
         memory_BSC = self.encoder(batch.source_BS, source)
         return self.decoder.compute_alignment(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)

@@ -116,7 +116,7 @@ class Trainer:
         self.stepper = Stepper(model, settings, plan, self.group)
         if start.newest:
             checkpoint.restore(start.newest, self.stepper)
-        self.cost = Cost.of(self.stepper.model, passes=self.stepper.learner.terms.passes)
+        self.cost = Cost.from_model(self.stepper.model, passes=self.stepper.learner.terms.passes)
         shard = RankShard(group.rank, group.world_size)
         self.stream = open_stream(recipe, prepared, bucketed_shapes=plan.bucketed_shapes, shard=shard)
         if group.is_distributed and self.stepper.device.type == "cpu":
@@ -215,7 +215,7 @@ class Trainer:
 
         All processes agree on the sum of their FLOPs, on the clock of rank 0 and on a signal that any of them received.
         """
-        flops, seconds = sum(map(self.cost.training, batches)), time.monotonic() - self.started
+        flops, seconds = sum(map(self.cost.count_training, batches)), time.monotonic() - self.started
         gathered = self.group.gather_numbers(flops, seconds, self.received_signal)
         self.signal = int(max(number for _, _, number in gathered))
         flops, seconds = sum(flops for flops, _, _ in gathered), gathered[0][1]
