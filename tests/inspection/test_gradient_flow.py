@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dragoman.data.batches import Widths
-from dragoman.inspection.gradient_flow import average_columns, gradient_by_distance
+from dragoman.inspection.gradient_flow import average_columns, measure_gradient_flow
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
 from dragoman.recipe import Recipe
@@ -40,7 +40,7 @@ def test_a_linear_recurrence_shrinks_or_grows_by_its_factor(factor: float) -> No
     """h = W h + U x with W a rotation times a factor: the slope d steps back is factor ** d times the one at 0."""
     model = turned(model_of(**RNN, bidirectional=False), factor)
     some = examples(4, seed=4, longest=9)
-    flow = gradient_by_distance(model, in_rows([[0], [1], [2], [3]], some))
+    flow = measure_gradient_flow(model, in_rows([[0], [1], [2], [3]], some))
     assert len(flow.target) > 6
     assert flow.target == pytest.approx([factor**d for d in range(len(flow.target))], rel=1e-6)
 
@@ -48,13 +48,13 @@ def test_a_linear_recurrence_shrinks_or_grows_by_its_factor(factor: float) -> No
 @pytest.mark.parametrize("factor", [0.5, 1.2])
 def test_through_one_vector_the_source_is_felt_by_its_distance_from_the_end(factor: float) -> None:
     model = turned(model_of(**RNN, bidirectional=False), factor)
-    flow = gradient_by_distance(model, in_rows([[0], [1]], examples(2, seed=5)))
+    flow = measure_gradient_flow(model, in_rows([[0], [1]], examples(2, seed=5)))
     assert flow.source == pytest.approx([factor**d for d in range(len(flow.source))], rel=1e-6)
 
 
 def test_a_row_with_padding_is_as_one_without() -> None:
     model, some = model_of(kind="transformer", layers=1, width=8, heads=2), examples(1, seed=2)
-    narrow, wide = (gradient_by_distance(model, in_rows([[0]], some, w)) for w in (None, Widths(16, 16)))
+    narrow, wide = (measure_gradient_flow(model, in_rows([[0]], some, w)) for w in (None, Widths(16, 16)))
     assert narrow.target == pytest.approx(wide.target, rel=1e-9)
     assert narrow.source == pytest.approx(wide.source, rel=1e-9)
 
@@ -62,7 +62,7 @@ def test_a_row_with_padding_is_as_one_without() -> None:
 def test_nothing_stays_behind_in_the_model() -> None:
     model, batch = model_of(kind="transformer", layers=1, width=8, heads=2), in_rows([[0]], examples(1))
     before = model(batch)
-    gradient_by_distance(model, batch)
+    measure_gradient_flow(model, batch)
     assert not any(module._forward_hooks for module in model.modules())
     assert all(weight.grad is None for weight in model.parameters())
     assert torch.equal(model(batch), before)
@@ -71,7 +71,7 @@ def test_nothing_stays_behind_in_the_model() -> None:
 def test_every_distance_has_its_share() -> None:
     """Distances reach as far as the sentence does, and no farther."""
     [one], model = examples(1, seed=2), model_of(kind="transformer", layers=1, width=8, heads=2)
-    flow = gradient_by_distance(model, in_rows([[0]], [one]))
+    flow = measure_gradient_flow(model, in_rows([[0]], [one]))
     assert len(flow.target) == len(one.target) + 1
     assert len(flow.source) == len(one.source) + 1
     assert all(share > 0 for share in flow.target + flow.source)

@@ -25,7 +25,7 @@ from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_events
 from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
-from dragoman.inspection.gradient_flow import gradient_by_distance
+from dragoman.inspection.gradient_flow import measure_gradient_flow
 from dragoman.metrics.metrics import compute_metrics
 from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
 from dragoman.recipe import Recipe
@@ -205,5 +205,5 @@ def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str
     widths = Widths(*(max(len(getattr(e, side)) for e in examples) + 1 for side in ("source", "target")))
     batch = collate_pairs(BatchPlan([[line] for line in range(len(examples))], widths), examples).to(translator.device)
     with eval_mode(translator.model), torch.enable_grad():
-        flow = gradient_by_distance(translator.model, batch)
+        flow = measure_gradient_flow(translator.model, batch)
     return {"target": flow.target, "source": flow.source}

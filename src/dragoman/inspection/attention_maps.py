@@ -18,9 +18,9 @@ from rich.text import Text
 
 from dragoman.types import Hypothesis
 
-SHADES = " ░▒▓█"  # of increasing weights, for terminals without colours
+SHADES = " ░▒▓█"  # characters for increasing weights, for terminals without colours
 DARK, BRIGHT = (38, 44, 70), (250, 200, 70)  # red, green and blue of the weights 0 and 1
-CONTRAST = 0.7  # exponent of the weights; below 1, small weights are easier to see
+CONTRAST = 0.7  # exponent of the weights; an exponent below 1 makes small weights easier to see
 MAX_LETTERS = 14  # maximum number of letters of a source word above its column
 
 
@@ -32,12 +32,12 @@ def merge_into_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDAr
     source_numbers = number_words(hypothesis.source_tokens)
     target_numbers = number_words(hypothesis.tokens)
     token_weights = np.zeros((len(target_numbers), len(source_numbers)))
-    if hypothesis.alignment:  # a line that was split into many parts has none
+    if hypothesis.alignment:  # a long line that was translated in parts has none
         token_weights[:] = hypothesis.alignment
-    columns = np.zeros((len(token_weights), max(source_numbers, default=-1) + 1))  # target tokens by source words
-    np.add.at(columns.T, source_numbers, token_weights.T)
-    weight_TS = np.zeros((max(target_numbers, default=-1) + 1, columns.shape[1]))
-    np.add.at(weight_TS, target_numbers, columns)
+    word_weights = np.zeros((len(token_weights), max(source_numbers, default=-1) + 1))  # tokens by words
+    np.add.at(word_weights.T, source_numbers, token_weights.T)
+    weight_TS = np.zeros((max(target_numbers, default=-1) + 1, word_weights.shape[1]))
+    np.add.at(weight_TS, target_numbers, word_weights)
     weight_TS /= np.bincount(target_numbers, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
     source_words = join_words(hypothesis.source_tokens, source_numbers)
     return source_words, join_words(hypothesis.tokens, target_numbers), weight_TS
@@ -75,20 +75,20 @@ def render_alignment(hypothesis: Hypothesis) -> Text:
 
 def render_matrix(source: Sequence[str], target: Sequence[str], weight_TS: NDArray[np.float64]) -> Text:
     """Render weights between 0 and 1 as a coloured matrix of words."""
-    names = [list(word if len(word) <= MAX_LETTERS else word[: MAX_LETTERS - 1] + "…") for word in source]
-    height = max(map(len, names), default=0)  # source words are written downwards, one letter per line
+    labels = [list(word if len(word) <= MAX_LETTERS else word[: MAX_LETTERS - 1] + "…") for word in source]
+    height = max(map(len, labels), default=0)  # source words are written downwards, one letter per line
     margin = max(map(cell_len, target), default=0)
-    grid = Text()
+    text = Text()
     for line in range(height):
-        letters = (" " if line < height - len(name) else name[line - height] for name in names)
-        above = "".join(" " + set_cell_size(letter, 2) for letter in letters)
-        grid.append(" " * (margin + 2) + above.rstrip() + "\n", style="dim")
+        letters = (" " if line < height - len(label) else label[line - height] for label in labels)
+        header = "".join(" " + set_cell_size(letter, 2) for letter in letters)  # three terminal columns per word
+        text.append(" " * (margin + 2) + header.rstrip() + "\n", style="dim")
     for word, weight_S in zip(target, weight_TS, strict=True):
-        grid.append(" " * (margin - cell_len(word)) + word + "  ")
+        text.append(" " * (margin - cell_len(word)) + word + "  ")
         for weight in weight_S.tolist():
             brightness = min(weight, 1.0) ** CONTRAST
-            red, green, blue = (round(a + (b - a) * brightness) for a, b in zip(DARK, BRIGHT, strict=True))
+            red, green, blue = (round(low + (high - low) * brightness) for low, high in zip(DARK, BRIGHT, strict=True))
             style = Style(color=Color.from_rgb(red, green, blue), bgcolor=Color.from_rgb(*DARK))
-            grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=style)
-        grid.append("\n")
-    return grid
+            text.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=style)
+        text.append("\n")
+    return text

@@ -1,7 +1,7 @@
 """Gradient flow: the size of the loss's gradient at earlier inputs, relative to its size at the latest input.
 
-    flow = gradient_by_distance(model, batch)
-    flow.target[3]     # relative size of the gradient at the input three positions before that of the target token
+    flow = measure_gradient_flow(model, batch)
+    flow.target[3]     # size of the gradient three tokens before the latest input, relative to that at this input
 
 A model whose gradient vanishes over a distance cannot learn dependencies of that length. Gradients are taken with
 respect to the token embeddings, through a hook, so that any kind of model can be examined.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dragoman.models.base import Seq2Seq
 from dragoman.types import Batch
 
-MIN_RATIO = 1e-12  # smaller ratios count as this one, so that logarithms are finite
+MIN_RATIO = 1e-12  # smaller ratios are raised to this one, so that logarithms are finite
 MIN_FRACTION = 0.04  # a distance is left out if a smaller fraction of all tokens has an input at this distance
 
 
@@ -33,30 +33,30 @@ class GradientFlow(NamedTuple):
     source: list[float]  # of the loss of the full target; distances count back from the end of the source
 
 
-def gradient_by_distance(model: Seq2Seq, batch: Batch) -> GradientFlow:
+def measure_gradient_flow(model: Seq2Seq, batch: Batch) -> GradientFlow:
     """Return how gradients decay with distance. The batch must be unpacked: with one sentence per row.
 
     There is a backward pass for each target position, and one for the source.
     """
     assert batch.unpacked
     with (
-        capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embedded,
+        capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embeddings,
         torch.backends.cudnn.flags(enabled=False),  # cuDNN has no backward pass for recurrent models in eval mode
     ):
         logits_BTV = model.project(model(batch))
         loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
         loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
-        target_BTC, source_BSC = embedded[0], embedded[1]
-        log_ratios: list[Tensor] = []
+        target_BTC, source_BSC = embeddings[0], embeddings[1]
+        target_ratios: list[Tensor] = []
         for position in range(loss_BT.size(1)):
             real_B = batch.target_segment_BT[:, position] > 0
             [grad_BTC] = torch.autograd.grad(loss_BT[:, position].sum(), target_BTC, retain_graph=True)
-            log_ratios.append(compute_log_ratios(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))
+            target_ratios.append(compute_log_ratios(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))
         [grad_BSC] = torch.autograd.grad(loss_BT.sum(), source_BSC)
     size_BS = grad_BSC.norm(dim=-1)
     ends = (batch.source_segment_BS > 0).sum(1).tolist()
-    source = [compute_log_ratios(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends, strict=True)]
-    return GradientFlow(average_columns(log_ratios), average_columns(source))
+    source_ratios = [compute_log_ratios(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends, strict=True)]
+    return GradientFlow(average_columns(target_ratios), average_columns(source_ratios))
 
 
 def compute_log_ratios(size_ND: Tensor) -> Tensor:
@@ -78,20 +78,20 @@ def average_columns(tables: list[Tensor]) -> list[float]:
 def capture_embeddings(model: nn.Module, *ids: Tensor) -> Iterator[dict[int, Tensor]]:
     """Collect the embeddings of these ids, computed within the `with` block, as leaf tensors that get gradients.
 
-    The keys are the positions in `ids`.
+    The keys are the indices of the arguments `ids`: 0, 1 and so on.
     """
-    embedded: dict[int, Tensor] = {}
+    embeddings: dict[int, Tensor] = {}
 
     def make_leaf(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        for number, expected in enumerate(ids):
+        for index, expected in enumerate(ids):
             if inputs[0].shape == expected.shape and torch.equal(inputs[0], expected):
-                embedded[number] = output.detach().requires_grad_()
-                return embedded[number]
+                embeddings[index] = output.detach().requires_grad_()
+                return embeddings[index]
         return output
 
     hooks = [module.register_forward_hook(make_leaf) for module in model.modules() if isinstance(module, nn.Embedding)]
     try:
-        yield embedded
+        yield embeddings
     finally:
         for hook in hooks:
             hook.remove()
