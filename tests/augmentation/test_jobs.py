@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dragoman.augmentation import jobs as room
 from dragoman.augmentation.backtranslation import find_faults
-from dragoman.augmentation.jobs import Record, ShardedJob, count_own_items, write_sharded
+from dragoman.augmentation.jobs import Record, ShardedJob, count_local_items, write_sharded
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
@@ -135,7 +135,7 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
 def test_shares_are_of_a_whole(total: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "SHARD_SIZE", 4)
-        assert sum(count_own_items(total, ProcessGroup(rank, world)) for rank in range(world)) == total
+        assert sum(count_local_items(total, ProcessGroup(rank, world)) for rank in range(world)) == total
 
 
 @pytest.mark.usefixtures("few")
@@ -160,7 +160,7 @@ def written(folder: Path, answers: Answers, **about: str) -> Path:
 
     source, out = write_lines(folder / "in", "abcdefghij"), folder / "out"
     way: dict[str, Any] = {"batch": 3, "group": ProcessGroup(), "report": Report(quiet=True)}
-    write_sharded(source, out, answers, said, about=about, **way)
+    write_sharded(source, out, answers, said, inputs=about, **way)
     return out
 
 

@@ -2,9 +2,9 @@
 
     backtranslate("runs/de-en", "news.de", "pairs.jsonl")
 
-A model of the opposite direction translates the text. The text becomes the target side, and the translation, which need
-not be perfect, the source side. Pairs whose translation has a known fault, such as repeated words, are left out. The
-job is resumable, and the processes of torchrun divide its shards (see jobs.py). Distillation uses the same filter.
+A model of the opposite direction translates the text. The text becomes the target side, and its translation, which need
+not be perfect, becomes the source side. Pairs whose translation has a known fault, such as repeated words, are left
+out. The job is resumable, and processes of torchrun divide its shards (jobs.py). Distillation uses the same filter.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def find_faults(hypothesis: Hypothesis) -> list[str]:
 class TranslationFilter:
     """Select the pairs that a model can learn from, and count the pairs that are left out.
 
-    `nonblank` counts the pairs with words on either side, and `useful` those of them that have no fault. Blank pairs
-    are not evidence of a good model.
+    `nonblank` counts the pairs with words on either side, and `useful` those of them that have no fault. Only these
+    show how good the model is: the translation of an empty line is always empty.
     """
 
     def __init__(self) -> None:
-        self.good = self.nonblank = self.useful = 0  # `good` counts all pairs without a fault
+        self.accepted = self.nonblank = self.useful = 0  # `accepted` counts all pairs without a fault
         self.left_out: Counter[str] = Counter()  # pairs by the kind of their first fault
 
     def format_lines(self, records: Iterable[Record]) -> Iterator[str]:
@@ -52,14 +52,14 @@ class TranslationFilter:
             if record["faults"]:
                 self.left_out.update(list_warning_kinds(record["faults"])[:1])
             else:
-                self.good += 1
+                self.accepted += 1
                 self.useful += has_words
                 yield json.dumps(pair, ensure_ascii=False) + "\n"
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count:,} {kind}" for kind, count in self.left_out.items())
-        total = self.good + self.left_out.total()
-        return f"{self.good:,} of {total:,} answers" + (f" ({faults}: left out)" if faults else "")
+        total = self.accepted + self.left_out.total()
+        return f"{self.accepted:,} of {total:,} answers" + (f" ({faults}: left out)" if faults else "")
 
 
 def suggest_remedy(model: str) -> str:
@@ -108,24 +108,24 @@ def backtranslate(
         )
         group.run_on_all(lambda: translator.encode_tag(tag))  # raises a UserError now if the tag is unknown
         group.broadcast(check_output)
-        unscored = replace(options, search=options.search.model_copy(update={"scores": False}))
+        options_without_scores = replace(options, search=options.search.model_copy(update={"scores": False}))
 
         def translate(_: int, lines: Sequence[str]) -> list[Record]:
-            best = [hypotheses[0] for hypotheses in translator.translate_nbest(lines, unscored)]
+            nbest_lists = translator.translate_nbest(lines, options_without_scores)
             return [
-                {"source": back.text, "target": line, "faults": find_faults(back) if back.text.strip() else ["empty"]}
-                for back, line in zip(best, lines, strict=True)
+                {"source": best.text, "target": line, "faults": find_faults(best) if best.text.strip() else ["empty"]}
+                for line, (best, *_) in zip(lines, nbest_lists, strict=True)
             ]
 
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
             yield from pairs.format_lines(records)
-            if pairs.left_out and not pairs.good:  # an error at this point keeps `out` as an earlier command wrote it
+            if pairs.left_out and not pairs.accepted:  # `out` is not written: an error here keeps its old contents
                 raise jobs.NoUsableRecords(
                     f"{pairs}: nothing of {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )
 
-        about = jobs.describe_translation(text, [run], options.search, group, engine=engine, tag=tag)
-        jobs.write_sharded(text, out, translate, format_pairs, about=about, batch=batch, group=group, report=report)
+        inputs = jobs.describe_translation(text, [run], options.search, group, engine=engine, tag=tag)
+        jobs.write_sharded(text, out, translate, format_pairs, inputs=inputs, batch=batch, group=group, report=report)
         if group.is_main:
             report.log(f"{out}: {pairs}")
             if warning := warn_of_poor_translations(str(run), pairs.useful, pairs.nonblank):

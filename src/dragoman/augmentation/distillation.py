@@ -90,7 +90,7 @@ class Teacher:
         for pair, hypotheses in zip(pairs, nbest_lists, strict=True):
             best = hypotheses[0]
             if self.closest and pair.target.strip():
-                best = max(hypotheses, key=lambda each: SIMILARITY.compute([each.text], [[pair.target]]).value)
+                best = max(hypotheses, key=lambda found: SIMILARITY.compute([found.text], [[pair.target]]).value)
             records.append({"source": pair.source, "target": best.text, "faults": find_faults(best)})
         return records
 
@@ -111,8 +111,8 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class CorpusJob:
-    """A corpus, the job that translates it, and the file of the student's training data that the job's records fill."""
+class JobPlan:
+    """A corpus, the job that translates it, and the file of the student's training data that gets the translations."""
 
     corpus: CorpusSettings
     job: ShardedJob[Pair]
@@ -135,37 +135,37 @@ def distil(
     """
     settings, folder = settings or DistilSettings(), RunFolder(out)
     with join_process_group() as group:
-        original = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
+        base_recipe = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
         report = report or Report(quiet=not group.is_main)
         checkpoint = group.broadcast(lambda: find_checkpoint(folder, resume=resume))
-        teacher = group.in_rank_order(lambda: Teacher.load(run, original, settings, group))
-        corpus_jobs = group.run_on_all(lambda: plan_translations(original, teacher, settings, folder))
+        teacher = group.in_rank_order(lambda: Teacher.load(run, base_recipe, settings, group))
+        plans = group.run_on_all(lambda: plan_translations(base_recipe, teacher, settings, folder))
         translated = [
-            CorpusSettings(jsonl=str(each.file.absolute()), weight=each.corpus.weight, tag=each.corpus.tag)
-            for each in corpus_jobs
+            CorpusSettings(jsonl=str(plan.file.absolute()), weight=plan.corpus.weight, tag=plan.corpus.tag)
+            for plan in plans
         ]
-        train_on = (*translated, *(original.data.train if settings.originals else ()))
-        student = group.run_on_all(lambda: make_student_recipe(original, teacher.translator.recipe, train_on))
+        train_corpora = (*translated, *(base_recipe.data.train if settings.originals else ()))
+        student = group.run_on_all(lambda: make_student_recipe(base_recipe, teacher.translator.recipe, train_corpora))
         options = {**settings.model_dump(mode="json"), "beam": teacher.beam}
-        about = {"teacher": teacher.name, "digest": teacher.digest, **options}
+        record = {"teacher": teacher.name, "digest": teacher.digest, **options}
         if checkpoint or resume:
-            group.broadcast(lambda: check_same_teacher(folder, about, started=bool(checkpoint)))
+            group.broadcast(lambda: check_same_teacher(folder, record, started=bool(checkpoint)))
         with ExitStack() as locks:
             group.broadcast(lambda: locks.enter_context(lock_run(folder)))
             if not checkpoint:
                 group.broadcast(lambda: folder.begin(student))
-                group.broadcast(lambda: write_teacher_record(folder, about, []))
-            if group.broadcast(lambda: not checkpoint or not all(each.file.exists() for each in corpus_jobs)):
-                for each in corpus_jobs:  # a shared lock, so that `dragoman cache --clear` does not remove the folder
+                group.broadcast(lambda: write_teacher_record(folder, record, []))
+            if group.broadcast(lambda: not checkpoint or not all(plan.file.exists() for plan in plans)):
+                for plan in plans:  # a shared lock, so that `dragoman cache --clear` does not remove the folder
                     with suppress(OSError):  # if the cache is not writable, translate_corpora raises a UserError
-                        locks.enter_context(share_folder(each.job.folder))
-                shards = group.run_on_all(lambda: translate_corpora(teacher, corpus_jobs, group, report))
-                group.broadcast(lambda: write_corpora(folder, corpus_jobs, shards, about, report))
+                        locks.enter_context(share_folder(plan.job.folder))
+                shards = group.run_on_all(lambda: translate_corpora(teacher, plans, group, report))
+                group.broadcast(lambda: write_corpora(folder, plans, shards, record, report))
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 
-def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings, folder: RunFolder) -> list[CorpusJob]:
-    """Return a job for each training corpus of the recipe and each file of further sources.
+def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings, folder: RunFolder) -> list[JobPlan]:
+    """Plan a job for each training corpus of the recipe and each file of further sources.
 
     Raise a UserError if a file is missing, or if the teacher does not have the tag of a corpus.
     """
@@ -173,11 +173,11 @@ def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
     if settings.tag and not extra:
         raise UserError("--tag is the tag of the lines of --source, but there is no --source; leave it out")
-    corpus_jobs = []
+    plans = []
     for number, corpus in enumerate([*recipe.data.train, *extra], 1):
         teacher.translator.encode_tag(corpus.tag)
-        corpus_jobs.append(CorpusJob(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
-    return corpus_jobs
+        plans.append(JobPlan(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
+    return plans
 
 
 def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, ...]) -> Recipe:
@@ -186,11 +186,11 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
     The student may set tokenizer.sampling (subword regularization) by itself, since it does not change the vocabulary.
     """
     for name in sorted(recipe.tokenizer.model_fields_set - {"sampling"}):
-        of_student, of_teacher = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
-        if of_student != of_teacher:
+        student_value, teacher_value = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
+        if student_value != teacher_value:
             raise UserError(
-                f"the recipe has tokenizer.{name}={of_student}, but a student keeps its teacher's tokenizer, which has "
-                f"{name}={of_teacher}; leave it out"
+                f"the recipe has tokenizer.{name}={student_value}, but a student keeps its teacher's tokenizer, "
+                f"which has {name}={teacher_value}; leave it out"
             )
     if recipe.model.task != "translate":
         raise UserError(f"a student cannot have model.kind={recipe.model.kind}: it does not translate")
@@ -203,72 +203,70 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
     return student
 
 
-def check_same_teacher(folder: RunFolder, about: Mapping[str, Any], *, started: bool) -> None:
-    """Raise a UserError if teacher.json of the run folder records another teacher or other options than `about`.
+def check_same_teacher(folder: RunFolder, record: Mapping[str, Any], *, started: bool) -> None:
+    """Raise a UserError if teacher.json of the run folder records another teacher or other options than `record`.
 
     `started` is whether the student has a checkpoint. A run without teacher.json was started without a teacher.
     """
     recorded = folder.teacher()
     with_defaults = {**DistilSettings().model_dump(mode="json"), **recorded}  # older records lack newer options
-    is_same = all(with_defaults.get(name) == about[name] for name in ("digest", *DistilSettings.model_fields))
+    is_same = all(with_defaults.get(name) == record[name] for name in ("digest", *DistilSettings.model_fields))
     if (started or recorded) and not is_same:
         raise UserError(
             f"{str(folder.path)!r} was started with {describe_teacher(recorded)}, and cannot continue with "
-            f"{describe_teacher(about)}; give the same teacher and options again, or choose another --out"
+            f"{describe_teacher(record)}; give the same teacher and options again, or choose another --out"
         )
 
 
-def describe_teacher(about: Mapping[str, Any]) -> str:
+def describe_teacher(record: Mapping[str, Any]) -> str:
     """Return a teacher's name, digest and options, for a message."""
-    if not about:
+    if not record:
         return "no teacher at all"
-    options = [f"beam {about['beam']}"]
-    options += [text for name, text in (("closest", "closest"), ("originals", "with originals")) if about.get(name)]
-    options += [*about["sources"], *([f"tag {tag}"] if (tag := about.get("tag")) else [])]
-    return f"the teacher {about['teacher']} (digest {about['digest'][:8]}, {', '.join(options)})"
+    options = [f"beam {record['beam']}"]
+    options += [text for name, text in (("closest", "closest"), ("originals", "with originals")) if record.get(name)]
+    options += [*record["sources"], *([f"tag {tag}"] if (tag := record.get("tag")) else [])]
+    return f"the teacher {record['teacher']} (digest {record['digest'][:8]}, {', '.join(options)})"
 
 
-def write_teacher_record(folder: RunFolder, about: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]) -> None:
+def write_teacher_record(folder: RunFolder, record: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]) -> None:
     """Write teacher.json: the teacher, its options, and the corpora that it has translated."""
     folder.distilled.mkdir(exist_ok=True)
-    write_text(folder.distilled / "teacher.json", format_json({**about, "corpora": corpora}))
+    write_text(folder.distilled / "teacher.json", format_json({**record, "corpora": corpora}))
 
 
-def translate_corpora(
-    teacher: Teacher, corpus_jobs: Sequence[CorpusJob], group: ProcessGroup, report: Report
-) -> list[int]:
+def translate_corpora(teacher: Teacher, plans: Sequence[JobPlan], group: ProcessGroup, report: Report) -> list[int]:
     """Translate the shards of this process. Return the number of shards of each corpus."""
-    sizes = [sum(1 for _ in report.progress("reading").iterate(each.job.items())) for each in corpus_jobs]
+    sizes = [sum(1 for _ in report.progress("reading").iterate(plan.job.read_items())) for plan in plans]
     verb = "translate" if " and " in teacher.name else "translates"  # an ensemble has several names
     report.log(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
-    total = sum(jobs.count_own_items(size, group) for size in sizes)
+    total = sum(jobs.count_local_items(size, group) for size in sizes)
     with report.progress("translating", total=total, unit="sources") as bar:
-        return [each.job.run(group, bar) for each in corpus_jobs]
+        return [plan.job.run(group, bar) for plan in plans]
 
 
 def write_corpora(
     folder: RunFolder,
-    corpus_jobs: Sequence[CorpusJob],
+    plans: Sequence[JobPlan],
     shards: Sequence[int],
-    about: Mapping[str, Any],
+    record: Mapping[str, Any],
     report: Report,
 ) -> None:
     """Write the student's training data and teacher.json; raise a UserError if too few translations are useful.
 
     `shards` has the number of shards of each corpus.
     """
-    filters, records, originals = [], [], 0
-    for each, count in zip(corpus_jobs, shards, strict=True):
+    filters, corpora, original_pairs = [], [], 0
+    for plan, count in zip(plans, shards, strict=True):
         pairs = TranslationFilter()
-        jobs.write_lines(each.file, pairs.format_lines(each.job.read_records(count)))
-        name, left_out = each.corpus.shown, dict(pairs.left_out)
-        records.append({"file": each.file.name, "of": name, "answers": pairs.good, "left_out": left_out})
+        jobs.write_lines(plan.file, pairs.format_lines(plan.job.read_records(count)))
+        name, left_out = plan.corpus.shown, dict(pairs.left_out)
+        corpora.append({"file": plan.file.name, "of": name, "answers": pairs.accepted, "left_out": left_out})
         filters.append(pairs)
-        originals += 0 if each.corpus.text or not about["originals"] else pairs.nonblank
+        original_pairs += 0 if plan.corpus.text or not record["originals"] else pairs.nonblank
         report.log(f"{name}: {pairs}")
-    if warning := check_enough_pairs(about["teacher"], filters, originals):
+    if warning := check_enough_pairs(record["teacher"], filters, original_pairs):
         report.log(warning)
-    write_teacher_record(folder, about, records)
+    write_teacher_record(folder, record, corpora)
 
 
 def check_enough_pairs(teacher: str, filters: Sequence[TranslationFilter], originals: int) -> str:

@@ -37,7 +37,7 @@ from dragoman.run_dir import RunFolder, format_json, read_json
 
 ShardItem = TypeVar("ShardItem")
 SHARD_SIZE = 4096  # items per shard
-RECORDS_FILE, ABOUT_FILE = "answers.jsonl", "about.json"
+RECORDS_FILE, INPUTS_FILE = "answers.jsonl", "about.json"
 
 Record = dict[str, Any]  # the result for one item, as a JSON object
 
@@ -51,15 +51,15 @@ class ShardedJob(Generic[ShardItem]):
     """A computation that makes one record per item, and the folder of its shards."""
 
     folder: Path
-    items: Callable[[], Iterator[ShardItem]]  # starts to read the items from the beginning
+    read_items: Callable[[], Iterator[ShardItem]]  # iterates over all items, from the beginning
     process: Callable[[int, Sequence[ShardItem]], list[Record]]  # (number of previous items, batch) -> records
     batch: int  # items per batch
 
     def run(self, group: ProcessGroup, bar: ProgressBar) -> int:
         """Compute the missing shards of this process. Return the total number of shards, of all processes."""
-        items, number = self.items(), 0
+        items, number = self.read_items(), 0
         while shard := list(islice(items, SHARD_SIZE)):
-            if number % group.world_size == group.rank:
+            if number % group.world_size == group.rank:  # the shards are divided among the processes
                 digest = io.digest_bytes(repr(shard).encode())
                 if read_shard(self.locate(number), digest) is not None:
                     bar.skip(len(shard))
@@ -74,9 +74,9 @@ class ShardedJob(Generic[ShardItem]):
         shutil.rmtree(path.parent, ignore_errors=True)
         records: list[Record] = []
         for start in range(0, len(items), self.batch):
-            part = items[start : start + self.batch]
-            records += self.process(number * SHARD_SIZE + start, part)
-            bar.advance(len(part))
+            batch_items = items[start : start + self.batch]
+            records += self.process(number * SHARD_SIZE + start, batch_items)
+            bar.advance(len(batch_items))
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         head = json.dumps({"of": digest, "digest": io.digest_bytes(body)}).encode() + b"\n"
         try:
@@ -88,7 +88,7 @@ class ShardedJob(Generic[ShardItem]):
             ) from None
 
     def read_records(self, count: int) -> Iterator[Record]:
-        """Yield the records of all items, in the order of the items, from `count` complete shards."""
+        """Yield the records of all items, in the order of the items. `count` is the number of shards."""
         for path in map(self.locate, range(count)):
             records = read_shard(path)
             if records is None:
@@ -106,8 +106,8 @@ def read_shard(path: Path, digest: str = "") -> list[Record] | None:
     Without `digest`, the items are not checked.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
-        head, _, body = path.read_bytes().partition(b"\n")
-        header = json.loads(head)
+        first_line, _, body = path.read_bytes().partition(b"\n")
+        header = json.loads(first_line)
         if header["digest"] == io.digest_bytes(body) and digest in ("", header["of"]):
             return [json.loads(line) for line in body.decode().split("\n")[:-1]]
     return None
@@ -116,7 +116,7 @@ def read_shard(path: Path, digest: str = "") -> list[Record] | None:
 def digest_runs(runs: Iterable[str | Path]) -> str:
     """Return a digest of the weight files and the model settings of runs.
 
-    A weight file contains a digest of the vocabularies, so that vocabularies count too.
+    A weight file contains a digest of the vocabularies, so the result depends on the vocabularies too.
     """
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
@@ -137,40 +137,41 @@ def describe_translation(
     }
 
 
-def count_own_items(total: int, group: ProcessGroup) -> int:
+def count_local_items(total: int, group: ProcessGroup) -> int:
     """Return how many of the `total` items are in the shards of this process."""
     starts = range(group.rank * SHARD_SIZE, total, group.world_size * SHARD_SIZE)
     return sum(min(SHARD_SIZE, total - start) for start in starts)
 
 
 def choose_device_of_rank(name: str, group: ProcessGroup) -> str:
-    """Return the device of this process: with `auto`, several processes on one machine use one GPU each."""
+    """Return the device of this process: with `auto`, each of several processes on a machine uses its own GPU."""
     return f"cuda:{group.local_rank}" if name == "auto" and group.is_distributed and torch.cuda.is_available() else name
 
 
 @contextmanager
-def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+def open_shards_beside(output: Path, inputs: Mapping[str, Any]) -> Iterator[Path]:
     """Lock and yield the folder of shards for an output file; remove the folder when the job is done.
 
-    `about` describes everything that the records depend on. If the folder has shards of a job with another
+    `inputs` describes everything that the records depend on. If the folder has shards of a job with another
     description, or unrelated files, which would be removed with it, raise a UserError. If the job fails, the folder is
     kept if it has shards to resume from.
     """
     folder = output.with_name(output.name + ".shards")
-    refusal = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
+    busy_message = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
     with ExitStack() as locks:
         try:
-            locks.enter_context(io.lock_folder(folder, refusal))
+            locks.enter_context(io.lock_folder(folder, busy_message))
         except OSError as error:
             raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
         for path in folder.iterdir():
-            if not (path.name == ABOUT_FILE or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
+            if not (path.name == INPUTS_FILE or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
                 raise UserError(
-                    f"{str(folder)!r} holds {path.name!r}, which is no part of a resumable job; move the folder away, "
+                    f"{str(folder)!r} holds {path.name!r}, which is not part of a resumable job; move the folder away, "
                     "or choose another --output"
                 )
-        current = json.loads(json.dumps(about))  # tuples become lists, as in the file
-        previous = read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).exists() and has_shards(folder) else current
+        current = json.loads(json.dumps(inputs))  # tuples become lists, as in the file
+        inputs_file = folder / INPUTS_FILE
+        previous = read_json(inputs_file) if inputs_file.exists() and has_shards(folder) else current
         for name in [*current, *previous]:
             if previous.get(name) != current.get(name):
                 raise UserError(
@@ -179,7 +180,7 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
                 )
         resumable = False
         try:
-            io.write_text(folder / ABOUT_FILE, format_json(about))
+            io.write_text(inputs_file, format_json(inputs))
             yield folder
         except BaseException as error:
             resumable = has_shards(folder) and not isinstance(error, NoUsableRecords)
@@ -210,7 +211,7 @@ def write_sharded(
     process: Callable[[int, Sequence[str]], list[Record]],
     format_records: Callable[[Iterator[Record]], Iterator[str]],
     *,
-    about: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     batch: int,
     group: ProcessGroup,
     report: Report | None = None,
@@ -218,14 +219,15 @@ def write_sharded(
     """Process the lines of the file `source`, and write the formatted records to the file `output`.
 
     `output` is written at the end, atomically. Until then the records are in shards next to it, and repeating the same
-    command resumes with these shards.
+    command resumes with these shards. `inputs` is the result of `describe_translation`.
     """
-    output, items, report = output.resolve(), partial(io.read_lines, source), report or Report(quiet=not group.is_main)
-    count_first = sys.stderr.isatty() and group.is_main  # the total is needed for the time left, which a terminal shows
-    total = sum(1 for _ in report.progress("counting").iterate(items())) if count_first else 0
+    output, read_items = output.resolve(), partial(io.read_lines, source)
+    report = report or Report(quiet=not group.is_main)
+    shows_time_left = sys.stderr.isatty() and group.is_main  # it needs the total
+    total = sum(1 for _ in report.progress("counting").iterate(read_items())) if shows_time_left else 0
     with ExitStack() as locks:
-        folder = group.broadcast(lambda: locks.enter_context(open_shards_beside(output, about)))
-        job = ShardedJob(folder, items, process, batch)
-        with report.progress("translating", total=count_own_items(total, group), unit="sources") as bar:
+        folder = group.broadcast(lambda: locks.enter_context(open_shards_beside(output, inputs)))
+        job = ShardedJob(folder, read_items, process, batch)
+        with report.progress("translating", total=count_local_items(total, group), unit="sources") as bar:
             count = group.run_on_all(lambda: job.run(group, bar))
         group.broadcast(lambda: write_lines(output, format_records(job.read_records(count))))

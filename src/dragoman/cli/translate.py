@@ -214,7 +214,7 @@ class LineTranslator:
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
         other_options = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
         dependencies = describe_translation(source, self.runs, self.decode_options.search, group, **other_options)
-        write_sharded(source, output, process, format_records, about=dependencies, batch=options.batch, group=group)
+        write_sharded(source, output, process, format_records, inputs=dependencies, batch=options.batch, group=group)
         line_io.log_warning_counts(warning_counts)
 
     def stream_lines(self, source: line_io.InputSource) -> None:
