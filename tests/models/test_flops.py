@@ -20,18 +20,18 @@ from toy_run import read_run_events, train_quietly
 TRANSFORMER = {"kind": "transformer", "layers": 2, "width": 16, "heads": 2, "dropout": 0.0, "kernel": "reference"}
 RNN = {"kind": "rnn", "width": 16, "embedding_width": 12, "dropout": 0.0, "cell": "vanilla", "nonlinearity": "identity"}
 HYBRID = TRANSFORMER | {"kind": "hybrid", "cell": "vanilla", "score": "multiplicative", "input_feeding": True}
-COUNTED = {  # the additive score and the fused cells are none of the products that PyTorch counts
+COUNTED = {  # without additive scores and fused cells, whose operations PyTorch does not count
     "transformer": TRANSFORMER,
-    "untied, apart": TRANSFORMER | {"tied": False, "encoder_layers": 3, "decoder_layers": 1},
+    "untied, different depths": TRANSFORMER | {"tied": False, "encoder_layers": 3, "decoder_layers": 1},
     "shared": TRANSFORMER | {"shared": True, "layers": 3},
     "narrow queries": TRANSFORMER | {"query_width": 8, "value_width": 24},
-    "plainest": TRANSFORMER | {"projections": False, "activation": "none", "position": "none"},
+    "no projections": TRANSFORMER | {"projections": False, "activation": "none", "position": "none"},
     "swiglu": TRANSFORMER | {"activation": "swiglu", "norm": "rms"},
     "bottleneck": RNN | {"attention": "none"},
-    "both ends": RNN | {"attention": "dot", "bidirectional": True},
+    "bidirectional": RNN | {"attention": "dot", "bidirectional": True},
     "multiplicative": RNN | {"attention": "multiplicative", "layers": 2},
     "hybrid": HYBRID,
-    "hybrid, widths apart": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
+    "hybrid, different widths": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
     "input feeding": RNN | {"attention": "dot", "input_feeding": True},
 }
 
@@ -45,28 +45,27 @@ def build(settings: dict[str, object]) -> Model:
 @pytest.mark.parametrize("settings", COUNTED.values(), ids=COUNTED)
 def test_flops_equal_those_that_pytorch_counts(settings: dict[str, object]) -> None:
     """The batch is one sentence without padding, so that nothing superfluous is computed."""
-    model = build(settings).eval()
-    some = examples(1, longest=9, seed=3)
-    batch = in_rows([[0]], some)
+    model, sentences = build(settings).eval(), examples(1, longest=9, seed=3)
+    batch = in_rows([[0]], sentences)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.project(model(batch))
-    source_N, target_N = (np.array([len(side) + 1]) for side in (some[0].source, some[0].target))
+    source_N, target_N = (np.array([len(side) + 1]) for side in (sentences[0].source, sentences[0].target))
     expected = Cost.from_model(model).count_forward(source_N, target_N)
     assert counter.get_total_flops() == expected
 
 
 @pytest.mark.parametrize("rows", [[[0, 1], [2]], [[0], [1], [2]], [[2, 1, 0]]], ids=str)
 def test_packing_and_padding_do_not_change_the_count(rows: list[list[int]]) -> None:
-    cost, some = Cost.from_model(build(TRANSFORMER)), examples(3)
-    apart = sum(cost.count_training(in_rows([[item]], some)) for item in range(3))
-    assert cost.count_training(in_rows(rows, some)) == apart
+    cost, sentences = Cost.from_model(build(TRANSFORMER)), examples(3)
+    separate_flops = sum(cost.count_training(in_rows([[item]], sentences)) for item in range(3))
+    assert cost.count_training(in_rows(rows, sentences)) == separate_flops
 
 
 def test_lengths_are_those_of_the_sentences() -> None:
-    some = examples(4)
-    batch = in_rows([[3, 1], [], [0, 2]], some)
-    wanted = [len(some[item].source) + 1 for item in (3, 1, 0, 2)]
-    assert [n for n in measure_segments(batch.source_segment_BS).tolist() if n] == wanted
+    sentences = examples(4)
+    batch = in_rows([[3, 1], [], [0, 2]], sentences)
+    expected = [len(sentences[item].source) + 1 for item in (3, 1, 0, 2)]
+    assert [n for n in measure_segments(batch.source_segment_BS).tolist() if n] == expected
 
 
 @pytest.mark.parametrize("attention", ["local", "bigbird", "linformer"])
@@ -74,16 +73,16 @@ def test_efficient_attention_is_linear_in_the_length(attention: str) -> None:
     """A source of four times the length costs four times as much, apart from the quadratic cost of the decoder."""
     small = {"attention": attention, "window": 4, "block": 4, "rank": 4, "max_length": 8192}
     cost = Cost.from_model(build(TRANSFORMER | small))
-    one = np.array([1])
-    assert cost.count_forward(np.array([8000]), one) < 4.1 * cost.count_forward(np.array([2000]), one)
+    one_token = np.array([1])
+    assert cost.count_forward(np.array([8000]), one_token) < 4.1 * cost.count_forward(np.array([2000]), one_token)
     full = Cost.from_model(build(TRANSFORMER))
-    assert full.count_forward(np.array([8000]), one) > 8 * full.count_forward(np.array([2000]), one)
+    assert full.count_forward(np.array([8000]), one_token) > 8 * full.count_forward(np.array([2000]), one_token)
 
 
 def test_training_is_three_times_the_forward_pass() -> None:
-    cost, some = Cost.from_model(build(TRANSFORMER)), examples(1)
-    source, target = (np.array([len(side) + 1]) for side in (some[0].source, some[0].target))
-    assert cost.count_training(in_rows([[0]], some)) == 3 * cost.count_forward(source, target)
+    cost, sentences = Cost.from_model(build(TRANSFORMER)), examples(1)
+    source, target = (np.array([len(side) + 1]) for side in (sentences[0].source, sentences[0].target))
+    assert cost.count_training(in_rows([[0]], sentences)) == 3 * cost.count_forward(source, target)
 
 
 def test_training_stops_at_the_limit_of_flops(small: Path, tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ REGISTRIES: dict[str, Iterable[str]] = {"cell": CELLS, "score": SCORES}
 
 
 def build_hybrid(**given: Any) -> Hybrid:
-    whole = check_model(Recipe.model_validate({"model": {**SMALL_HYBRID, **given}}))
-    model = build_model(whole.model, source_size=VOCABULARY, target_size=VOCABULARY, joint=whole.tokenizer.joint)
+    recipe = check_model(Recipe.model_validate({"model": {**SMALL_HYBRID, **given}}))
+    model = build_model(recipe.model, source_size=VOCABULARY, target_size=VOCABULARY, joint=recipe.tokenizer.joint)
     assert isinstance(model, Hybrid)
     return model.double().eval()
 
@@ -82,7 +82,7 @@ def test_the_decoder_has_one_layer_by_default() -> None:
 
 
 @pytest.mark.parametrize("setting", REGISTRIES)
-def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
+def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
     first = next(iter(REGISTRIES[setting]))
     with pytest.raises(UserError) as caught:
         settings_of({"kind": "hybrid", setting: first + "x"})
@@ -115,13 +115,13 @@ def test_a_hybrid_learns_a_toy_language(tmp_path: Path) -> None:
     """Train on files, load the run folder and search: most unseen sentences are translated correctly."""
     write_corpus(tmp_path, train=400)
     path = write_recipe(tmp_path / "recipe.yaml")
-    whole = yaml.safe_load(path.read_text())
+    recipe = yaml.safe_load(path.read_text())
     sizes = {"layers": 1, "width": 64, "heads": 4, "decoder_width": 48, "embedding_width": 32}
     model = {"kind": "hybrid", "cell": "gru", "dropout": 0.0, **sizes}
-    path.write_text(yaml.safe_dump({**whole, "model": model}))
+    path.write_text(yaml.safe_dump({**recipe, "model": model}))
     run = train_quietly(path, tmp_path / "run", "train.steps=250", "train.validate_every=0")
-    new = make_sentences(30, seed=77)
-    found = load_as(Translator, run).translate(new)
-    right = sum(one.text == translate_toy(text) for one, text in zip(found, new, strict=True))
-    assert right >= 20
-    assert all(abs(sum(row) - 1) < 1e-4 for one in found for row in one.alignment)
+    unseen = make_sentences(30, seed=77)
+    found = load_as(Translator, run).translate(unseen)
+    correct = sum(hypothesis.text == translate_toy(text) for hypothesis, text in zip(found, unseen, strict=True))
+    assert correct >= 20
+    assert all(abs(sum(row) - 1) < 1e-4 for hypothesis in found for row in hypothesis.alignment)

@@ -1,6 +1,6 @@
 """Invariants of all kinds of model and all registry entries.
 
-A new entry of a registry is in these tests without a line being added here.
+The tests iterate over the registries, so that new entries are tested too.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from toy_sections import settings_of
 
 pytestmark = pytest.mark.slow
 CASES = make_model_sections()
-EVERY = pytest.mark.parametrize("section", CASES.values(), ids=CASES.keys())
-WRITERS = {name: section for name, section in CASES.items() if settings_of(section).task != "classify"}
-EVERY_WRITER = pytest.mark.parametrize("section", WRITERS.values(), ids=WRITERS.keys())
-ALONE = [[item] for item in range(6)]
+ALL_SECTIONS = pytest.mark.parametrize("section", CASES.values(), ids=CASES.keys())
+GENERATORS = {name: section for name, section in CASES.items() if settings_of(section).task != "classify"}
+ALL_GENERATORS = pytest.mark.parametrize("section", GENERATORS.values(), ids=GENERATORS.keys())
+UNPACKED = [[item] for item in range(6)]
 PACKED = [[0, 1, 2], [3], [], [4, 5]]
 
 
-def packed(section: Section) -> list[list[int]]:
-    return PACKED if settings_of(section).layout == "packed" else ALONE
+def choose_rows(section: Section) -> list[list[int]]:
+    return PACKED if settings_of(section).layout == "packed" else UNPACKED
 
 
-@EVERY
+@ALL_SECTIONS
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_weight_gets_a_gradient(section: Section, device: str) -> None:
     model = build_small_model(section, dtype=torch.float32).to(device)
-    batch = collate_rows(section, packed(section), make_examples(section), spare=3).to(torch.device(device))
+    batch = collate_rows(section, choose_rows(section), make_examples(section), spare=3).to(torch.device(device))
     compute_loss(model, batch).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -89,21 +89,21 @@ def may_lack_gradient(name: str, model: Model) -> bool:
     return idle.get(read, "-") in name
 
 
-@EVERY
+@ALL_SECTIONS
 @pytest.mark.parametrize("device", DEVICES)
 def test_states_do_not_depend_on_packing_batch_and_padding(section: Section, device: str) -> None:
     """A sentence has the same states alone and packed with others, in a batch of any order, with padding."""
     model, examples = build_small_model(section).to(device).eval(), make_examples(section)
-    alone = [
+    single = [
         compute_states(model, collate_rows(section, [[item]], examples).to(torch.device(device)))[0]
         for item in range(6)
     ]
-    for rows in (packed(section), ALONE[::-1]):
+    for rows in (choose_rows(section), UNPACKED[::-1]):
         found = compute_states(
             model, fill_padding(collate_rows(section, rows, examples, spare=5)).to(torch.device(device))
         )
         for item, states in zip([item for row in rows for item in row], found, strict=True):
-            assert_same(states, alone[item])
+            assert_same(states, single[item])
 
 
 def fill_padding(batch: Batch) -> Batch:
@@ -114,55 +114,55 @@ def fill_padding(batch: Batch) -> Batch:
     )
 
 
-@EVERY
+@ALL_SECTIONS
 def test_the_gradient_of_a_batch_is_the_sum_over_its_sentences(section: Section) -> None:
     model, examples = build_small_model(section).eval(), make_examples(section, 3)
-    compute_loss(model, collate_rows(section, ALONE[:3], examples, spare=4)).backward()
-    together = {name: parameter.grad for name, parameter in model.named_parameters()}
+    compute_loss(model, collate_rows(section, UNPACKED[:3], examples, spare=4)).backward()
+    batch_grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    for row in ALONE[:3]:
+    for row in UNPACKED[:3]:
         compute_loss(model, collate_rows(section, [row], examples)).backward()
     for name, parameter in model.named_parameters():
-        gradient = together[name]
+        gradient = batch_grads[name]
         assert gradient is not None, name
         assert parameter.grad is not None, name
         assert_same(gradient, parameter.grad, torch.float32)  # the loss is in float32
 
 
-@EVERY_WRITER
+@ALL_GENERATORS
 def test_states_do_not_depend_on_later_target_tokens(section: Section) -> None:
     model, examples = build_small_model(section).eval(), make_examples(section)
-    batch = collate_rows(section, packed(section), examples)
+    batch = collate_rows(section, choose_rows(section), examples)
     before = model(batch)
-    for at in (1, 2, 7):
-        here = (batch.target_position_BT == at) & (batch.target_segment_BT > 0)
+    for position in (1, 2, 7):
+        changed_BT = (batch.target_position_BT == position) & (batch.target_segment_BT > 0)
         other = (batch.target_in_BT - 3) % 36 + 4
-        after = model(replace(batch, target_in_BT=torch.where(here, other, batch.target_in_BT)))
-        earlier = (batch.target_position_BT < at) & (batch.target_segment_BT > 0)
+        after = model(replace(batch, target_in_BT=torch.where(changed_BT, other, batch.target_in_BT)))
+        earlier = (batch.target_position_BT < position) & (batch.target_segment_BT > 0)
         assert_same(after[earlier], before[earlier])
-        assert not here.any() or not torch.equal(after[here], before[here])
+        assert not changed_BT.any() or not torch.equal(after[changed_BT], before[changed_BT])
 
 
 @torch.no_grad()
-@EVERY_WRITER
+@ALL_GENERATORS
 @pytest.mark.parametrize("beams", [1, 3])
 def test_decoding_step_by_step_equals_the_forward_pass(section: Section, beams: int) -> None:
     """The cache is used, and rows are copied, dropped and swapped between steps, as in beam search."""
     model, random = build_small_model(section).eval(), torch.Generator().manual_seed(1)
-    batch = repeat_rows(collate_rows(section, ALONE, make_examples(section), spare=2), beams)
+    batch = repeat_rows(collate_rows(section, UNPACKED, make_examples(section), spare=2), beams)
     N, T = batch.target_in_BT.shape
     token_NT = torch.randint(4, VOCABULARY, (N, T), generator=random)
     token_NT[:, 0] = batch.target_in_BT[:, 0]
-    state, said = start_decoding(model, batch), list[Tensor]()
-    for at in range(T):
-        logp_NV, state = model.step(token_NT[:, at], state)
+    state, logps = start_decoding(model, batch), list[Tensor]()
+    for t in range(T):
+        logp_NV, state = model.step(token_NT[:, t], state)
         parent_N = torch.arange(N) // beams * beams + torch.randint(beams, (N,), generator=random)
-        token_NT[:, : at + 1] = token_NT[parent_N, : at + 1]
-        said = [each_NV[parent_N] for each_NV in (*said, logp_NV)]
+        token_NT[:, : t + 1] = token_NT[parent_N, : t + 1]
+        logps = [previous_NV[parent_N] for previous_NV in (*logps, logp_NV)]
         state = state.select(parent_N)
-    whole_NTV = model.project(model(replace(batch, target_in_BT=token_NT))).log_softmax(-1)
+    full_NTV = model.project(model(replace(batch, target_in_BT=token_NT))).log_softmax(-1)
     real_NT = batch.target_segment_BT > 0
-    assert_same(torch.stack(said, 1)[real_NT], whole_NTV[real_NT], torch.float32)
+    assert_same(torch.stack(logps, 1)[real_NT], full_NTV[real_NT], torch.float32)
 
 
 def repeat_rows(batch: Batch, times: int) -> Batch:
@@ -175,32 +175,32 @@ def start_decoding(model: Model, batch: Batch) -> Any:
     return model.start(batch.source_BS, batch.source_segment_BS > 0, *features)
 
 
-@EVERY
+@ALL_SECTIONS
 def test_a_saved_and_loaded_model_is_the_same(section: Section, tmp_path: Path) -> None:
     model, other = build_small_model(section), build_small_model(section, seed=1)
-    batch = collate_rows(section, packed(section), make_examples(section))
+    batch = collate_rows(section, choose_rows(section), make_examples(section))
     save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
     load_weights(other, load_tensors(tmp_path / "model.safetensors")[0])
-    for one, two in zip(compute_states(model.eval(), batch), compute_states(other.eval(), batch), strict=True):
-        assert torch.equal(one, two)
+    for actual, expected in zip(compute_states(model.eval(), batch), compute_states(other.eval(), batch), strict=True):
+        assert torch.equal(actual, expected)
 
 
-@EVERY
+@ALL_SECTIONS
 @pytest.mark.parametrize("device", DEVICES)
-def test_bf16_is_close(section: Section, device: str) -> None:
+def test_bfloat16_is_close_to_float32(section: Section, device: str) -> None:
     model = build_small_model(section, dtype=torch.float32).to(device).eval()
-    batch = collate_rows(section, packed(section), make_examples(section)).to(torch.device(device))
+    batch = collate_rows(section, choose_rows(section), make_examples(section)).to(torch.device(device))
     with torch.no_grad():
         expected = torch.cat(compute_states(model, batch))
         with torch.autocast(device, torch.bfloat16):
             found = torch.cat(compute_states(model, batch))
     assert float((found.float() - expected).norm() / expected.norm()) < 0.06
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
-    exact, rounded = gradients(model, batch, weights), gradients(model, batch, weights, torch.bfloat16)
-    assert float((rounded - exact).norm() / exact.norm()) < 0.25  # a width of 8 rounds roughly; a wrong one is off by 1
+    exact, rounded = compute_grads(model, batch, weights), compute_grads(model, batch, weights, torch.bfloat16)
+    assert float((rounded - exact).norm() / exact.norm()) < 0.25  # coarse rounding at width 8; wrong ones are off by 1
 
 
-def gradients(model: Model, batch: Batch, weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def compute_grads(model: Model, batch: Batch, weights: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return all gradients of a weighted sum of the states, as one vector."""
     model.zero_grad()
     with torch.autocast(weights.device.type, dtype, enabled=dtype is not None):
@@ -218,7 +218,7 @@ BASES: dict[str, tuple[Section, dict[str, Sequence[Any]]]] = {
 
 def train_one_step(section: Section) -> None:
     model = build_small_model(section, dtype=torch.float32)
-    batch = collate_rows(section, packed(section), make_examples(section))
+    batch = collate_rows(section, choose_rows(section), make_examples(section))
     stepper = Stepper(model, TrainSettings(), ExecutionPlan("cpu", "float32", False, 1))
     before = model.project.weight.detach().clone()
     assert fetch_metrics([stepper.update([batch], 1, 1e-3)])[0].finite, section
@@ -228,18 +228,18 @@ def train_one_step(section: Section) -> None:
 @pytest.mark.parametrize("kind", BASES)
 def test_every_pair_of_choices_trains_or_is_refused_with_a_message(kind: str) -> None:
     """All other settings are chosen at random."""
-    base, menus = BASES[kind]
+    base, choices_by_setting = BASES[kind]
     shallow = {**base, "layers": 1}
-    combinations = pairwise(menus, lambda choices: not find_refusal({**shallow, **choices}))
-    met = {pair for choices in combinations for pair in itertools.combinations(choices.items(), 2)}
+    combinations = pairwise(choices_by_setting, lambda choices: not find_refusal({**shallow, **choices}))
+    trained = {pair for choices in combinations for pair in itertools.combinations(choices.items(), 2)}
     for choices in combinations:
         train_one_step({**shallow, **choices})
-    refused = [pair for pair in iterate_pairs(menus) if pair not in met]
+    refused = [pair for pair in iterate_pairs(choices_by_setting) if pair not in trained]
     for pair in refused:
-        why = find_refusal({**shallow, **dict(pair)})
-        assert "model." in why, pair
-        assert "\n" not in why
-    assert 3 * len(refused) < len(met)
+        message = find_refusal({**shallow, **dict(pair)})
+        assert "model." in message, pair
+        assert "\n" not in message
+    assert 3 * len(refused) < len(trained)
 
 
 @pytest.mark.parametrize("norm", TRANSFORMER["norm"])
@@ -249,26 +249,26 @@ def test_an_encoder_without_positions_is_permutation_equivariant(norm: str, acti
     section = {**SMALL_TRANSFORMER, "position": "none", "norm": norm, "activation": activation}
     model, examples = build_small_model(section).eval(), make_examples(section, 1, longest=9)
     order = torch.randperm(len(examples[0].source), generator=torch.Generator().manual_seed(1))
-    turned = examples[0]._replace(source=examples[0].source[order.numpy()])
+    shuffled = examples[0]._replace(source=examples[0].source[order.numpy()])
     states: list[Tensor] = []
     model.encoder.register_forward_hook(lambda *hooked: states.append(hooked[-1]))
-    answers = [compute_states(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned)]
+    outputs = [compute_states(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], shuffled)]
     assert_same(states[1][0, : len(order)], states[0][0, order])
-    assert_same(answers[1], answers[0])
+    assert_same(outputs[1], outputs[0])
 
 
-ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() and not each.features]
+ORDERED = [name for name, scheme in POSITIONS.items() if scheme != PositionScheme() and not scheme.features]
 
 
 @pytest.mark.parametrize("position", ORDERED)
 def test_an_encoder_with_positions_depends_on_the_order(position: str) -> None:
     section = {**SMALL_TRANSFORMER, "position": position}
     model, examples = build_small_model(section).eval(), make_examples(section, 1, longest=9)
-    turned = examples[0]._replace(source=examples[0].source[::-1].copy())
-    one, other = (
-        compute_states(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned)
+    shuffled = examples[0]._replace(source=examples[0].source[::-1].copy())
+    states, shuffled_states = (
+        compute_states(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], shuffled)
     )
-    assert_different(one, other)
+    assert_different(states, shuffled_states)
 
 
 REGISTRIES: dict[str, tuple[dict[str, Any], Section]] = {

@@ -32,7 +32,7 @@ from toy_sections import settings_of
 
 REGISTRIES: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
 SMALL = {"width": 8, "dropout": 0.0}
-EACH = parametrize_pairwise(
+ALL_VARIANTS = parametrize_pairwise(
     {"cell": [*CELLS], "attention": [*SCORES], "input_feeding": [False, True], "layers": [1, 2]}
 )
 
@@ -47,7 +47,7 @@ def build_rnn(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: i
     return model.to(dtype)
 
 
-def gradients(model: Rnn, *batches: Batch) -> dict[str, Tensor]:
+def compute_grads(model: Rnn, *batches: Batch) -> dict[str, Tensor]:
     """Return the gradients of the summed loss of all batches."""
     model.zero_grad()
     for batch in batches:
@@ -63,7 +63,7 @@ def collate_unpacked(count: int, widths: Widths | None = None, *, seed: int = 0)
 
 
 @torch.no_grad()
-@EACH
+@ALL_VARIANTS
 def test_alignment_rows_sum_to_one_inside_their_sentence(
     cell: str, attention: str, input_feeding: bool, layers: int
 ) -> None:
@@ -80,16 +80,16 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(
         assert ((weight_BTS[0, 0] - weight_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
 
 
-@EACH
+@ALL_VARIANTS
 def test_gradients_in_bf16_are_close_to_float32(cell: str, attention: str, input_feeding: bool, layers: int) -> None:
     model = build_rnn(dtype=torch.float32, cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
     batch = collate_unpacked(3)
-    exact = gradients(model, batch)
+    exact = compute_grads(model, batch)
     with torch.autocast("cpu", torch.bfloat16):
-        rough = gradients(model, batch)
-    assert all(grad.dtype == torch.float32 for grad in rough.values())
-    near, true = (torch.cat([grad.flatten() for grad in found.values()]) for found in (rough, exact))
-    assert 0 < (near - true).norm() <= 0.05 * true.norm()
+        rounded = compute_grads(model, batch)
+    assert all(grad.dtype == torch.float32 for grad in rounded.values())
+    found, expected = (torch.cat([grad.flatten() for grad in grads.values()]) for grads in (rounded, exact))
+    assert 0 < (found - expected).norm() <= 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -98,21 +98,21 @@ def test_states_equal_those_of_pytorch_modules(cell: str) -> None:
     model = build_rnn(cell=cell, attention="none", encoder_layers=2, decoder_layers=2)
     batch = in_rows([[0], [1], [2]], examples(3))
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
-    reader = kind(8, 4, 2, batch_first=True, bidirectional=True).double()
-    writer = kind(8, 8, 2, batch_first=True).double()
+    torch_encoder = kind(8, 4, 2, batch_first=True, bidirectional=True).double()
+    torch_decoder = kind(8, 8, 2, batch_first=True).double()
     with torch.no_grad():
         for number, layer in enumerate(model.encoder.layers):
             for suffix, ours in ((f"l{number}", layer.ahead), (f"l{number}_reverse", layer.back)):
-                copy_weights(ours, reader, suffix)
+                copy_weights(ours, torch_encoder, suffix)
         for number, ours in enumerate(model.decoder.stack.cells):
-            copy_weights(ours, writer, f"l{number}")
+            copy_weights(ours, torch_decoder, f"l{number}")
     x_BSC, x_BTC = (model.encoder.embedding(ids) * 8**0.5 for ids in (batch.source_BS, batch.target_in_BT))
     lengths = (batch.source_segment_BS > 0).sum(1)
-    read = nn.utils.rnn.pack_padded_sequence(x_BSC, lengths, batch_first=True, enforce_sorted=False)
-    last = reader(read)[1]
+    packed = nn.utils.rnn.pack_padded_sequence(x_BSC, lengths, batch_first=True, enforce_sorted=False)
+    last = torch_encoder(packed)[1]
     last_BC = torch.cat([*(last[0] if cell == "lstm" else last)[-2:]], -1)
     first = torch.tanh(model.decoder.bridge.out(last_BC)).view(3, 2, -1, 8).permute(2, 1, 0, 3).contiguous()
-    out, _ = writer(x_BTC, (first[0], first[1]) if cell == "lstm" else first[0])
+    out, _ = torch_decoder(x_BTC, (first[0], first[1]) if cell == "lstm" else first[0])
     real_BT = batch.target_segment_BT > 0
     assert_same(model(batch)[real_BT], torch.tanh(model.decoder.join(out))[real_BT])
 
@@ -127,7 +127,7 @@ def copy_weights(ours: Any, theirs: nn.Module, suffix: str) -> None:
 
 
 def test_input_feeding_equals_a_cell_with_concatenated_inputs() -> None:
-    """The reference is a PyTorch cell that reads [embedding; previous output], with attention as in the lecture."""
+    """The reference is a PyTorch cell that reads [embedding; previous output], with dot-product attention."""
     model = build_rnn(input_feeding=True, attention="dot", embedding_width=6)
     batch = in_rows([[0]], examples(1))
     decoder = model.decoder
@@ -140,13 +140,13 @@ def test_input_feeding_equals_a_cell_with_concatenated_inputs() -> None:
         cell.bias_hh.zero_()
     memory_SC, last_C = (found[0] for found in model.encoder.encode(batch.source_BS, RowLayout.from_source(batch)))
     h, c = torch.tanh(decoder.bridge.out(last_C)).view(2, 1, 8)
-    o, message = torch.zeros(1, 6, dtype=torch.float64), []
+    o, outputs = torch.zeros(1, 6, dtype=torch.float64), []
     for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
         h, c = cell(torch.cat([x[None], o], -1), (h, c))
         a = (h @ memory_SC.T).softmax(-1) @ memory_SC
         o = torch.tanh(decoder.join(torch.cat([a, h], -1)))
-        message.append(o)
-    assert_same(model(batch)[0], torch.cat(message))
+        outputs.append(o)
+    assert_same(model(batch)[0], torch.cat(outputs))
 
 
 @torch.no_grad()
@@ -155,8 +155,8 @@ def test_without_attention_only_the_final_state_is_used() -> None:
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
     other = source._replace(key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
     assert_same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
-    moved = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
-    assert_different(model(moved), model(batch))
+    other_source = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
+    assert_different(model(other_source), model(batch))
 
 
 @torch.no_grad()
@@ -166,10 +166,10 @@ def test_greedy_search_on_a_recurrent_model(feeding: bool) -> None:
     batch = collate_unpacked(3)
     real_BS = batch.source_BS != PAD
     limit_B = torch.full((4,), 6)
-    one = beam_search(model, batch.source_BS, real_BS, limit_B, width=1, nbest=1, alpha=1.0)
-    assert [found[0].tokens for found in one] == take_likeliest(model, batch.source_BS, real_BS, 6)
-    five = beam_search(model, batch.source_BS, real_BS, limit_B, width=5, nbest=5, alpha=1.0)
-    assert all(found[0].score >= two[0].score - 1e-5 for found, two in zip(five, one) if two[0].finished)
+    greedy = beam_search(model, batch.source_BS, real_BS, limit_B, width=1, nbest=1, alpha=1.0)
+    assert [found[0].tokens for found in greedy] == take_likeliest(model, batch.source_BS, real_BS, 6)
+    beam = beam_search(model, batch.source_BS, real_BS, limit_B, width=5, nbest=5, alpha=1.0)
+    assert all(best[0].score >= first[0].score - 1e-5 for best, first in zip(beam, greedy) if first[0].finished)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -179,22 +179,22 @@ def test_language_model_decoder(cell: str, given: dict[str, Any]) -> None:
     torch.manual_seed(0)
     settings = RnnSettings(**SMALL | {"cell": cell} | given)
     table = nn.Embedding(VOCABULARY, settings.embedded_width)
-    stack = RecurrentLmDecoder(settings, table).double()
+    decoder = RecurrentLmDecoder(settings, table).double()
     batch = collate_unpacked(3)
-    said_BTO = stack(batch.target_in_BT, RowLayout.from_target(batch))
-    assert said_BTO.size(-1) == settings.output_width
-    state = stack.start(len(batch.target_in_BT))
+    out_BTO = decoder(batch.target_in_BT, RowLayout.from_target(batch))
+    assert out_BTO.size(-1) == settings.output_width
+    state = decoder.start(len(batch.target_in_BT))
     for t, token_B in enumerate(batch.target_in_BT.unbind(1)):
-        said_BO, state = stack.step(token_B, state)
-        assert_same(said_BO, said_BTO[:, t])
-    said_BTO.square().sum().backward()
-    assert all(parameter.grad is not None for parameter in stack.parameters())
-    picked = stack.start(2).select(torch.tensor([1, 0, 1]))
-    assert [len(part) for part in picked.layers[0]] == [3] * CELLS[cell].parts
+        out_BO, state = decoder.step(token_B, state)
+        assert_same(out_BO, out_BTO[:, t])
+    out_BTO.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
+    selected = decoder.start(2).select(torch.tensor([1, 0, 1]))
+    assert [len(part) for part in selected.layers[0]] == [3] * CELLS[cell].parts
 
 
 @pytest.mark.parametrize("setting", REGISTRIES)
-def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
+def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
     first = next(iter(REGISTRIES[setting]))
     with pytest.raises(UserError) as caught:
         settings_of({"kind": "rnn", setting: first + "x"})
@@ -227,9 +227,9 @@ def test_recurrent_models_are_not_compiled() -> None:
 def test_build_model_makes_a_recurrent_model() -> None:
     assert type(settings_of({"kind": "rnn"})) is MODEL_KINDS["rnn"][""]
     assert settings_of({"kind": "rnn"}).layout == "padded"
-    whole = check_model(Recipe.model_validate({"model": {"kind": "rnn", **SMALL}, "tokenizer": {"joint": False}}))
-    assert whole.model.cell == "lstm"
-    model = build_model(whole.model, source_size=VOCABULARY, target_size=99, joint=whole.tokenizer.joint)
+    recipe = check_model(Recipe.model_validate({"model": {"kind": "rnn", **SMALL}, "tokenizer": {"joint": False}}))
+    assert recipe.model.cell == "lstm"
+    model = build_model(recipe.model, source_size=VOCABULARY, target_size=99, joint=recipe.tokenizer.joint)
     assert model.project.out_features == 99
     assert model(collate_unpacked(2)).isfinite().all()
 
@@ -243,7 +243,7 @@ def test_embeddings_are_shared_as_the_settings_say(tied: bool, joint: bool, tabl
     matrices = (model.encoder.embedding.weight, model.decoder.embedding.weight, model.project.weight)
     assert len({id(matrix) for matrix in matrices}) == tables
     names = dict(model.named_parameters()).keys()
-    assert gradients(model, collate_unpacked(2)).keys() == names
+    assert compute_grads(model, collate_unpacked(2)).keys() == names
     assert {name.split(".")[0] for name in names} == {"encoder", "decoder"} | (set() if tied else {"project"})
 
 
@@ -255,18 +255,18 @@ def test_a_recurrent_model_learns_a_toy_language(given: dict[str, object], steps
     run = train_quietly(
         write_rnn_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0"
     )
-    new = make_sentences(30, seed=77)
-    found = load_as(Translator, run).translate(new)
-    right = sum(one.text == translate_toy(text) for one, text in zip(found, new, strict=True))
-    assert right >= 20
-    assert all(abs(sum(row) - 1) < 1e-4 for one in found for row in one.alignment)
+    unseen = make_sentences(30, seed=77)
+    found = load_as(Translator, run).translate(unseen)
+    correct = sum(hypothesis.text == translate_toy(text) for hypothesis, text in zip(found, unseen, strict=True))
+    assert correct >= 20
+    assert all(abs(sum(row) - 1) < 1e-4 for hypothesis in found for row in hypothesis.alignment)
 
 
 def write_rnn_recipe(folder: Path, model: dict[str, object]) -> Path:
     """Write a recipe with this model section instead of the Transformer of the toy recipe."""
     path = write_recipe(folder / "recipe.yaml")
-    whole = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**whole, "model": model}))
+    recipe = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**recipe, "model": model}))
     return path
 
 

@@ -45,27 +45,27 @@ def test_language_models_and_classifiers_have_the_same_backbones() -> None:
 def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bidirectional: bool) -> None:
     """Each direction has then read the whole text: no component is equal for texts without common tokens."""
     model = build("classifier", "rnn", pool="last", bidirectional=bidirectional)
-    some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
-    batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), some)
+    texts = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
+    batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), texts)
     states_BTC = model(batch)
     assert_same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert (states_BTC[one, 0] != states_BTC[other, 0]).all()
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert (states_BTC[first, 0] != states_BTC[second, 0]).all()
 
 
 @pytest.mark.parametrize("pool", POOLS)
 @BACKBONE
 def test_a_label_depends_only_on_its_text(backbone: str, pool: str) -> None:
     """The text is alone in a row, packed with others if the layout allows it, or followed by padding."""
-    model, some = build("classifier", backbone, pool=pool), make_labelled_examples()
-    alone = [model(collate_labels(BatchPlan([[i]], Widths(16, 1)), some))[0, 0] for i in range(9)]
+    model, texts = build("classifier", backbone, pool=pool), make_labelled_examples()
+    single = [model(collate_labels(BatchPlan([[i]], Widths(16, 1)), texts))[0, 0] for i in range(9)]
     rows = [[4], [0], [], [8]] if backbone == "rnn" else [[4, 1, 7], [0, 2], [], [8, 3, 5, 6]]
-    batch = collate_labels(BatchPlan(rows, Widths(48, 5)), some)
+    batch = collate_labels(BatchPlan(rows, Widths(48, 5)), texts)
     states_BTC = model(batch)
     for row, items in enumerate(rows):
-        for place, item in enumerate(items):
-            assert_same(states_BTC[row, place], alone[item])
-            assert batch.target_out_BT[row, place] == item % 3
+        for index, item in enumerate(items):
+            assert_same(states_BTC[row, index], single[item])
+            assert batch.target_out_BT[row, index] == item % 3
     noise = torch.where(batch.source_segment_BS > 0, batch.source_BS, 33)
     assert_same(
         model(replace(batch, source_BS=noise))[batch.target_segment_BT > 0], states_BTC[batch.target_segment_BT > 0]
@@ -77,30 +77,30 @@ def test_a_label_depends_only_on_its_text(backbone: str, pool: str) -> None:
 
 @BACKBONE
 def test_decoding_step_by_step_equals_the_forward_pass(backbone: str) -> None:
-    model, some = build("lm", backbone), examples(5, longest=40)
+    model, texts = build("lm", backbone), examples(5, longest=40)
     assert isinstance(model, LanguageModel)
     for position in ("sinusoidal", "rotary", "learned") if backbone == "transformer" else ("",):
         model = build("lm", backbone, **({"position": position} if position else {}))
-        batch = collate_lines(BatchPlan([[i] for i in range(5)], Widths(0, 48)), some)
-        whole_BTV = model.project(model(batch)).log_softmax(-1)
+        batch = collate_lines(BatchPlan([[i] for i in range(5)], Widths(0, 48)), texts)
+        full_BTV = model.project(model(batch)).log_softmax(-1)
         state = model.start(batch.target_in_BT[:, :0], batch.target_in_BT[:, :0] > 0)
         for t in range(41):
             logp_NV, state = model.step(batch.target_in_BT[:, t], state)
             real_B = batch.target_segment_BT[:, t] > 0
-            assert_same(logp_NV[real_B], whole_BTV[real_B, t], torch.float32)
+            assert_same(logp_NV[real_B], full_BTV[real_B, t], torch.float32)
         flipped, state = model.step(batch.target_in_BT[:, 41], state.select(torch.tensor([1, 0, 2, 3, 4])))
         assert flipped.exp().sum(-1).allclose(torch.ones(5, dtype=flipped.dtype), atol=1e-5)
 
 
 def test_lines_can_be_packed() -> None:
     """Only a Transformer supports packed rows; the recurrent backbone needs one line per row."""
-    model, some = build("lm", "transformer"), examples(6)
+    model, texts = build("lm", "transformer"), examples(6)
     rows = [[0, 1, 2], [3], [5, 4]]
-    states_BTC = model(batch := collate_lines(BatchPlan(rows, Widths(0, 40)), some))
+    states_BTC = model(batch := collate_lines(BatchPlan(rows, Widths(0, 40)), texts))
     for row, items in enumerate(rows):
         for number, item in enumerate(items, 1):
-            alone = collate_lines(BatchPlan([[item]], Widths(0, 12)), some)
-            assert_same(states_BTC[row][batch.target_segment_BT[row] == number], model(alone)[0, : alone.target_tokens])
+            line = collate_lines(BatchPlan([[item]], Widths(0, 12)), texts)
+            assert_same(states_BTC[row][batch.target_segment_BT[row] == number], model(line)[0, : line.target_tokens])
 
 
 @BACKBONE
@@ -121,7 +121,7 @@ def test_states_do_not_depend_on_later_tokens(backbone: str) -> None:
 @pytest.mark.parametrize("kind", ["lm", "classifier"])
 def test_parameter_names_start_with_encoder_or_decoder(kind: str, backbone: str) -> None:
     names = [name.partition(".")[0] for name in collect_tensors(build(kind, backbone))]
-    assert set(names) == ({"decoder"} if kind == "lm" else {"encoder", "project"})  # one is tied to its embeddings
+    assert set(names) == ({"decoder"} if kind == "lm" else {"encoder", "project"})  # an lm has tied embeddings
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_invalid_settings_are_refused(given: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("kind", ["lm", "classifier", "hybrid", "transformer"])
-def test_kernels_equal_the_reference_with_relative_positions(kind: str, kernel: str) -> None:
-    """Models with only self-attention can be computed by this kernel too."""
+def test_relative_positions_are_accepted_with_any_kernel(kind: str, kernel: str) -> None:
+    """Relative positions do not restrict the setting `kernel`, in any kind of model."""
     assert settings_of({"kind": kind, "position": "relative", "kernel": kernel}).kernel == kernel
     assert settings_of({"position": "relative", "kernel": "fused"}).kernel == "fused"

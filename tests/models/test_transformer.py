@@ -37,8 +37,8 @@ REGISTRIES: dict[str, Any] = {
     "decoder_attention": PATTERNS,
 }
 SMALL: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
-PLACE = pytest.mark.parametrize("place", NORM_PLACES)
-EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
+ALL_PLACES = pytest.mark.parametrize("place", NORM_PLACES)
+ALL_KERNELS = pytest.mark.parametrize("kernel", KERNELS)
 
 
 def build_transformer(
@@ -62,7 +62,7 @@ def compute_loss(model: Transformer, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], label_smoothing=0.1, reduction="sum")
 
 
-def gradients(model: Transformer, *batches: Batch) -> dict[str, Tensor]:
+def compute_grads(model: Transformer, *batches: Batch) -> dict[str, Tensor]:
     """Return the gradients of the summed loss of all batches."""
     model.zero_grad()
     for batch in batches:
@@ -116,32 +116,32 @@ def build_pytorch_reference(model: Transformer) -> tuple[nn.Transformer, list[tu
         "dtype": model.project.weight.dtype,
     }
 
-    def norm() -> nn.LayerNorm | None:
+    def make_norm() -> nn.LayerNorm | None:
         return nn.LayerNorm(settings.width, dtype=given["dtype"]) if settings.norm_place == "pre" else None
 
     encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(**given), len(model.encoder.layers), norm(), enable_nested_tensor=False
+        nn.TransformerEncoderLayer(**given), len(model.encoder.layers), make_norm(), enable_nested_tensor=False
     )
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**given), len(model.decoder.layers), norm())
-    twin = nn.Transformer(**given, custom_encoder=encoder, custom_decoder=decoder)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**given), len(model.decoder.layers), make_norm())
+    reference = nn.Transformer(**given, custom_encoder=encoder, custom_decoder=decoder)
     pairs = [
         pair
-        for one, two in zip(model.encoder.layers, encoder.layers)
-        for pair in pair_parameters(one, two, decoder=False)
+        for layer, torch_layer in zip(model.encoder.layers, encoder.layers)
+        for pair in pair_parameters(layer, torch_layer, decoder=False)
     ]
     pairs += [
         pair
-        for one, two in zip(model.decoder.layers, decoder.layers)
-        for pair in pair_parameters(one, two, decoder=True)
+        for layer, torch_layer in zip(model.decoder.layers, decoder.layers)
+        for pair in pair_parameters(layer, torch_layer, decoder=True)
     ]
-    for one, two in ((model.encoder.norm, encoder.norm), (model.decoder.norm, decoder.norm)):
-        if two is not None:
-            pairs += [([one.weight], two.weight), ([one.bias], two.bias)]  # type: ignore[list-item]
+    for norm, torch_norm in ((model.encoder.norm, encoder.norm), (model.decoder.norm, decoder.norm)):
+        if torch_norm is not None:
+            pairs += [([norm.weight], torch_norm.weight), ([norm.bias], torch_norm.bias)]  # type: ignore[list-item]
     with torch.no_grad():
-        for mine, other in pairs:
-            other.copy_(torch.cat([*mine]))
-    assert len(pairs) == len(list(twin.parameters()))
-    return twin, pairs
+        for our_parameters, torch_parameter in pairs:
+            torch_parameter.copy_(torch.cat(our_parameters))
+    assert len(pairs) == len(list(reference.parameters()))
+    return reference, pairs
 
 
 def embed_reference(table: Tensor, ids_BT: Tensor) -> Tensor:
@@ -150,24 +150,24 @@ def embed_reference(table: Tensor, ids_BT: Tensor) -> Tensor:
     return table[ids_BT] * C**0.5 + make_sinusoids(torch.arange(ids_BT.size(1)), C)
 
 
-@PLACE
+@ALL_PLACES
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@EVERY_KERNEL
+@ALL_KERNELS
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_states_and_gradients_equal_those_of_pytorch(
     place: str, activation: str, kernel: str, dtype: torch.dtype
 ) -> None:
     """The batch has one sentence per row, of different lengths."""
     model = build_transformer(norm_place=place, activation=activation, kernel=kernel, encoder_layers=3, dtype=dtype)
-    twin, pairs = build_pytorch_reference(model)
-    some = examples(4)
-    batch = in_rows([[i] for i in range(4)], some, Widths(12, 11))
+    reference, pairs = build_pytorch_reference(model)
+    sentences = examples(4)
+    batch = in_rows([[i] for i in range(4)], sentences, Widths(12, 11))
     real_BT = batch.target_segment_BT > 0
     states = model(batch)[real_BT]
 
     padding_BS = batch.source_segment_BS == 0
     table = model.decoder.embedding.weight.detach().clone().requires_grad_()
-    theirs = twin(
+    expected = reference(
         embed_reference(table, batch.source_BS),
         embed_reference(table, batch.target_in_BT),
         tgt_mask=torch.ones(11, 11, dtype=torch.bool).triu(1),
@@ -175,14 +175,14 @@ def test_states_and_gradients_equal_those_of_pytorch(
         memory_key_padding_mask=padding_BS,
         tgt_key_padding_mask=~real_BT,
     )[real_BT]
-    assert_same(states, theirs)
+    assert_same(states, expected)
     weight = torch.randn_like(states)
     (states * weight).sum().backward()
-    (theirs * weight).sum().backward()
-    for mine, other in pairs:
-        grads = [parameter.grad for parameter in mine if parameter.grad is not None]
-        assert other.grad is not None
-        assert_same(torch.cat(grads), other.grad)
+    (expected * weight).sum().backward()
+    for our_parameters, torch_parameter in pairs:
+        grads = [parameter.grad for parameter in our_parameters if parameter.grad is not None]
+        assert torch_parameter.grad is not None
+        assert_same(torch.cat(grads), torch_parameter.grad)
     assert table.grad is not None
     assert model.decoder.embedding.weight.grad is not None
     assert_same(model.decoder.embedding.weight.grad, table.grad)
@@ -191,72 +191,72 @@ def test_states_and_gradients_equal_those_of_pytorch(
 ROWS = [[0, 1, 2], [3], [4, 5], [], [6, 7, 8, 9]]
 
 
-@PLACE
-@EVERY_KERNEL
+@ALL_PLACES
+@ALL_KERNELS
 @pytest.mark.parametrize("device", DEVICES)
 def test_packed_equals_unpacked(place: str, kernel: str, device: str) -> None:
     """Sentences in packed rows with padding have the same states and gradients as each of them alone."""
-    model, some = build_transformer(norm_place=place, kernel=kernel).to(device), examples(10)
-    batch = in_rows(ROWS, some, Widths(44, 41)).to(torch.device(device))
-    singles = [in_rows([[i]], some).to(torch.device(device)) for i in range(10)]
+    model, sentences = build_transformer(norm_place=place, kernel=kernel).to(device), examples(10)
+    batch = in_rows(ROWS, sentences, Widths(44, 41)).to(torch.device(device))
+    singles = [in_rows([[i]], sentences).to(torch.device(device)) for i in range(10)]
     states = model(batch)
     for r, row in enumerate(ROWS):
         for number, item in enumerate(row, 1):
             assert_same(states[r][batch.target_segment_BT[r] == number], model(singles[item])[0])
-    one_by_one = gradients(model, *singles)
-    for name, grad in gradients(model, batch).items():
-        assert_same(grad, one_by_one[name])
+    separate_grads = compute_grads(model, *singles)
+    for name, grad in compute_grads(model, batch).items():
+        assert_same(grad, separate_grads[name])
 
 
 @settings(max_examples=20)
 @given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.integers(0, 9))
-def test_any_packing_equals_unpacked(items: list[int], cuts: list[int], spare: int) -> None:
-    model, some = build_transformer(layers=1), examples(6, seed=5)
-    rows = [list(items[a:b]) for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 6])]
+def test_any_packing_equals_unpacked(items: list[int], splits: list[int], spare: int) -> None:
+    model, sentences = build_transformer(layers=1), examples(6, seed=5)
+    rows = [list(items[a:b]) for a, b in zip([0, *sorted(splits)], [*sorted(splits), 6])]
     widths = Widths(
         *(
-            max(sum(len(getattr(some[i], side)) + 1 for i in row) for row in rows) + spare
+            max(sum(len(getattr(sentences[i], side)) + 1 for i in row) for row in rows) + spare
             for side in ("source", "target")
         )
     )
-    batch = in_rows(rows, some, widths)
+    batch = in_rows(rows, sentences, widths)
     states = model(batch)
     for r, row in enumerate(rows):
         for number, item in enumerate(row, 1):
-            assert_same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
+            assert_same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], sentences))[0])
 
 
-def changed(batch: Batch, name: str, where: Tensor, value: int) -> Batch:
+def fill_ids(batch: Batch, name: str, where: Tensor, value: int) -> Batch:
     return replace(batch, **{name: getattr(batch, name).masked_fill(where, value)})
 
 
-@EVERY_KERNEL
+@ALL_KERNELS
 def test_padding_has_no_influence(kernel: str) -> None:
     model = build_transformer(kernel=kernel)
     batch = in_rows(ROWS, examples(10), Widths(44, 41))
-    other = changed(batch, "source_BS", batch.source_segment_BS == 0, 17)
-    other = changed(other, "source_position_BS", batch.source_segment_BS == 0, 5)
-    other = changed(other, "target_in_BT", batch.target_segment_BT == 0, 18)
+    other = fill_ids(batch, "source_BS", batch.source_segment_BS == 0, 17)
+    other = fill_ids(other, "source_position_BS", batch.source_segment_BS == 0, 5)
+    other = fill_ids(other, "target_in_BT", batch.target_segment_BT == 0, 18)
     real_BT = batch.target_segment_BT > 0
     assert_same(model(other)[real_BT], model(batch)[real_BT])
-    before, after = gradients(model, batch), gradients(model, other)
+    before, after = compute_grads(model, batch), compute_grads(model, other)
     for name in before:
         assert_same(after[name], before[name])
 
 
-@EVERY_KERNEL
+@ALL_KERNELS
 def test_the_decoder_does_not_look_ahead(kernel: str) -> None:
     model = build_transformer(kernel=kernel)
     batch = in_rows([[0, 1, 2]], examples(3, seed=2, longest=12))
     before = model(batch)
     for number in (1, 2, 3):
         length = int((batch.target_segment_BT == number).sum())
-        for at in range(1, length):
-            here = (batch.target_segment_BT == number) & (batch.target_position_BT == at)
-            after = model(changed(batch, "target_in_BT", here, 7 if batch.target_in_BT[here].item() != 7 else 8))
-            seen = (batch.target_segment_BT == number) & (batch.target_position_BT >= at)
-            assert_same(after[~seen], before[~seen])
-            assert_different(after[here], before[here])
+        for position in range(1, length):
+            chosen = (batch.target_segment_BT == number) & (batch.target_position_BT == position)
+            after = model(fill_ids(batch, "target_in_BT", chosen, 7 if batch.target_in_BT[chosen].item() != 7 else 8))
+            may_change = (batch.target_segment_BT == number) & (batch.target_position_BT >= position)
+            assert_same(after[~may_change], before[~may_change])
+            assert_different(after[chosen], before[chosen])
 
 
 def test_source_tokens_influence_only_the_targets_of_their_sentence() -> None:
@@ -264,30 +264,30 @@ def test_source_tokens_influence_only_the_targets_of_their_sentence() -> None:
     batch = in_rows([[0, 1]], examples(2, seed=2))
     before = model(batch)
     for number in (1, 2):
-        mine = batch.target_segment_BT == number
-        for at in range(int((batch.source_segment_BS == number).sum())):
-            here = (batch.source_segment_BS == number) & (batch.source_position_BS == at)
-            after = model(changed(batch, "source_BS", here, 7 if batch.source_BS[here].item() != 7 else 8))
-            assert ((after - before)[mine].abs().amax(-1) > 1e-6).all()
-            assert_same(after[~mine], before[~mine])
+        own_target_BT = batch.target_segment_BT == number
+        for position in range(int((batch.source_segment_BS == number).sum())):
+            chosen = (batch.source_segment_BS == number) & (batch.source_position_BS == position)
+            after = model(fill_ids(batch, "source_BS", chosen, 7 if batch.source_BS[chosen].item() != 7 else 8))
+            assert ((after - before)[own_target_BT].abs().amax(-1) > 1e-6).all()
+            assert_same(after[~own_target_BT], before[~own_target_BT])
 
 
-@EVERY_KERNEL
-@PLACE
+@ALL_KERNELS
+@ALL_PLACES
 def test_target_padding_without_source_padding_gives_no_nan(kernel: str, place: str) -> None:
     """If the source row has no padding, padding of the target has no key to attend to: a softmax over nothing."""
     model = build_transformer(kernel=kernel, norm_place=place, dtype=torch.float32)
-    some = examples(2, seed=4)
-    full = sum(len(example.source) + 1 for example in some)
-    batch = in_rows([[0, 1]], some, Widths(full, 60))
+    sentences = examples(2, seed=4)
+    full = sum(len(example.source) + 1 for example in sentences)
+    batch = in_rows([[0, 1]], sentences, Widths(full, 60))
     assert (batch.source_segment_BS > 0).all()
     assert (batch.target_segment_BT == 0).any()
     assert model(batch).isfinite().all()
-    assert all(grad.isfinite().all() for grad in gradients(model, batch).values())
+    assert all(grad.isfinite().all() for grad in compute_grads(model, batch).values())
     assert model.compute_alignment(batch).isfinite().all()
 
 
-def prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
+def sample_prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     token_BWT = torch.randint(4, VOCABULARY, (B, W, T), generator=generator)
     token_BWT[:, :, 0] = BOS
@@ -310,7 +310,7 @@ def make_batch(source_BS: Tensor, real_BS: Tensor, target_in_BT: Tensor) -> Batc
     )
 
 
-def sources(B: int, S: int = 9) -> tuple[Tensor, Tensor]:
+def sample_sources(B: int, S: int = 9) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     source_BS = torch.randint(4, VOCABULARY, (B, S), generator=generator)
     for b in range(B):
@@ -320,15 +320,15 @@ def sources(B: int, S: int = 9) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-@EVERY_KERNEL
-@PLACE
+@ALL_KERNELS
+@ALL_PLACES
 @pytest.mark.parametrize("beams", [1, 3])
 def test_decoding_step_by_step_equals_the_forward_pass(kernel: str, place: str, beams: int) -> None:
     """The cache grows on the way, and the rows of a sentence are reordered, as in beam search."""
     B, W, T = 3, beams, CAPACITY_STEP + 5
     model = build_transformer(kernel=kernel, norm_place=place)
-    source_BS, real_BS = sources(B)
-    token_BWT = prefixes(B, W, T)
+    source_BS, real_BS = sample_sources(B)
+    token_BWT = sample_prefixes(B, W, T)
     state = model.start(source_BS, real_BS).select(torch.arange(B).repeat_interleave(W))
     generator = torch.Generator().manual_seed(2)
     for t in range(T):
@@ -341,13 +341,13 @@ def test_decoding_step_by_step_equals_the_forward_pass(kernel: str, place: str, 
         parent_BW = torch.randint(W, (B, W), generator=generator)  # rows may repeat, and others are lost
         state = state.select((parent_BW + W * torch.arange(B)[:, None]).flatten())
         token_BWT = token_BWT.gather(1, parent_BW[:, :, None].expand(-1, -1, T)).clone()
-        token_BWT[:, :, t + 1 :] = prefixes(B, W, T, seed=t)[:, :, t + 1 :]
+        token_BWT[:, :, t + 1 :] = sample_prefixes(B, W, T, seed=t)[:, :, t + 1 :]
 
 
 @torch.no_grad()
 def test_log_probabilities_are_probabilities() -> None:
     model = build_transformer(dtype=torch.bfloat16)
-    logp_NV, _ = model.step(torch.tensor([BOS, BOS]), model.start(*sources(2)))
+    logp_NV, _ = model.step(torch.tensor([BOS, BOS]), model.start(*sample_sources(2)))
     assert logp_NV.dtype == torch.float32
     assert_same(logp_NV.exp().sum(-1), torch.ones(2))
 
@@ -356,19 +356,19 @@ def test_log_probabilities_are_probabilities() -> None:
 def test_an_empty_source_gives_no_nan() -> None:
     """Free slots of a search have empty sources."""
     model = build_transformer()
-    source_BS, real_BS = sources(2)
+    source_BS, real_BS = sample_sources(2)
     with_empty = torch.cat([source_BS, torch.full_like(source_BS[:1], PAD)])
     state = model.start(with_empty, with_empty != PAD)
-    alone = model.start(source_BS, real_BS)
+    nonempty_state = model.start(source_BS, real_BS)
     for t in range(3):
         logp_NV, state = model.step(torch.full((3,), BOS + t), state)
-        expected, alone = model.step(torch.full((2,), BOS + t), alone)
+        expected, nonempty_state = model.step(torch.full((2,), BOS + t), nonempty_state)
         assert logp_NV.isfinite().all()
         assert_same(logp_NV[:2], expected)
 
 
-@PLACE
-@EVERY_KERNEL
+@ALL_PLACES
+@ALL_KERNELS
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str, layers: int) -> None:
     model = build_transformer(norm_place=place, kernel=kernel, decoder_layers=layers)
@@ -382,7 +382,7 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str
 
 
 @pytest.mark.parametrize(("depth", "layer"), [(1, 0), (2, 1), (3, 1), (6, 4)])
-@PLACE
+@ALL_PLACES
 def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, layer: int) -> None:
     """The weights are those of the forward pass, averaged over heads: of the last of two layers, or the penultimate."""
     model = build_transformer(decoder_layers=depth, norm_place=place, kernel="reference")
@@ -395,14 +395,14 @@ def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, l
 
 
 @pytest.mark.parametrize("setting", REGISTRIES)
-def test_an_unknown_name_is_refused_with_all_choices(setting: str) -> None:
+def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
     first = next(iter(REGISTRIES[setting]))
     with pytest.raises(UserError) as caught:
         settings_of({setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
 
-def test_an_unknown_kind_is_refused_with_all_choices() -> None:
+def test_an_unknown_kind_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"there is no model\.kind called 'transfomer'; did you mean 'transformer'"):
         settings_of({"kind": "transfomer"})
     assert type(settings_of({})) is MODEL_KINDS["transformer"][""]
@@ -434,7 +434,7 @@ def test_invalid_settings_are_refused(given: dict[str, Any], message: str) -> No
 def test_small_widths_work(width: int, heads: int) -> None:
     model = build_transformer(width=width, heads=heads, dtype=torch.float32)
     batch = in_rows([[0, 1]], examples(2))
-    assert all(grad.isfinite().all() for grad in gradients(model, batch).values())
+    assert all(grad.isfinite().all() for grad in compute_grads(model, batch).values())
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_embeddings_are_shared_as_the_settings_say(tied: bool, joint: bool, tabl
     inner = count_parameters(model) - tables * VOCABULARY * 8
     assert inner == count_parameters(build_transformer(tied=True, joint=True)) - VOCABULARY * 8
     batch = in_rows([[0, 1]], examples(2))
-    assert gradients(model, batch).keys() == dict(model.named_parameters()).keys()
+    assert compute_grads(model, batch).keys() == dict(model.named_parameters()).keys()
 
 
 def test_vocabularies_may_differ_in_size() -> None:
@@ -478,16 +478,16 @@ def test_the_feed_forward_width_is_four_times_the_width_by_default() -> None:
     assert build_transformer(feedforward_width=5).encoder.layers[0].feedforward.sublayer.wide.out_features == 5
 
 
-@EVERY_KERNEL
+@ALL_KERNELS
 @pytest.mark.parametrize("device", DEVICES)
-def test_bf16_is_close_to_float32(kernel: str, device: str) -> None:
+def test_bfloat16_is_close_to_float32(kernel: str, device: str) -> None:
     model = build_transformer(kernel=kernel, width=32, heads=4, dtype=torch.float32).to(device)
     batch = in_rows(ROWS, examples(10), Widths(44, 41)).to(torch.device(device))
     real_BT = batch.target_segment_BT > 0
-    expected, exact = model(batch)[real_BT], gradients(model, batch)
+    expected, exact = model(batch)[real_BT], compute_grads(model, batch)
     with torch.autocast(device, torch.bfloat16):
         found = model(batch)[real_BT]
-        rounded = gradients(model, batch)
+        rounded = compute_grads(model, batch)
     assert_same(found, expected, torch.bfloat16)
     for name, grad in rounded.items():
         assert grad.dtype == torch.float32
@@ -507,15 +507,15 @@ def test_dropout_depends_on_the_seed_and_is_off_in_evaluation() -> None:
     assert_different(run(1), run(2))
     model.eval()
     assert torch.equal(run(1), run(2))
-    still = build_transformer(dropout=0.0)
-    still.load_state_dict(model.state_dict())
-    assert torch.equal(run(1), still(batch))
+    without_dropout = build_transformer(dropout=0.0)
+    without_dropout.load_state_dict(model.state_dict())
+    assert torch.equal(run(1), without_dropout(batch))
 
 
 def test_the_same_seed_makes_the_same_model() -> None:
-    one, other, third = build_transformer(seed=1), build_transformer(seed=1), build_transformer(seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert_different(one.project.weight, third.project.weight)
+    model, same_seed, other_seed = build_transformer(seed=1), build_transformer(seed=1), build_transformer(seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same_seed.parameters(), strict=True))
+    assert_different(model.project.weight, other_seed.project.weight)
 
 
 def test_initial_weights_and_loss_are_reasonable() -> None:

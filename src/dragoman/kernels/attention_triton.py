@@ -357,7 +357,7 @@ def _attend_cached(  # type: ignore[no-untyped-def]
     for begin in range(0, length, BLOCK):
         t = begin + tl.arange(0, BLOCK)
         valid = t < length
-        sentence = n // rows_per_length + t * 0
+        sentence = t * 0 + n // rows_per_length
         row = tl.load(beam_indices + n * capacity + t, mask=valid, other=0) if HAS_NEW else sentence
         slots = ((row * heads + h) * capacity + t).to(tl.int64)
         k_tile = tl.load(key + slots[:, None] * D + d[None, :], mask=valid[:, None], other=0.0).to(tl.float32)

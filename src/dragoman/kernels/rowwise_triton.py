@@ -148,7 +148,7 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
         gain_grad += grad_tile * normed
         bias_grad += grad_tile
         normed_grad = grad_tile * gain[None, :]
-        grad_mean, product_mean = tl.sum(normed_grad, 1) / C, tl.sum(normed_grad * normed, 1) / C
+        product_mean, grad_mean = tl.sum(normed_grad * normed, 1) / C, tl.sum(normed_grad, 1) / C
         x_grad = (normed_grad - grad_mean[:, None] - normed * product_mean[:, None]) * row_inv_std[:, None]
         if RESIDUAL:
             x_grad += tl.load(residual_grad + offsets, mask=valid, other=0.0).to(tl.float32)
@@ -193,7 +193,7 @@ def _cross_entropy(logits, target, losses, V, smoothing, BLOCK: tl.constexpr):  
     n = tl.program_id(0)
     row = logits + n.to(tl.int64) * V
     label = tl.load(target + n)
-    # Load it before the first loop, whose reductions synchronize all warps: no warp can overwrite it before.
+    # Load it before the first loop, whose reductions synchronize all warps: no warp can have overwritten it.
     target_logit = tl.load(row + tl.maximum(label, 0)).to(tl.float32)
     v = tl.arange(0, BLOCK)
     max_logit, exp_sum, logit_sum = -float("inf"), 0.0, 0.0
