@@ -90,7 +90,7 @@ class Teacher:
         for pair, hypotheses in zip(pairs, nbest_lists, strict=True):
             best = hypotheses[0]
             if self.closest and pair.target.strip():
-                best = max(hypotheses, key=lambda found: SIMILARITY.compute([found.text], [[pair.target]]).value)
+                best = max(hypotheses, key=lambda h: SIMILARITY.compute([h.text], [[pair.target]]).value)
             records.append({"source": pair.source, "target": best.text, "faults": find_faults(best)})
         return records
 

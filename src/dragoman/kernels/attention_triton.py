@@ -20,7 +20,7 @@ Shapes   B rows   H heads   Q queries   K keys   D head width   C heads x head w
          N rows of a search, or all queries of a batch (B x T)   S source tokens   T queries   A attention width
 In kernels, `b` and `h` are the row and the head of the program, `m` and `n` the indices of its queries and keys in the
 row, and `query_b`, `query_h` and `query_q` the strides of the tensor `query` along B, H and Q; the same holds for other
-tensors. `lse` is the log-sum-exp of the scores, in base 2.
+tensors. `lse` is the log-sum-exp of the scores, in base 2. QUERIES and KEYS are Q and K, rounded up to powers of two.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ class Decoder(TransformerStack):
         """Return the states of one new token per row, states_NC, and the new cache."""
         if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
             narrowest = min(self.settings.key_width, self.settings.head_width)
-            state = state.reserve(CAPACITY_STEP * max(-(-SMALL_PRODUCT // (CAPACITY_STEP * narrowest)), 1))
+            state = state.reserve(CAPACITY_STEP * math.ceil(SMALL_PRODUCT / (CAPACITY_STEP * narrowest)))
         position_N1 = state.length_B.repeat_interleave(len(token_N) // len(state.length_B))[:, None]
         x_N1C = self.embed(token_N[:, None], RowLayout(torch.ones_like(position_N1), position_N1))
         x_BWC = x_N1C.view(len(state.length_B), -1, x_N1C.size(-1))

@@ -97,7 +97,8 @@ class AdditiveScore(AttentionScore):
         super().__init__(settings, width, memory_width, attention_width)
         self.key = Linear(memory_width, attention_width, bias=False)
         self.query = Linear(width, attention_width, bias=False)
-        self.weight = nn.Parameter(torch.empty(attention_width).uniform_(-1, 1) * (3 / attention_width) ** 0.5)
+        limit = (3 / attention_width) ** 0.5  # the variance is 1 / attention_width
+        self.weight = nn.Parameter(torch.empty(attention_width).uniform_(-1, 1) * limit)
 
     @property
     def multiply_adds(self) -> int:

@@ -26,7 +26,7 @@ from dragoman.types import UNKNOWN_DISTANCE
 
 
 class HeadSettings(NormSettings):
-    """The settings that every attention reads."""
+    """The settings that every attention layer reads."""
 
     heads: Count = setting(8, "number of heads of each attention")
     query_width: int = setting(0, "width of queries and keys, all heads together; 0: same as `width`", ge=0, le=65_536)

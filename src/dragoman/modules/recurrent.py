@@ -151,7 +151,7 @@ class LstmCell(Cell):
 
     def __init__(self, settings: CellSettings, input_width: int, width: int, *, learned_start: bool = False) -> None:
         super().__init__(settings, input_width, width, learned_start=learned_start)
-        nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate is nearly open at first
+        nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate is mostly open at first
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         h_NC, c_NC = state
