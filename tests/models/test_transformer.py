@@ -421,7 +421,7 @@ def test_a_width_that_is_no_multiple_of_heads_is_refused(name: str, width: int, 
     ("given", "message"),
     [
         ({"width": 7, "heads": 1}, "model.position=sinusoidal needs an even model.width, got 7"),
-        ({"width": 6, "heads": 2, "position": "rotary"}, "model.position=rotary needs an even width of a head"),
+        ({"width": 6, "heads": 2, "position": "rotary"}, "model.position=rotary needs an even query width per head"),
         ({"projections": False, "query_width": 64}, "model.projections=false leaves queries, keys and values"),
     ],
 )

@@ -260,7 +260,7 @@ class Decoder(TransformerStack):
         for layer in self.layers:
             pair = layer.cross.sublayer.project_memory(like) if layer.cross else None
             memory.append(pair and (pair[0].contiguous(), pair[1].contiguous()))
-        heads, widths = self.settings.heads, (self.settings.key_width, self.settings.head_width)
+        heads, widths = self.settings.heads, (self.settings.head_key_width, self.settings.head_value_width)
         caches = [tuple(like.new_zeros(rows, heads, 0, width) for width in widths) for _ in self.layers]
         length_B = torch.zeros(rows, dtype=torch.long, device=like.device)
         return KVCache(memory, mask, caches, length_B, torch.zeros(rows, 0, dtype=torch.int32, device=like.device))  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ class Decoder(TransformerStack):
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the states of one new token per row, states_NC, and the new cache."""
         if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
-            narrowest = min(self.settings.key_width, self.settings.head_width)
+            narrowest = min(self.settings.head_key_width, self.settings.head_value_width)
             state = state.reserve(CAPACITY_STEP * math.ceil(SMALL_PRODUCT / (CAPACITY_STEP * narrowest)))
         position_N1 = state.length_B.repeat_interleave(len(token_N) // len(state.length_B))[:, None]
         x_N1C = self.embed(token_N[:, None], RowLayout(torch.ones_like(position_N1), position_N1))

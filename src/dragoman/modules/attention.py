@@ -61,10 +61,11 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
         self.settings, self.heads, self.kernel = settings, settings.heads, KERNELS[settings.kernel]
-        self.query_width, self.value_width = settings.key_width * self.heads, settings.head_width * self.heads
+        self.query_width = self.heads * settings.head_key_width
+        self.value_width = self.heads * settings.head_value_width
         self.dropout = HeadDropout(settings.head_dropout)
-        same_width = settings.key_width == settings.head_width
-        self.fusable = settings.kernel == "auto" and settings.projections and settings.scaled and same_width
+        is_default = settings.kernel == "auto" and settings.projections and settings.scaled
+        self.fusable = is_default and settings.head_key_width == settings.head_value_width
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
     def split_query(self, query_BTE: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class SelfAttention(MultiHeadAttention):
 
     def forward(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
         qkv_BTE = self.query_key_value(x_BTC)
-        if self.fusable and supports_packed_kernel(qkv_BTE, mask, self.settings.head_width):
+        if self.fusable and supports_packed_kernel(qkv_BTE, mask, self.settings.head_value_width):
             return self.project_output(split_heads(attend_packed(qkv_BTE, None, mask, self.heads), self.heads))
         q, k, v = self.split_qkv(qkv_BTE, position_BT)
         return self.project_output(self.pattern(q, k, v, mask, partial(self.relate.attend, self.kernel)))
@@ -165,7 +166,7 @@ class CrossAttention(MultiHeadAttention):
         """Attend to the source. `memory` is the encoder output, memory_BSC, or the result of `project_memory`."""
         query_BTE = self.query(x_BTC)
         if isinstance(memory, Tensor):
-            if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_width):
+            if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_value_width):
                 out_BTE = attend_packed(query_BTE, self.key_value(memory), mask, self.heads)
                 return self.project_output(split_heads(out_BTE, self.heads))
             memory = self.project_memory(memory)

@@ -49,9 +49,8 @@ class ReluLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         from dragoman.kernels.rowwise_triton import relu_backward
 
-        x, weight, out_NO = ctx.saved_tensors
+        (x, weight, out_NO), (x_dtype, weight_dtype) = ctx.saved_tensors, ctx.dtypes
         grad_NO, bias_grad_O = relu_backward(grads[0].contiguous(), out_NO)
-        x_dtype, weight_dtype = ctx.dtypes
         return (grad_NO @ weight).to(x_dtype), (grad_NO.T @ x).to(weight_dtype), bias_grad_O.to(weight_dtype)
 
 

@@ -37,12 +37,12 @@ class HeadSettings(NormSettings):
     kernel: str = setting("auto", "implementation of attention")
 
     @property
-    def key_width(self) -> int:
+    def head_key_width(self) -> int:
         """Return the width of the queries and keys of one head."""
         return (self.query_width or self.width) // self.heads
 
     @property
-    def head_width(self) -> int:
+    def head_value_width(self) -> int:
         """Return the width of the values of one head."""
         return (self.value_width or self.width) // self.heads
 
@@ -170,8 +170,8 @@ class Rotary(AttentionPosition):
 
     @classmethod
     def check(cls, settings: PositionSettings) -> None:
-        if settings.key_width % 2:
-            raise UserError(f"model.position=rotary needs an even width of a head's queries, got {settings.key_width}")
+        if settings.head_key_width % 2:
+            raise UserError(f"model.position=rotary needs an even query width per head, got {settings.head_key_width}")
 
     def rotate(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
         wave = make_sinusoids(position_BT, x_BHTD.size(-1)).to(x_BHTD.dtype)[:, None]
@@ -212,8 +212,8 @@ class Relative(DistancePosition):
     def __init__(self, settings: PositionSettings) -> None:
         super().__init__(settings)
         self.bucket_count = 2 * settings.reach + 1  # one per relative position from -reach to reach
-        self.key_RD = nn.Parameter(torch.empty(self.bucket_count, settings.key_width))
-        self.value_RD = nn.Parameter(torch.empty(self.bucket_count, settings.head_width))
+        self.key_RD = nn.Parameter(torch.empty(self.bucket_count, settings.head_key_width))
+        self.value_RD = nn.Parameter(torch.empty(self.bucket_count, settings.head_value_width))
         nn.init.xavier_uniform_(self.key_RD)
         nn.init.xavier_uniform_(self.value_RD)
 
