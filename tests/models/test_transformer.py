@@ -139,7 +139,7 @@ def build_pytorch_reference(model: Transformer) -> tuple[nn.Transformer, list[tu
             pairs += [([norm.weight], torch_norm.weight), ([norm.bias], torch_norm.bias)]  # type: ignore[list-item]
     with torch.no_grad():
         for our_parameters, torch_parameter in pairs:
-            torch_parameter.copy_(torch.cat(our_parameters))
+            torch_parameter.copy_(torch.cat([*our_parameters]))
     assert len(pairs) == len(list(reference.parameters()))
     return reference, pairs
 
