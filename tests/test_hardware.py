@@ -57,7 +57,7 @@ def test_limits(environment: dict[str, str], expected: str, monkeypatch: pytest.
 
 
 def test_a_mask_that_names_no_feature_is_refused() -> None:
-    with pytest.raises(UserError, match=r"names 'avx3', which is no CPU feature; use none or avx2, avx512, "):
+    with pytest.raises(UserError, match=r"names 'avx3', not a CPU feature; use none or avx2, avx512, "):
         cpu_features({"DRAGOMAN_CPU_FEATURES": "avx2,avx3"})
 
 

@@ -22,7 +22,17 @@ from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.io import write_atomically, write_text
 from dragoman.recipe import Recipe
-from dragoman.run_dir import CHANGED, DIGEST_LINE, FORMAT, NOTE, RunFolder, load_tensors, mean, read_json, save_tensors
+from dragoman.run_dir import (
+    CHANGED,
+    DIGEST_LINE,
+    FORMAT,
+    HEADER_KEY,
+    RunFolder,
+    average_weights,
+    load_tensors,
+    read_json,
+    save_tensors,
+)
 from toy_run import files
 
 RECIPE = Recipe(
@@ -193,7 +203,7 @@ def test_more_bytes_than_were_written_are_noticed(run: RunFolder) -> None:
 
 
 def test_tensors_without_a_digest_are_refused(tmp_path: Path) -> None:
-    for about in (None, {NOTE: "{}"}, {NOTE: "[]"}, {NOTE: "x"}, {NOTE: '{"digest": 3}'}):
+    for about in (None, {HEADER_KEY: "{}"}, {HEADER_KEY: "[]"}, {HEADER_KEY: "x"}, {HEADER_KEY: '{"digest": 3}'}):
         save_file({"a": torch.ones(2)}, str(tmp_path / "file"), about)
         assert "damaged" in complaint(load_tensors, tmp_path / "file")
 
@@ -207,7 +217,7 @@ def test_what_is_missing_or_no_file_is_said(tmp_path: Path) -> None:
 
 def test_the_digest_can_be_read_without_dragoman(run: RunFolder) -> None:
     with safe_open(str(run.model), framework="pt") as file:
-        about = json.loads(file.metadata()[NOTE])
+        about = json.loads(file.metadata()[HEADER_KEY])
     assert len(bytes.fromhex(about.pop("digest"))) == 16
     assert about == {"tokenizer": "abc", "longest": "30"}
 
@@ -320,7 +330,7 @@ def test_beginning_again_keeps_what_is_there(run: RunFolder) -> None:
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_mean_is_the_mean(rows: list[list[float]]) -> None:
     sets = [{"a": torch.tensor(row), "b": torch.tensor(row, dtype=torch.bfloat16)} for row in rows]
-    found = mean(iter(sets))
+    found = average_weights(iter(sets))
     for name in ("a", "b"):
         stacked = torch.stack([tensors[name].double() for tensors in sets])
         assert found[name].dtype == sets[0][name].dtype
@@ -330,7 +340,7 @@ def test_mean_is_the_mean(rows: list[list[float]]) -> None:
 def test_mean_leaves_its_givers_alone_and_sums_in_double() -> None:
     tiny = [{"a": torch.tensor([1.0])}, *({"a": torch.tensor([2.0**-24])} for _ in range(2**10))]
     exact = (1.0 + 2**10 * 2.0**-24) / (2**10 + 1)
-    assert mean(tiny)["a"].item() == pytest.approx(exact, rel=1e-7)
+    assert average_weights(tiny)["a"].item() == pytest.approx(exact, rel=1e-7)
     assert tiny[0]["a"].item() == 1.0
 
 

@@ -85,17 +85,17 @@ ISA_FEATURES = {  # value of ONEDNN_MAX_CPU_ISA -> features that oneDNN may stil
 
 def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
     """Return the features of the CPU that oneDNN may use and DRAGOMAN_CPU_FEATURES allows."""
-    found = detect_features(read_cpu_flags())
+    features = detect_features(read_cpu_flags())
     level = next((environment[name] for name in ISA_VARIABLES if environment.get(name)), "").upper()
     if level in ISA_FEATURES:
-        found = found.limited_to(ISA_FEATURES[level])
-    if wanted := environment.get(FEATURES_VARIABLE, "").strip():
-        names = {name.strip() for name in wanted.split(",")} - {"none", ""}
+        features = features.limited_to(ISA_FEATURES[level])
+    if allowed := environment.get(FEATURES_VARIABLE, "").strip():
+        names = {name.strip() for name in allowed.split(",")} - {"none", ""}
         if unknown := sorted(names.difference(FEATURE_FLAGS)):
             known = ", ".join(FEATURE_FLAGS)
-            raise UserError(f"{FEATURES_VARIABLE} names {unknown[0]!r}, which is no CPU feature; use none or {known}")
-        found = found.limited_to(names)
-    return found
+            raise UserError(f"{FEATURES_VARIABLE} names {unknown[0]!r}, not a CPU feature; use none or {known}")
+        features = features.limited_to(names)
+    return features
 
 
 def detect_features(flags: frozenset[str]) -> CpuFeatures:
@@ -120,12 +120,12 @@ def read_cpu_flags() -> frozenset[str]:
 
     if flags := read_cpuinfo("flags", "Features"):
         return frozenset(flags.split())
-    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch has none
-    return frozenset(name for name, present in known.items() if present is True)
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return frozenset(name for name, present in capabilities.items() if present is True)
 
 
 def cpu_name() -> str:
-    """Return the model name of the CPU, for reports. Code is chosen by `cpu_features` instead."""
+    """Return the model name of the CPU, for reports only. What a CPU can do is read from `cpu_features`."""
     return read_cpuinfo("model name") or platform.processor() or platform.machine()
 
 
@@ -139,7 +139,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(mmap_threshold, 1 << 30)  # bytes from which blocks come from mmap and are unmapped when freed
-        mallopt(trim_threshold, (1 << 31) - 1)  # the largest int
+        mallopt(trim_threshold, (1 << 31) - 1)  # the largest int: keep all free memory at the end of the heap
 
 
 _resident_after_release = 0  # resident bytes after the last `release_memory`
@@ -193,14 +193,14 @@ def measure_matmul_flops(device: torch.device, precision: str) -> float:
 
     size = 8192 if device.type == "cuda" else 512
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")  # seconds of the fastest of five products
     for _ in range(5):
-        begun = time.perf_counter()
-        product = one @ other
+        start = time.perf_counter()
+        product = left @ right
         product[0, 0].item()  # wait for the GPU
-        best = min(best, time.perf_counter() - begun)
-    return 2 * size**3 / best
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best  # each of the size**2 results takes `size` multiplications and additions
 
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # environment variable that PyTorch and other libraries read
@@ -223,7 +223,7 @@ def set_runtime_defaults() -> None:
         # oneDNN, and PyTorch in every thread, cache one kernel for each shape of a matrix product. The default of
         # 1,024 kernels takes half a gigabyte after a few thousand sentences of different lengths.
         os.environ.setdefault(name, "128")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow a crowded machine down (docs/LOG.md)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow down other processes (docs/LOG.md)
 
 
 def limit_threads() -> None:
@@ -275,7 +275,7 @@ def read_words(file: Path) -> list[str]:
         return []
 
 
-DEVICE_ROWS = {"cpu": 8, "cuda": 64}  # rows of a batch in inference, by device type
+DEVICE_ROWS = {"cpu": 8, "cuda": 64}  # supported types of devices -> rows of a batch in inference
 
 
 def choose_device(name: str) -> torch.device:
@@ -290,14 +290,12 @@ def choose_device(name: str) -> torch.device:
         except RuntimeError:
             raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
         if device.type not in DEVICE_ROWS:
-            raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
+            raise UserError(f"device {name!r} is not supported; write auto, cpu, cuda or cuda:1")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+            raise UserError(f"there is no device {name!r}; this machine has {torch.cuda.device_count()} CUDA devices")
         set_current_gpu(device)
     if device.type == "cuda" and find_spec("triton") is None:  # our kernels need it; on Linux PyTorch installs it
-        raise UserError(
-            "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
-        )
+        raise UserError("a GPU needs Triton, which is not installed; run pip install triton, or choose the device cpu")
     return device
 
 

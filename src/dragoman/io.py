@@ -34,7 +34,7 @@ from dragoman.errors import UserError
 
 TEMPORARY_SUFFIX = ".dragoman.tmp"
 TEMPORARY_NAME = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
-NAME_CHARACTERS = 40  # of the target's name, kept in the name of a temporary folder, which may have 255 bytes
+MAX_PREFIX = 40  # characters of the target's name in the name of its temporary folder, which may have 255 bytes
 ABANDONED_SECONDS = 86_400.0  # an unlocked temporary folder of this age was left by a command that was killed
 RESUME_ADVICE = "what was saved before is intact: make room or choose another folder, then continue with --resume"
 DEFAULT_CACHE = "~/.cache/dragoman"
@@ -44,49 +44,49 @@ CACHE_ENTRIES = {  # kind of a cache entry -> pattern of its name
     "answers of a teacher": re.compile(r"[0-9a-f]{24}-answers"),
     "model for CTranslate2": re.compile(r"ctranslate2-[0-9a-f]{24}"),
     "compiled kernels": re.compile(r"compiled"),
-    "choice of an engine": re.compile(r"engine-[0-9a-f]{24}-.*\.json"),  # made by earlier versions
+    "choice of an engine": re.compile(r"engine-[0-9a-f]{24}-.*\.json"),  # written by earlier versions
 }
 
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
     """Yield a path that does not exist yet, in a new temporary folder beside `path`; remove that folder at the end."""
-    holder = Path(tempfile.mkdtemp(TEMPORARY_SUFFIX, f".{path.name[:NAME_CHARACTERS]}.", path.parent))
+    folder = Path(tempfile.mkdtemp(TEMPORARY_SUFFIX, f".{path.name[:MAX_PREFIX]}.", path.parent))
     try:
-        with _open(holder) as handle:
-            _lock(handle)
-            yield holder / path.name
+        with _open(folder) as descriptor:
+            _lock(descriptor)
+            yield folder / path.name
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def move_into_place(made: Path, path: Path) -> None:
-    """Flush `made`, a file or folder in a temporary folder, to disk and rename it to `path`.
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Flush `temporary`, a file or folder that `temporary_beside` named, to disk and rename it to `path`.
 
     A folder cannot be renamed over another one, so an old folder is moved aside first. If the new folder then cannot be
     renamed, the old one is moved back.
     """
     umask = os.umask(0)  # the umask can only be read by setting it
     os.umask(umask)
-    for file in [*sorted(made.rglob("*")), made] if made.is_dir() else [made]:
+    for file in [*sorted(temporary.rglob("*")), temporary] if temporary.is_dir() else [temporary]:
         if file.is_file():
             file.chmod(0o666 & ~umask)  # some libraries write files that only their owner may read
         _sync(file)
-    if made.is_dir() and path.is_dir():
-        aside = Path(tempfile.mkdtemp(dir=made.parent)) / "old"  # removed with the temporary folder
-        os.rename(path, aside)
+    if temporary.is_dir() and path.is_dir():
+        old = Path(tempfile.mkdtemp(dir=temporary.parent)) / "old"  # removed with the temporary folder
+        os.rename(path, old)
         try:
-            os.rename(made, path)
+            os.rename(temporary, path)
         except OSError:
             try:
-                os.rename(aside, path)
+                os.rename(old, path)
             except OSError:  # another command has taken the name by now: keep the old folder under a new name
-                kept = Path(tempfile.mkdtemp(".old", f"{path.name[:NAME_CHARACTERS]}.", path.parent))
-                os.rename(aside, kept)
-                raise UserError(f"cannot write {str(path)!r}; what was there before is now {str(kept)!r}") from None
+                backup = Path(tempfile.mkdtemp(".old", f"{path.name[:MAX_PREFIX]}.", path.parent))
+                os.rename(old, backup)
+                raise UserError(f"cannot write {str(path)!r}; what was there before is now {str(backup)!r}") from None
             raise
     else:
-        os.replace(made, path)
+        os.replace(temporary, path)
     _sync(path.parent)
 
 
@@ -96,8 +96,8 @@ def report_write_errors(path: Path, advice: str = RESUME_ADVICE) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        why = f"{str(path)!r} ({error.strerror or error})"
-        raise UserError(f"cannot write {why}; {advice}" if advice else f"cannot write {why}") from None
+        message = f"cannot write {str(path)!r} ({error.strerror or error})"
+        raise UserError(f"{message}; {advice}" if advice else message) from None
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -106,39 +106,39 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     Readers see either the old file or the new one. A folder that is replaced is absent for a moment in between.
     """
     target = path.resolve() if path.is_dir() else path  # replace the folder that a link points to, not the link
-    with report_write_errors(path), temporary_beside(target) as made:
-        write(made)
-        move_into_place(made, target)
+    with report_write_errors(path), temporary_beside(target) as temporary:
+        write(temporary)
+        move_into_place(temporary, target)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    write_atomically(path, lambda made: made.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def fill_cache_folder(folder: Path, last: str, write: Callable[[Path], object]) -> None:
-    """Create a folder of the cache atomically: `write` fills it. A folder is complete if it contains the file `last`.
+def fill_cache_folder(folder: Path, last_file: str, write: Callable[[Path], object]) -> None:
+    """Create a folder of the cache atomically: `write` fills it. It is complete if it contains the file `last_file`.
 
     If several commands create the same folder at once, the first complete one is kept, since other commands may already
     be reading it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent)
-    with temporary_beside(folder) as made:
-        made.mkdir()
-        write(made)
+    with temporary_beside(folder) as temporary:
+        temporary.mkdir()
+        write(temporary)
         try:
-            made.rename(folder)
+            temporary.rename(folder)
         except OSError:
-            if (folder / last).exists():
+            if (folder / last_file).exists():
                 return
             with suppress(FileNotFoundError):
-                os.rename(folder, Path(tempfile.mkdtemp(dir=made.parent)) / "incomplete")
-            made.rename(folder)
+                os.rename(folder, Path(tempfile.mkdtemp(dir=temporary.parent)) / "incomplete")
+            temporary.rename(folder)
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether a path is a temporary folder made by `temporary_beside`."""
+    """Return whether a path is a temporary folder that `temporary_beside` created."""
     return bool(TEMPORARY_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 
@@ -156,9 +156,9 @@ def remove_unused(path: Path) -> bool:
     Commands lock the folders that they use. On a disk without locks, a temporary folder counts as in use until it is
     ABANDONED_SECONDS old.
     """
-    with _open(path, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
-        locked = _lock(handle)
-        recent = is_temporary(path) and time.time() - os.fstat(handle).st_mtime < ABANDONED_SECONDS
+    with _open(path, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+        locked = _lock(descriptor)
+        recent = is_temporary(path) and time.time() - os.fstat(descriptor).st_mtime < ABANDONED_SECONDS
         if locked is False or (locked is None and recent):
             return False
         shutil.rmtree(path)
@@ -168,17 +168,17 @@ def remove_unused(path: Path) -> bool:
 @contextmanager
 def _open(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
     """Yield the file descriptor of a folder (of any file if flags=0). Closing it at the end removes its locks."""
-    handle = os.open(path, os.O_RDONLY | flags)
+    descriptor = os.open(path, os.O_RDONLY | flags)
     try:
-        yield handle
+        yield descriptor
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-def _lock(handle: int) -> bool | None:
+def _lock(descriptor: int) -> bool | None:
     """Try to lock an open folder: True if locked, False if another process has a lock, None on a disk without locks."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # some network disks have no locks
@@ -195,22 +195,22 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir()
-        made = True
+        created = True
     except FileExistsError:
-        made = False
-    with _open(folder) as handle:
-        if _lock(handle) is False:
+        created = False
+    with _open(folder) as descriptor:
+        if _lock(descriptor) is False:
             raise UserError(refusal)
-        yield made
+        yield created
 
 
 @contextmanager
 def share_folder(folder: Path) -> Iterator[None]:
     """Create a folder if needed and hold a shared lock on it, so that `remove_unused` does not remove it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _open(folder) as handle:
+    with _open(folder) as descriptor:
         with suppress(OSError):  # some network disks have no locks
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
 
 
@@ -227,23 +227,22 @@ def refuse_special_file(path: Path) -> None:
 def cache_folder(setting: str | Path = DEFAULT_CACHE) -> Path:
     """Return the cache folder for the setting `data.cache` of a recipe.
 
-    The default is the user's cache folder: $XDG_CACHE_HOME/dragoman if that variable is an absolute path, else CACHE.
+    The default is the user's cache folder: $XDG_CACHE_HOME/dragoman if that variable is an absolute path, else
+    DEFAULT_CACHE.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if str(setting) == DEFAULT_CACHE and os.path.isabs(base):
         return Path(base) / "dragoman"
     if "\0" in str(setting):
-        raise UserError(f"data.cache={str(setting)!r} holds a null character; name another folder")
+        raise UserError(f"data.cache={str(setting)!r} contains a null character; choose another folder")
     try:
         return Path(setting).expanduser()
     except RuntimeError:
-        raise UserError(
-            f"data.cache={str(setting)!r}: the home folder that ~ stands for is unknown; name another folder"
-        ) from None
+        raise UserError(f"data.cache={str(setting)!r}: the home folder (~) is unknown; choose another folder") from None
 
 
 def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the kind and path of every entry of a cache folder that Dragoman has made. Other files are skipped."""
+    """Yield the kind and path of every entry of a cache folder that Dragoman has written. Other files are skipped."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         kind = next((kind for kind, name in CACHE_ENTRIES.items() if name.fullmatch(path.name)), "")
         if kind or is_temporary(path):
@@ -264,19 +263,20 @@ def hash_stably(content: bytes) -> int:
 
 
 def digest_file(path: Path) -> str:
-    """Return the digest of a file, read in blocks, as `digest_bytes` computes it of the content."""
+    """Return the same digest as `digest_bytes` of the file's content, but read the file in blocks to save memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _sync(path: Path) -> None:
     """Flush a file or folder to disk."""
-    with _open(path, flags=0) as handle:
-        os.fsync(handle)
+    with _open(path, flags=0) as descriptor:
+        os.fsync(descriptor)
 
 
-WatchPosition = Callable[[Callable[[], int]], None]  # receives a function that returns the number of bytes read
-LONGEST_LINE = 64 << 20  # maximum length in bytes, except in texts for language models
+# Type of `ProgressBar.watch`. It receives a function that returns how many bytes of a file have been read so far.
+WatchPosition = Callable[[Callable[[], int]], None]
+LONGEST_LINE = 64 << 20  # maximum length of a line in bytes; texts for language models have no limit
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -305,7 +305,7 @@ class _FrameReader(io.RawIOBase):
             chunk = chunk or self.file.read(1 << 16)
             if not self.inside_frame:
                 chunk = chunk.lstrip(self.padding) if self.padding else chunk
-                if self.padding and not chunk and self.file.peek(1):
+                if self.padding and not chunk and self.file.peek(1):  # the chunk was padding, and the file goes on
                     continue
             if not chunk:
                 if self.inside_frame:
@@ -352,7 +352,7 @@ def decode_lines(stream: Iterable[bytes], name: str, *, longest: float = LONGEST
     try:
         for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
             if len(raw) > longest:  # a tokenizer would need a hundred times as much memory
-                raise UserError(f"{name} line {number} has more than the {longest / 2**20:g} MiB allowed; break it up")
+                raise UserError(f"{name} line {number} has more than the {longest / 2**20:g} MiB allowed; split it")
             line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.endswith(b"\n"):
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
@@ -360,7 +360,7 @@ def decode_lines(stream: Iterable[bytes], name: str, *, longest: float = LONGEST
                 return  # nothing but a byte order mark
             yield line.decode()
     except UnicodeDecodeError:
-        raise UserError(f"{name} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
+        raise UserError(f"{name} line {number} is not UTF-8; convert the file, e.g. with iconv -t UTF-8") from None
     except DECOMPRESSION_ERRORS:
         raise UserError(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
 
@@ -378,5 +378,5 @@ OPENERS: dict[str, Callable[[Path], Any]] = {  # by the suffix of a compressed f
     ".xz": lambda path: io.BufferedReader(_FrameReader(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
     ".zst": lambda path: io.BufferedReader(
         _FrameReader(path, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj), 1 << 16
-    ),  # the maximum window, that of zstd --long=31
+    ),  # the default maximum refuses files that were written by zstd --long=31
 }

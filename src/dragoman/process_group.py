@@ -26,26 +26,26 @@ from dragoman.io import digest_bytes
 from dragoman.progress import log
 
 T = TypeVar("T")
-PREPARATION_TIMEOUT = timedelta(days=30)  # of collectives before `start_work`: rank 0 may prepare data for very long
-DEFAULT_MEETING_MINUTES = 10.0  # within which all processes must have started
+PREPARATION_TIMEOUT = timedelta(days=30)  # of collectives before `start_work`: rank 0 may take long to prepare data
+DEFAULT_START_MINUTES = 10.0  # within which all processes must have started
 CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt to connect to the store
-EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all have met; a process may have died since
+EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all have started; one may have died since
 SILENT_SECONDS = 3.0  # a process waits this long for others before it logs a message
-# A Gloo thread that finished a collective takes the GIL to free its tensors. The destructor of the group waits for that
-# thread while it holds the GIL (a deadlock), and the interpreter aborts it at exit. A pause before leaving avoids both.
-SETTLE_SECONDS = 0.5
+# A Gloo thread that has finished a collective needs the GIL to free its tensors. Destroying the group at that moment
+# leads to a deadlock, since the destructor waits for the thread while it holds the GIL; exiting aborts the process.
+SETTLE_SECONDS = 0.5  # pause before the group is destroyed, in which such threads finish
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Rank, world size and, after `start_work`, a control group for decisions and one for gradients and weights."""
+    """Rank, world size and, after `start_work`, two communication groups: one for control, one for tensors."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # among the processes of this machine: the index of its GPU
     minutes: float = 0.0  # timeout of the control group
-    control_group: dist.ProcessGroup | None = None
-    tensor_group: dist.ProcessGroup | None = None
+    control_group: dist.ProcessGroup | None = None  # Gloo, for Python objects, decisions and errors
+    tensor_group: dist.ProcessGroup | None = None  # NCCL on GPUs, for gradients and weights
 
     @property
     def is_main(self) -> bool:
@@ -106,15 +106,18 @@ class ProcessGroup:
         return result  # type: ignore[no-any-return]
 
     def in_rank_order(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0, then on the first rank of each other machine, then on all others, which reuse files."""
+        """Run `work` on rank 0, then on the first rank of each other machine, then on all others.
+
+        Thus the files that `work` caches are written once per machine, and then read by the other ranks.
+        """
         if not self.is_distributed:
             return work()
-        own_turn = 0 if self.is_main else 1 if self.local_rank == 0 else 2
+        own_stage = 0 if self.is_main else 1 if self.local_rank == 0 else 2
 
-        def run_in(turn: int) -> list[T]:
-            return [work()] if turn == own_turn else []
+        def run_in_stage(stage: int) -> list[T]:
+            return [work()] if stage == own_stage else []
 
-        return [self.run_on_all(partial(run_in, turn)) for turn in range(3)][own_turn][0]
+        return [self.run_on_all(partial(run_in_stage, stage)) for stage in range(3)][own_stage][0]
 
     def user_error(self, message: str) -> UserError:
         """Return an error that all ranks raise at once; only rank 0 has the message."""
@@ -146,36 +149,36 @@ class ProcessGroup:
                 raise
             if "timed out" in message or "timeout" in message:
                 reason = (
-                    f"waited {self.minutes:g} minutes for another one, which hangs or cannot be reached: look at its "
-                    "last lines, its machine and the network; or, if it was at work, raise train.timeout"
+                    f"waited {self.minutes:g} minutes for another one, which hangs or cannot be reached: check its "
+                    "output, its machine and the network; if it was only slow, raise train.timeout"
                 )
             else:
-                reason = "has lost another one, whose last lines may contain the cause"
+                reason = "lost the connection to another one, whose output may show the cause"
             hint = "What was saved before is intact: continue with --resume"
             raise Stop(f"process {self.rank} of {self.world_size} {reason}. {hint}", 1) from None
 
 
 @contextmanager
-def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MINUTES) -> Iterator[ProcessGroup]:
+def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_START_MINUTES) -> Iterator[ProcessGroup]:
     """Join the processes that torchrun started for this command; without torchrun, yield a group of one process.
 
-    All processes must have started within `minutes()`.
+    All processes must have started within `minutes()`, which is called only if there are several processes.
     """
     launched = dist.is_available() and dist.is_torchelastic_launched()
-    world = int(os.environ["WORLD_SIZE"]) if launched else 1
-    if world == 1:
+    world_size = int(os.environ["WORLD_SIZE"]) if launched else 1
+    if world_size == 1:
         yield ProcessGroup()
         return
     joins_here = not dist.is_initialized()  # else the caller has joined, and will leave
     if joins_here:
         rank = int(os.environ["RANK"])
-        waiting = PeerWait(rank, world, minutes())
-        store = connect_to_store(rank, waiting)
-        name = agree_on_name(store, rank, world, waiting)
+        wait = PeerWait(rank, world_size, minutes())
+        store = connect_to_store(rank, wait)
+        name = agree_on_name(store, rank, world_size, wait)
         store.set_timeout(EXCHANGE_TIMEOUT)
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PREPARATION_TIMEOUT)
-    group = ProcessGroup(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=PREPARATION_TIMEOUT)
+    group = ProcessGroup(dist.get_rank(), world_size, int(os.environ["LOCAL_RANK"]))
     succeeded = False
     try:
         with group.handle_peer_failure():
@@ -188,66 +191,66 @@ def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MI
             dist.destroy_process_group()
 
 
-def connect_to_store(rank: int, waiting: PeerWait) -> Any:
+def connect_to_store(rank: int, wait: PeerWait) -> Any:
     """Connect to the key-value store through which the processes find each other; start its server if necessary.
 
     Usually torchrun runs the server; otherwise rank 0 does. Every call into PyTorch is short, because Python handles
     signals only between calls.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     while True:
         try:
             return dist.TCPStore(  # type: ignore[attr-defined]
-                host, port, is_master=serve, timeout=CONNECT_TIMEOUT, wait_for_workers=False, multi_tenant=True
+                host, port, is_master=is_server, timeout=CONNECT_TIMEOUT, wait_for_workers=False, multi_tenant=True
             )
         except dist.DistError as error:
-            if serve:
-                why = str(error).partition("\n")[0]
+            if is_server:
+                reason = str(error).partition("\n")[0]
                 raise UserError(
-                    f"the processes cannot meet at {host}:{port} ({why}); set another MASTER_PORT"
+                    f"process 0 cannot open a server at {host}:{port} ({reason}); set another MASTER_PORT"
                 ) from None
-            waiting.check("process 0")
+            wait.check("process 0")
 
 
 class PeerWait:
-    """A wait for other processes: it logs a message after some seconds and ends with an error after some minutes."""
+    """A wait for other processes: `check` logs a message after SILENT_SECONDS and raises an error after `minutes`."""
 
-    def __init__(self, rank: int, world: int, minutes: float) -> None:
-        self.begun, self.minutes, self.name = time.monotonic(), minutes, f"process {rank} of {world}"
-        self.silent = True
+    def __init__(self, rank: int, world_size: int, minutes: float) -> None:
+        self.start, self.minutes, self.name = time.monotonic(), minutes, f"process {rank} of {world_size}"
+        self.is_silent = True
 
     def check(self, missing: str) -> None:
-        """Log a message or raise an error if the wait for `missing` has been long enough."""
-        waited, where = time.monotonic() - self.begun, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        """Log once that this process waits for `missing`, or raise an error, if it has waited long enough."""
+        waited, where = time.monotonic() - self.start, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         if waited > 60 * self.minutes:
             raise UserError(
                 f"{self.name} waited {self.minutes:g} minutes for {missing} at {where}; check their output, or start "
                 "all WORLD_SIZE processes"
             )
-        if self.silent and waited > SILENT_SECONDS:
-            self.silent = False
+        if self.is_silent and waited > SILENT_SECONDS:
+            self.is_silent = False
             log(f"waiting for {missing} at {where}")
 
 
-def agree_on_name(store: Any, rank: int, world: int, waiting: PeerWait) -> str:
-    """Return a name for this attempt that all of its processes agree on.
+def agree_on_name(store: Any, rank: int, world_size: int, wait: PeerWait) -> str:
+    """Return a name for this attempt to start the job that all of its processes agree on.
 
-    torchrun keeps one store for all attempts of a job, so the addresses of a failed attempt are still there. Without a
-    new name, a process could wait in vain for a dead process at its old address.
+    torchrun keeps one store for all attempts, so the addresses of a failed attempt are still in it. Without a new name,
+    a process could wait in vain for a dead process at its old address.
     """
     own_id = uuid.uuid4().hex
-    store.set(f"here/{rank}", own_id)
+    store.set(f"id/{rank}", own_id)
     while True:
-        missing = sum(not store.check([f"here/{other}"]) for other in range(world))
+        missing = sum(not store.check([f"id/{other}"]) for other in range(world_size))
         if rank == 0 and not missing:
-            store.set("all", ",".join(store.get(f"here/{other}").decode() for other in range(world)))
-        everyone = store.get("all").decode() if store.check(["all"]) else ""
-        if own_id in everyone:  # otherwise these are the ids of an earlier attempt
-            name = digest_bytes(everyone.encode(), size=8)
+            store.set("all_ids", ",".join(store.get(f"id/{other}").decode() for other in range(world_size)))
+        all_ids = store.get("all_ids").decode() if store.check(["all_ids"]) else ""
+        if own_id in all_ids:  # otherwise these are the ids of an earlier attempt
+            name = digest_bytes(all_ids.encode(), size=8)
             store.set(f"{name}/{rank}", "agreed")
-            missing = sum(not store.check([f"{name}/{other}"]) for other in range(world))
+            missing = sum(not store.check([f"{name}/{other}"]) for other in range(world_size))
             if not missing:
                 return name
-        waiting.check(f"{missing or 'some'} process{'es' * (missing != 1)}")
+        wait.check(f"{missing or 'some'} process{'es' * (missing != 1)}")
         time.sleep(0.02)

@@ -18,16 +18,14 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 ERROR, WARNING, INFO, DETAIL = range(4)  # levels of messages, most important first
-UNDECODED = re.compile(
-    r"\\u(dc[89a-f][0-9a-f])"
-)  # a byte of a file name that Python could not decode, as repr() shows it
+UNDECODED = re.compile(r"\\u(dc[89a-f][0-9a-f])")  # byte of a file name that Python could not decode, in repr()
 NO_WRAP = 1 << 30  # console width in characters: wider than any table, so that no line is wrapped
 CLEAR_LINE = "\r\x1b[K"
 BAR_WIDTH = 24  # characters
 MIN_SHOWN_SECONDS = 1.0  # on a terminal, shorter operations show no progress
 REFRESH_SECONDS = 0.2  # between two updates on a terminal
 LOG_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
-ITEMS_PER_CHECK = 256  # `iterate` updates the display after as many items
+ITEMS_PER_CHECK = 256  # items between two calls of `update` in `iterate`
 
 T = TypeVar("T")
 _verbosity = INFO  # messages above this level are not printed
@@ -49,7 +47,7 @@ def log(message: str, level: int = INFO) -> None:
     if level > _verbosity:
         return
     # Restore bytes of file names that Python could not decode, e.g. in a locale without UTF-8: '\\udcc3\\udcbc' is 'ü'.
-    text = UNDECODED.sub(lambda found: chr(int(found[1], 16)), message)
+    text = UNDECODED.sub(lambda match: chr(int(match[1], 16)), message)
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     console.print((CLEAR_LINE if sys.stderr.isatty() else "") + text, markup=False)
@@ -106,7 +104,7 @@ class ProgressBar:
         self.positions: list[Callable[[], int]] = []  # one function per file: bytes read so far
         self.done: float = 0  # items
         self.skipped: float = 0  # items done before an interruption, which do not count for the speed
-        self.is_drawn = False  # whether the bar is visible on the terminal
+        self.on_screen = False  # whether the terminal shows the bar
         self.start = self.last = time.monotonic()  # last: time of the last update
 
     def __enter__(self) -> ProgressBar:
@@ -157,7 +155,7 @@ class ProgressBar:
         line = line if len(line) < width else details[: width - 1]  # a line that wraps cannot be overwritten
         sys.stderr.write(f"\r{line}\x1b[K")
         sys.stderr.flush()
-        self.is_drawn = True
+        self.on_screen = True
 
     def fraction(self) -> float:
         """Return the fraction of the work that is done, from 0 to 1; 0 if unknown."""
@@ -172,18 +170,18 @@ class ProgressBar:
             speed = (self.done - self.skipped) / seconds
             count = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
             parts += [f"{count} {self.unit}", f"{speed:,.{0 if speed >= 10 else 1}f}/s"]
-        timed = fraction - (self.skipped / self.total if self.total else 0)  # the fraction done in these seconds
-        if timed > 0:
-            left = seconds * (1 - fraction) / timed
+        new_fraction = fraction - (self.skipped / self.total if self.total else 0)  # done in these seconds
+        if new_fraction > 0:
+            left = seconds * (1 - fraction) / new_fraction  # remaining seconds
             parts.append(f"{left:.0f} s left" if left < 100 else f"{timedelta(seconds=round(left))} left")
         return ", ".join(parts)
 
     def close(self) -> None:
         """Remove the bar from the terminal."""
-        if self.is_drawn:
+        if self.on_screen:
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
-            self.is_drawn = False
+            self.on_screen = False
 
 
 def terminal_width() -> int:

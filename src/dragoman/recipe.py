@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 else:
     SearchSettings = ModelSettings = Any
 
-# Placeholders for the sections whose settings classes are in modules that import PyTorch, which takes seconds. They
-# replace these sections where only the others are needed.
+# Placeholders for the sections whose settings classes are in modules that import PyTorch, which takes seconds. A caller
+# that needs only the other sections passes them to `read_recipe`.
 UNREAD = {"model": Settings(), "search": Settings()}
 RECIPES = "recipes"  # name of the folder of the built-in recipes
 PACKAGE = Path(__file__).parent
@@ -135,7 +135,7 @@ def check_model(recipe: Recipe) -> Recipe:
     """Return the recipe; raise a UserError if the model section is invalid or its length limit too low for the data."""
     recipe.model.check()
     limit, longest = recipe.model.length_limit, recipe.data.max_length
-    splits_texts = recipe.model.task == "generate"  # into windows
+    splits_texts = recipe.model.task == "generate"  # a language model is trained on windows, so no text is too long
     if limit is not None and longest >= limit and not splits_texts:
         raise UserError(
             f"data.max_length={longest} must be smaller than model.max_length={limit}, to leave room for the "

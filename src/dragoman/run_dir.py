@@ -25,10 +25,10 @@ from dragoman.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 3
+FORMAT = 3  # version of the run folders that this release writes
 MAX_DIGITS = 100  # of a format number: int() raises an error for thousands of digits
 DIGEST_LINE = "# digest: "
-NOTE = "dragoman"  # the entry of the safetensors header with our metadata, as JSON
+HEADER_KEY = "dragoman"  # the entry of the safetensors header with our metadata, as JSON
 CHANGED = "changed by hand"  # written by the user in place of the digest, to accept a changed config.yaml
 
 
@@ -37,8 +37,8 @@ def format_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
-    """Write tensors and the metadata `about`, with a digest of both in the header of the file.
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+    """Write tensors and metadata, with a digest of both in the header of the file.
 
     All metadata are in one header entry: safetensors writes several entries in random order, and equal runs must give
     equal bytes.
@@ -46,11 +46,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> Non
     from safetensors.torch import save_file
 
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    note = json.dumps({**about, "digest": _digest(stored, about)}, sort_keys=True)
+    header = json.dumps({**metadata, "digest": _digest(stored, metadata)}, sort_keys=True)
 
-    def write(made: Path) -> None:
+    def write(temporary: Path) -> None:
         try:
-            save_file(stored, str(made), {NOTE: note})
+            save_file(stored, str(temporary), {HEADER_KEY: header})
         except SafetensorError as error:
             raise OSError(str(error)) from None
 
@@ -62,31 +62,31 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            about = json.loads((file.metadata() or {})[NOTE])
-            digest = about.pop("digest")
+            metadata = json.loads((file.metadata() or {})[HEADER_KEY])
+            digest = metadata.pop("digest")
     except FileNotFoundError:
-        raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+        raise UserError(f"{str(path)!r} is missing, so the run folder is incomplete") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
-    if digest != _digest(tensors, about):
+    if digest != _digest(tensors, metadata):
         raise UserError(f"{str(path)!r} is damaged: its contents do not match its digest; copy it again or restore it")
-    return tensors, about
+    return tensors, metadata
 
 
 def read_digest(path: Path) -> str:
     """Return the digest in the header of a file of tensors, without reading the tensors."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            return str(json.loads(file.metadata()[NOTE])["digest"])
+            return str(json.loads(file.metadata()[HEADER_KEY])["digest"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
 
 
-def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Return a digest of the metadata and of all names, shapes, dtypes and values of the tensors."""
     import torch
 
-    parts: list[bytes | memoryview] = [json.dumps(about, sort_keys=True).encode()]
+    parts: list[bytes | memoryview] = [json.dumps(metadata, sort_keys=True).encode()]
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         parts.append(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -94,14 +94,14 @@ def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     return digest_bytes(*parts)
 
 
-def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of several sets of weights, summed in float64 in the given order."""
-    sets = list(many)
-    total = {name: tensor.double() for name, tensor in sets[0].items()}
-    for tensors in sets[1:]:
-        for name, tensor in tensors.items():
+def average_weights(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of the weights of several checkpoints, summed in float64 in the given order."""
+    first, *others = checkpoints
+    total = {name: tensor.double() for name, tensor in first.items()}
+    for weights in others:
+        for name, tensor in weights.items():
             total[name] += tensor
-    return {name: (tensor / len(sets)).to(sets[0][name].dtype) for name, tensor in total.items()}
+    return {name: (tensor / (1 + len(others))).to(first[name].dtype) for name, tensor in total.items()}
 
 
 class RunFolder:
@@ -150,7 +150,7 @@ class RunFolder:
             raise UserError(f"the path {str(self.path)!r} of a run folder is not valid UTF-8; rename it") from None
 
     def check(self) -> int:
-        """Return the format number; raise a UserError if this is not a run folder, or one of a newer release.
+        """Return the format number; raise a UserError if this is no run folder or a newer release wrote it.
 
         Checkpoints are not checked: a training process may remove them at any time.
         """
@@ -162,14 +162,14 @@ class RunFolder:
             refuse_special_file(path)
         if not self.format_file.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
-        written = self.format_file.read_bytes().strip()
-        if not written.isdigit() or len(written) > MAX_DIGITS or not int(written):
+        number = self.format_file.read_bytes().strip()
+        if not number.isdigit() or len(number) > MAX_DIGITS or not int(number):
             raise UserError(f"{str(self.format_file)!r} is damaged: it must contain a number, such as {FORMAT}")
-        if int(written) > FORMAT:
+        if int(number) > FORMAT:
             raise UserError(
-                f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
+                f"{str(self.path)!r} has format {int(number)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
             )
-        return int(written)
+        return int(number)
 
     def recipe(self) -> Recipe:
         """Return the recipe in config.yaml; raise a UserError if the file was damaged or changed."""
@@ -177,9 +177,9 @@ class RunFolder:
         try:
             text = self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise UserError(f"{str(self.config)!r} is missing or damaged, so the folder is not a whole run") from None
-        body, mark, digest = text.rpartition(DIGEST_LINE)
-        if not mark:
+            raise UserError(f"{str(self.config)!r} is missing or damaged, so the run folder is incomplete") from None
+        body, separator, digest = text.rpartition(DIGEST_LINE)
+        if not separator:
             raise UserError(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
         if digest.strip() not in (CHANGED, digest_bytes(body.encode())):
             raise UserError(
@@ -210,13 +210,13 @@ class RunFolder:
         return read_json(self.provenance_file) if self.provenance_file.exists() else {}
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
-        """Append the result of a test to scores.jsonl; do nothing if the folder is read-only."""
+        """Append the result of an evaluation to scores.jsonl; do nothing if the folder is read-only."""
         with suppress(OSError), self.scores.open("a", encoding="utf-8") as file:
             file.write(json.dumps(scores, ensure_ascii=False) + "\n")
 
-    def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
+    def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **metadata: str) -> None:
         """Write model.safetensors with the fingerprint of its tokenizer and further metadata."""
-        save_tensors(self.model, weights, tokenizer=tokenizer, **about)
+        save_tensors(self.model, weights, tokenizer=tokenizer, **metadata)
 
 
 def upgrade_settings(values: Any) -> Any:
@@ -227,8 +227,8 @@ def upgrade_settings(values: Any) -> Any:
     """
     model = values.get("model") if isinstance(values, dict) else None
     if isinstance(model, dict) and (model.get("kind"), model.get("backbone")) == ("classifier", "rnn"):
-        old = model.get("bidirectional") and model.get("pool") == "last"
-        return {**values, "model": {**model, "pool": "last_token"}} if old else values
+        pools_last = model.get("bidirectional") and model.get("pool") == "last"
+        return {**values, "model": {**model, "pool": "last_token"}} if pools_last else values
     return values
 
 
@@ -238,7 +238,7 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+        raise UserError(f"{str(path)!r} is missing, so the run folder is incomplete") from None
     except (ValueError, OSError):
         raise UserError(f"{str(path)!r} is damaged; restore it") from None
     if not isinstance(value, dict):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
-UNKNOWN_DISTANCE = -128  # distance of two tokens that are not in the same dependency tree
+UNKNOWN_DISTANCE = -128  # distance of two tokens that are not in the same dependency tree; the minimum of int8
 
 
 class Tree(NamedTuple):
@@ -42,13 +42,13 @@ class Pair:
 
 
 class TokenFeature(NamedTuple):
-    """A further input of the model for each token of a source, such as its word in a tree (data/features.py).
+    """A value for each source token that the model gets besides its id, such as its word in a tree (data/features.py).
 
     If the feature is unknown, `record` is empty and the values are 0.
     """
 
     values: NDArray[np.integer]  # one for each token
-    record: NDArray[np.integer]  # data that does not depend on the tokenization, such as the tree
+    record: NDArray[np.integer]  # data from which values can be computed for any tokenization, such as the tree
 
 
 class Example(NamedTuple):
@@ -57,7 +57,7 @@ class Example(NamedTuple):
     source: NDArray[np.integer]
     target: NDArray[np.integer]
     line: int  # number of the pair in the corpus
-    features: Mapping[str, TokenFeature] = {}  # those that the model needs, by name
+    features: Mapping[str, TokenFeature] = {}  # by name; only features that the model needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class Batch:
         """Copy all tensors to page-locked memory, from which a GPU can copy asynchronously."""
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `change` applied to every tensor."""
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
-        features = {name: changed.pop(name) for name in self.features}
-        return replace(self, **changed, features=features)
+    def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with `convert` applied to every tensor."""
+        converted: dict[str, Any] = {name: convert(tensor) for name, tensor in self.tensors.items()}
+        features = {name: converted.pop(name) for name in self.features}
+        return replace(self, **converted, features=features)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ class Hypothesis:
     """One output of a model.
 
     `alignment[t][s]` is the attention weight of target token t on source token s; each row sums to one. The alignment
-    is empty if attention does not distinguish source tokens (model.attention none and mean).
+    is empty if attention does not distinguish source tokens (model.attention=none or mean).
     """
 
     text: str

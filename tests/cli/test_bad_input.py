@@ -21,7 +21,7 @@ from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.run_dir import CHANGED, DIGEST_LINE, NOTE, load_tensors, save_tensors
+from dragoman.run_dir import CHANGED, DIGEST_LINE, HEADER_KEY, load_tensors, save_tensors
 from toy_run import Call, Toy, assert_user_error, files, run_process, write_corpus, write_lines, write_recipe
 
 
@@ -502,7 +502,7 @@ def test_damaged_metadata_of_weights(copied: Path, call: Call, notes: dict[str, 
 
 def test_too_deeply_nested_metadata(copied: Path, call: Call) -> None:
     weights, _ = load_tensors(copied / "model.safetensors")
-    save_file(weights, copied / "model.safetensors", {NOTE: "[" * 100_000})
+    save_file(weights, copied / "model.safetensors", {HEADER_KEY: "[" * 100_000})
     assert_user_error(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
 
 

@@ -15,7 +15,7 @@ import pytest
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.io import lock_folder
-from dragoman.process_group import DEFAULT_MEETING_MINUTES
+from dragoman.process_group import DEFAULT_START_MINUTES
 from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint as provenance
@@ -293,6 +293,6 @@ def test_a_resumed_run_reads_its_timeout_without_repeating_init_from(tmp_path: P
     parent.write_text("data: {train: {phrasebook: 100}}\nmodel: {kind: rnn, cell: gru}\ntrain: {steps: 1}\n")
     child.write_text("data: {train: {phrasebook: 100}}\nmodel: {cell: gru}\ntrain: {steps: 1, timeout: 3.0}\n")
     request = start.TrainRequest(child, RunFolder(tmp_path / "run"), (), resume=True, init_from=None)
-    assert request.timeout_minutes() == DEFAULT_MEETING_MINUTES  # nobody can read the recipe
+    assert request.timeout_minutes() == DEFAULT_START_MINUTES  # nobody can read the recipe
     request.folder.begin(read_recipe(parent, ()))
     assert request.timeout_minutes() == 3.0

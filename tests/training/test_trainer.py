@@ -25,7 +25,7 @@ from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_card
 from dragoman.models.base import Model
 from dragoman.progress import Report
-from dragoman.run_dir import RunFolder, mean
+from dragoman.run_dir import RunFolder, average_weights
 from dragoman.training import start
 from dragoman.training import step as steps
 from dragoman.training.optim import compute_gradient_norm
@@ -377,7 +377,7 @@ def test_the_model_is_the_mean_of_the_best(small: Path, tmp_path: Path, average:
     assert len(chosen) == (average or 1)
     for name, tensor in weights(run).items():
         assert_same(tensor, torch.stack([one[name].double() for one in chosen]).mean(0).float())
-    assert equal(weights(run), mean(chosen))
+    assert equal(weights(run), average_weights(chosen))
 
 
 def test_without_dev_the_last_weights_are_the_model(small: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
 from dragoman.io import move_into_place, remove_abandoned, report_write_errors, temporary_beside, write_text
 from dragoman.models.base import collect_tensors
-from dragoman.run_dir import RunFolder, format_json, load_tensors, mean, read_digest, read_json, save_tensors
+from dragoman.run_dir import RunFolder, average_weights, format_json, load_tensors, read_digest, read_json, save_tensors
 from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
 from dragoman.training.prepare import Prepared
 from dragoman.training.step import StepMetrics, Stepper
@@ -203,7 +203,7 @@ def restore(path: Path, stepper: Stepper) -> None:
 def final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
     """Return the weights of the best validation, or the mean of the weights of the `average` best ones."""
     steps = [step for _, step in state.best[: max(average, 1)]]
-    return mean(load_tensors(best_file(folder, step))[0] for step in steps)
+    return average_weights(load_tensors(best_file(folder, step))[0] for step in steps)
 
 
 def now() -> str:

@@ -31,7 +31,7 @@ from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric, explain_
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model, count_parameters
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
-from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup, join_process_group
+from dragoman.process_group import DEFAULT_START_MINUTES, ProcessGroup, join_process_group
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder
@@ -86,7 +86,7 @@ class TrainRequest(NamedTuple):
         parent = self.init_from if self.init_from is not None else resumed  # whose model settings may be inherited
         with suppress(UserError):
             return self.read_recipe(RunFolder(parent).recipe() if parent else None).train.timeout
-        return DEFAULT_MEETING_MINUTES
+        return DEFAULT_START_MINUTES
 
 
 class Start(NamedTuple):
