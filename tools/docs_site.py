@@ -62,7 +62,7 @@ def write_table(title: str, settings: list[Setting]) -> Iterator[str]:
     yield "| setting | default | choices | description |\n|---|---|---|---|"
     for setting in settings:
         choices = ", ".join(f"`{choice}`" for choice in setting.choices)
-        cells = [f"`{setting.name}`", f"`{json.dumps(setting.default)}`", choices, setting.meaning]
+        cells = [f"`{setting.name}`", f"`{json.dumps(setting.default)}`", choices, setting.description]
         yield "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
 
 

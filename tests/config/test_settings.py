@@ -212,7 +212,7 @@ def test_an_error_in_an_override_names_the_override() -> None:
 
 
 def test_an_override_inside_a_plain_value_is_refused() -> None:
-    assert "'steps', which is 5" in error_message("train: {steps: 5}", "train.steps.more=1")
+    assert "'steps' is not a section; the recipe" in error_message("train: {steps: 5}", "train.steps.more=1")
     with pytest.raises(UserError, match=r"a=\[ line 1 is not valid YAML"):
         override({}, "a=[")
 

@@ -95,12 +95,12 @@ def test_comments_have_choices_and_descriptions() -> None:
 
 def test_every_setting_has_a_description() -> None:
     rows = [row for settings in build_reference().values() for row in settings if row.name not in ("kind", "backbone")]
-    assert [row.path for row in rows if not row.meaning] == []
+    assert [row.path for row in rows if not row.description] == []
 
 
 def test_sections() -> None:
     assert parse_yaml(show_settings(["train", "search"]), "the settings").keys() == {"train", "search"}
-    with pytest.raises(UserError, match="has 'trian'; did you mean 'train'"):
+    with pytest.raises(UserError, match="contains 'trian'; did you mean 'train'"):
         show_settings(["trian"])
     with pytest.raises(UserError, match=r"model\.kind called 'transfromer'"):
         show_settings(["model"], ["model.kind=transfromer"])

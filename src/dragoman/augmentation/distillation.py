@@ -26,7 +26,7 @@ from dragoman.augmentation.backtranslation import (
     warn_of_poor_translations,
 )
 from dragoman.augmentation.jobs import Record, ShardedJob
-from dragoman.config.settings import Amount, Listed, Settings
+from dragoman.config.settings import Amount, AsTuple, Settings
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, load_as
@@ -53,7 +53,7 @@ class DistilSettings(Settings):
     beam: Amount = 0  # beam width of the teacher; 0: the setting of its run
     closest: bool = False  # use the hypothesis that is most similar to the reference, not the most likely one
     originals: bool = False  # train the student on the original pairs too
-    sources: Annotated[tuple[str, ...], Listed] = ()  # plain text files with more lines for the teacher to translate
+    sources: Annotated[tuple[str, ...], AsTuple] = ()  # plain text files with more lines for the teacher to translate
     tag: str = ""  # tag of the lines in `sources`
 
 

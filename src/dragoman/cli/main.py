@@ -217,7 +217,7 @@ def settings(
     by_section = find_settings(reference, kind, words)
     if as_json:
         for setting in (setting for section in by_section.values() for setting in section):
-            print(json.dumps(setting.record(), ensure_ascii=False))
+            print(json.dumps(setting.to_dict(), ensure_ascii=False))
     else:
         print(render_settings(by_section, kind), end="")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from dragoman.compare.runs import QUESTIONS_FILE, PlannedRun
-from dragoman.config.settings import Listed, Settings, build, parse_yaml, pick, read_text
+from dragoman.config.settings import AsTuple, Settings, build, parse_yaml, pick, read_text
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
 from dragoman.evaluation.report import SCORE_TITLES, format_bounds
@@ -173,7 +173,7 @@ class Question(Settings):
     title: str
     figure: str
     text: str = ""  # an introduction for readers of the report
-    models: Annotated[tuple[str, ...], Listed] = ("*",)  # names of recipes, or patterns such as rnn-*
+    models: Annotated[tuple[str, ...], AsTuple] = ("*",)  # names of recipes, or patterns such as rnn-*
     better: str = ""  # the line that is expected to be better than `worse` at the last point of the figure
     worse: str = ""  # given if `better` is given; if neither is, the answer ranks all lines
     test: str = ""  # the name of a test set; by default the first one
@@ -189,7 +189,7 @@ class Questions(Settings):
     """The content of questions.yaml."""
 
     title: str = "Comparison"
-    questions: Annotated[tuple[Question, ...], Listed] = ()
+    questions: Annotated[tuple[Question, ...], AsTuple] = ()
 
 
 def read_questions(paths: Sequence[Path]) -> Questions:

@@ -21,7 +21,7 @@ from rich.text import Text
 from dragoman.compare.measure import choose_metrics
 from dragoman.compare.questions import answer_question, check_questions, plot_figure, read_questions
 from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_in_processes
-from dragoman.config.settings import LIMITS, Listed, Settings, build, parse_yaml
+from dragoman.config.settings import LIMITS, AsTuple, Settings, build, parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
@@ -44,7 +44,7 @@ class Column(Settings):
 
     heading: str
     title: str
-    number: Annotated[tuple[str, ...], Listed]
+    number: Annotated[tuple[str, ...], AsTuple]
     format: str
     unit: float = 1.0
     device_headings: dict[str, str] = Field(default_factory=dict)
@@ -69,7 +69,7 @@ class ReportTexts(Settings):
     """The content of report.yaml."""
 
     columns: dict[str, Column]
-    figures: Annotated[tuple[dict[str, str], ...], Listed]
+    figures: Annotated[tuple[dict[str, str], ...], AsTuple]
     parts: dict[str, dict[str, str | bool]]
 
 

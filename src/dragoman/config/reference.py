@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config.settings import SETTING_SYNONYMS, format_yaml, pick, suggest_name
 from dragoman.errors import UserError
 
-FILE = Path(__file__).with_name("settings.json")
+REFERENCE_FILE = Path(__file__).with_name("settings.json")
 CORPUS = "corpus"  # the section of the settings that each corpus of data.train, data.dev and data.test has
-COLUMN = 32  # the column in which comments begin
+COMMENT_COLUMN = 32  # where comments begin in a rendered line
 Reference = dict[str, list["Setting"]]  # settings by kind of model, such as transformer or lm/rnn
 
 
@@ -27,43 +28,44 @@ class Setting(NamedTuple):
     name: str
     default: Any
     choices: list[str]
-    meaning: str
+    description: str
 
     @property
     def path(self) -> str:
-        """The full name of the setting in a recipe. For a setting of a corpus, it is that in data.train."""
+        """The full name of the setting in a recipe. The settings of a corpus are listed under data.train."""
         return f"data.train.{self.name}" if self.section == CORPUS else f"{self.section}.{self.name}"
 
-    def row(self) -> str:
-        """Return the setting as a line of a recipe, with choices and meaning as a comment."""
+    def render(self) -> str:
+        """Return the setting as a line of a recipe, with choices and description as a comment."""
         indent = "  #   " if self.section == CORPUS else "  "
         on_one_line = isinstance(self.default, list | dict)
         text = f"{self.name}: {json.dumps(self.default)}" if on_one_line else format_yaml({self.name: self.default})
-        comment = "; ".join(part for part in (" | ".join(self.choices), self.meaning) if part)
+        comment = "; ".join(part for part in (" | ".join(self.choices), self.description) if part)
         line = f"{indent}{text.strip()}"
-        return f"{line.ljust(COLUMN)}  # {comment}" if comment else line
+        return f"{line.ljust(COMMENT_COLUMN)}  # {comment}" if comment else line
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the setting as `dragoman settings --json` prints it."""
-        about = {"default": self.default, "choices": self.choices, "description": self.meaning}
-        return {"name": self.path, "section": self.section, **about}
+        values = {"default": self.default, "choices": self.choices, "description": self.description}
+        return {"name": self.path, "section": self.section, **values}
 
 
 def load_reference() -> Reference:
     """Read settings.json. It lists each setting once, and for each kind of model the indices of its settings."""
-    content = json.loads(FILE.read_text(encoding="utf-8"))
-    rows = [Setting(*row) for row in content["rows"]]
-    return {kind: [rows[index] for index in indices] for kind, indices in content["kinds"].items()}
+    content = json.loads(REFERENCE_FILE.read_text(encoding="utf-8"))
+    settings = [Setting(*row) for row in content["rows"]]
+    return {kind: [settings[index] for index in indices] for kind, indices in content["kinds"].items()}
 
 
 def save_reference(reference: Reference) -> None:
     """Write settings.json with one setting per line, so that diffs are easy to read."""
-    rows_of = {kind: [json.dumps(row, ensure_ascii=False) for row in rows] for kind, rows in reference.items()}
-    rows = list(dict.fromkeys(row for some in rows_of.values() for row in some))
-    index_of = {row: index for index, row in enumerate(rows)}
-    kinds = [f"  {json.dumps(kind)}: {json.dumps([index_of[row] for row in some])}" for kind, some in rows_of.items()]
-    lines = ['{"rows": [', ",\n".join(f"  {row}" for row in rows), '], "kinds": {', ",\n".join(kinds), "}}"]
-    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows_by_kind = {kind: [json.dumps(row, ensure_ascii=False) for row in rows] for kind, rows in reference.items()}
+    all_rows = list(dict.fromkeys(row for rows in rows_by_kind.values() for row in rows))
+    index_of = {row: index for index, row in enumerate(all_rows)}
+    indices = {kind: json.dumps([index_of[row] for row in rows]) for kind, rows in rows_by_kind.items()}
+    kinds = [f"  {json.dumps(kind)}: {listed}" for kind, listed in indices.items()]
+    lines = ['{"rows": [', ",\n".join(f"  {row}" for row in all_rows), '], "kinds": {', ",\n".join(kinds), "}}"]
+    REFERENCE_FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def find_kind(reference: Reference, model: dict[str, str]) -> str:
@@ -86,35 +88,36 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
         return {kind: reference[kind]}
     found: dict[str, set[str]] = {}
     for word in words:
-        for each, matches in [(each, matches) for matches in make_matchers(word) for each in (kind, *reference)]:
-            if paths := {row.path for row in reference[each] if matches(row)}:
-                found.setdefault(each, set()).update(paths)
+        # A stricter match in another kind of model takes precedence over a less strict one in this kind.
+        for matches, searched in product(make_matchers(word), (kind, *reference)):
+            if paths := {setting.path for setting in reference[searched] if matches(setting)}:
+                found.setdefault(searched, set()).update(paths)
                 break
         else:
-            names = [name for row in reference[kind] for name in (row.section, row.name, row.path)]
+            names = [name for setting in reference[kind] for name in (setting.section, setting.name, setting.path)]
             raise UserError(
-                f"no section, setting or description has {word!r}{suggest_name(word, dict.fromkeys(names))} "
-                f"(sections: {', '.join(dict.fromkeys(row.section for row in reference[kind]))})"
+                f"no section, setting or description contains {word!r}{suggest_name(word, dict.fromkeys(names))} "
+                f"(sections: {', '.join(dict.fromkeys(setting.section for setting in reference[kind]))})"
             )
-    return {each: [row for row in reference[each] if row.path in paths] for each, paths in found.items()}
+    return {name: [setting for setting in reference[name] if setting.path in paths] for name, paths in found.items()}
 
 
 def make_matchers(word: str) -> Iterable[Callable[[Setting], bool]]:
     """Yield functions that return whether a word matches a setting, the strictest first."""
     synonym, lower = SETTING_SYNONYMS.get(word.replace("-", "_"), ""), word.lower()
-    yield lambda row: word == row.section or (word == "data" and row.section == CORPUS)
-    yield lambda row: word in (row.name, row.path)
-    yield lambda row: bool(synonym) and synonym in (row.name, row.path)
-    yield lambda row: lower in row.path.lower()
-    yield lambda row: lower in row.choices or lower in row.meaning.lower()
+    yield lambda setting: word == setting.section or (word == "data" and setting.section == CORPUS)
+    yield lambda setting: word in (setting.name, setting.path)
+    yield lambda setting: bool(synonym) and synonym in (setting.name, setting.path)
+    yield lambda setting: lower in setting.path.lower()
+    yield lambda setting: lower in setting.choices or lower in setting.description.lower()
 
 
 def render_settings(found: Reference, kind: str) -> str:
     """Return settings as a recipe. Settings of other kinds of model follow a line that names the kind."""
     lines: list[str] = []
-    for each, settings in found.items():
-        if each != kind:
-            name, _, backbone = each.partition("/")
+    for found_kind, settings in found.items():
+        if found_kind != kind:
+            name, _, backbone = found_kind.partition("/")
             lines.append(f"# with model.kind={name}" + (f" and model.backbone={backbone}" if backbone else "") + ":")
         section = ""
         for setting in settings:
@@ -124,5 +127,5 @@ def render_settings(found: Reference, kind: str) -> str:
             elif setting.section != section:
                 lines.append(f"{setting.section}:")
             section = setting.section
-            lines.append(setting.row())
+            lines.append(setting.render())
     return "\n".join(lines) + "\n"

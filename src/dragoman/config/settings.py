@@ -47,7 +47,7 @@ _Dumper.add_representer(
     ),
 )
 _EXPONENT = r"[eE][-+]?[0-9]+"
-_PLAIN = {  # type of an unquoted scalar -> its pattern and its possible first characters
+_SCALARS = {  # type of an unquoted scalar -> its pattern and its possible first characters
     "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
     "int": (r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)", [*"-+0123456789"]),
     "float": (
@@ -58,9 +58,9 @@ _PLAIN = {  # type of an unquoted scalar -> its pattern and its possible first c
     "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
     "merge": (r"<<", ["<"]),
 }
-for _name, (_pattern, _first) in _PLAIN.items():
-    for _kind in (_Loader, _Dumper):
-        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^({_pattern})$"), _first)
+for _name, (_pattern, _first) in _SCALARS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^({_pattern})$"), _first)
 
 
 def parse_yaml(text: str, name: str) -> Any:
@@ -69,8 +69,8 @@ def parse_yaml(text: str, name: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        culprit = repr(chr(error.character))
-        raise UserError(f"{name} line {line} is not valid YAML: it contains the character {culprit}") from None
+        character = repr(chr(error.character))
+        raise UserError(f"{name} line {line} is not valid YAML: it contains the character {character}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
@@ -125,7 +125,7 @@ def format_yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-EXPECTED = {  # type of a pydantic error -> the expected value, for types whose message in pydantic is unclear
+EXPECTED = {  # type of a pydantic error -> text after "should be", for types whose message in pydantic is unclear
     "model_type": "settings written as name: value",
     "dict_type": "settings written as name: value",
     "missing": "set",
@@ -193,7 +193,7 @@ def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, l
     from dragoman.config.reference import load_reference  # here, because reference.py imports this module
 
     *parents, name = map(str, location)
-    for parent in parents:  # find the record that should contain the setting; parents are keys and list indices
+    for parent in parents:  # find the record of the section that the setting is in; parents are keys and list indices
         if parent in cls.model_fields:
             cls = next(_records(cls.model_fields[parent].annotation), cls)
     section, names = key.rpartition(".")[0], list(cls.model_fields)
@@ -206,24 +206,24 @@ def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, l
         suggested = [row.path for row in rows if row.name == name and row.section != section]
     hint = f"; did you mean {' or '.join(map(repr, suggested))}?" if suggested else suggest_name(name, names)
     kind = cls.model_fields.get("kind")
-    of_kind = f"with {section}.kind={kind.default} " if kind and get_origin(kind.annotation) is Literal else ""
-    return f"{of_kind}there is no setting {key!r}{line}{hint} (there are: {', '.join(names)})"
+    condition = f"with {section}.kind={kind.default} " if kind and get_origin(kind.annotation) is Literal else ""
+    return f"{condition}there is no setting {key!r}{line}{hint} (there are: {', '.join(names)})"
 
 
 def _path(error: Any) -> list[str]:
     """Return the keys that lead to the error, without the parts that pydantic adds for unions and validators."""
     *parents, last = map(str, error["loc"] or [""])
-    added = ("literal[", "function-", "bool", "tuple[")  # how these parts start
-    kept = [part for part in parents if not part.startswith(added)]
-    return [*kept, last] if error["type"] == "extra_forbidden" or (last and not last.startswith(added)) else kept
+    added = ("literal[", "function-", "bool", "tuple[")  # prefixes of the parts that pydantic adds
+    keys = [part for part in parents if not part.startswith(added)]
+    return [*keys, last] if error["type"] == "extra_forbidden" or (last and not last.startswith(added)) else keys
 
 
-def _records(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the record types inside the type of a field, such as that of the items of a list."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        yield kind
+def _records(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the record types inside the type annotation of a field, such as CorpusSettings in a tuple of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
     else:
-        for inner in get_args(kind):
+        for inner in get_args(annotation):
             yield from _records(inner)
 
 
@@ -271,10 +271,10 @@ class Settings(BaseModel):
         """Accept yes, no, on and off where true or false is meant; elsewhere, such as in a tag, they are text."""
         if not isinstance(values, dict):
             return values
-        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        types = {name: field.annotation for name, field in cls.model_fields.items()}
         return {
             name: BOOL_WORDS.get(value.lower(), value)
-            if isinstance(value, str) and bool in (kinds.get(name), *get_args(kinds.get(name)))
+            if isinstance(value, str) and bool in (types.get(name), *get_args(types.get(name)))
             else value
             for name, value in values.items()
         }
@@ -288,13 +288,13 @@ def resolve_metric_name(name: str) -> str:
     return METRIC_ALIASES.get(name, name)
 
 
-# Lists in YAML become tuples, so that records are hashable.
-Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+# Converts a list in YAML to a tuple, so that records are hashable.
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 MetricName = Annotated[str, AfterValidator(resolve_metric_name)]
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0, le=10**12)]  # like Count, but 0 is allowed and usually means "off" or "no limit"
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
+InclusiveFraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Layers = Annotated[int, Field(ge=0, le=1000)]
@@ -352,7 +352,7 @@ class TrainSettings(Settings):
     save_every: Count = setting(1000, "steps between checkpoints")
     log_every: Count = setting(50, "steps between log entries")
     tensorboard: bool = setting(False, "write curves to RUN/tensorboard, in addition to metrics.jsonl")
-    freeze: Annotated[tuple[str, ...], Listed] = setting(
+    freeze: Annotated[tuple[str, ...], AsTuple] = setting(
         (), "names or patterns of parameters that are not trained, such as encoder.*"
     )
 
@@ -373,7 +373,7 @@ def override(values: dict[str, Any], item: str) -> None:
     for name in parents:
         inner = section[name] = {} if section.get(name) is None else section[name]
         if not isinstance(inner, dict):
-            raise UserError(f"{item!r} sets something inside {name!r}, which is {shorten_value(inner)} in the recipe")
+            raise UserError(f"{item!r}: {name!r} is not a section; the recipe sets it to {shorten_value(inner)}")
         section = inner
     section[leaf] = parse_yaml(value, item)
 

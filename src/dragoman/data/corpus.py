@@ -25,12 +25,12 @@ from pydantic import BeforeValidator
 
 from dragoman.config.settings import (
     Amount,
+    AsTuple,
     Count,
-    Listed,
+    InclusiveFraction,
     MetricName,
     Seed,
     Settings,
-    Share,
     build,
     prefix_errors,
     read_values,
@@ -81,12 +81,12 @@ class CorpusSettings(Settings):
     dialogue: str = setting("", 'file with numbered turns, "3 question<tab>answer"; the source is the dialogue so far')
     text: str = setting("", "text file for a language model")
     conllu: str = setting("", "file with the dependency trees of all non-empty sources; for model.position=tree")
-    part: Annotated[tuple[Share, Share], Listed] = setting(
+    part: Annotated[tuple[InclusiveFraction, InclusiveFraction], AsTuple] = setting(
         (0.0, 1.0), "start and end of the part of `text` that is used, as fractions of its characters"
     )
-    columns: Annotated[tuple[Amount, Amount], Listed] = setting((0, 1), "TSV columns of source and target, from 0")
-    keys: Annotated[tuple[str, str], Listed] = setting(("source", "target"), "JSON keys of source and target")
-    references: Annotated[tuple[str, ...], Listed] = setting(
+    columns: Annotated[tuple[Amount, Amount], AsTuple] = setting((0, 1), "TSV columns of source and target, from 0")
+    keys: Annotated[tuple[str, str], AsTuple] = setting(("source", "target"), "JSON keys of source and target")
+    references: Annotated[tuple[str, ...], AsTuple] = setting(
         (), "JSON keys of all reference translations, for a test set"
     )
     where: dict[Word, Word] = setting({}, "read only rows with these values, {TSV column or JSON key: value}")
@@ -168,14 +168,16 @@ class CorpusSettings(Settings):
 
 
 SPLITS = ("train", "dev", "test")
-Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(wrap_in_list)]
+Corpora = Annotated[tuple[CorpusSettings, ...], AsTuple, BeforeValidator(wrap_in_list)]
 
 
 class DataSettings(Settings):
     train: Corpora = setting((), "corpora to train on")
     dev: Corpora = setting((), "corpora to validate on")
     test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each separately")
-    metrics: Annotated[tuple[MetricName, ...], Listed] = setting((), "evaluation metrics; by default those of the task")
+    metrics: Annotated[tuple[MetricName, ...], AsTuple] = setting(
+        (), "evaluation metrics; by default those of the task"
+    )
     direction: str = setting("en-de", "phrasebook: source and target language")
     both_ways: bool = setting(False, "train on every pair in both directions, to pretrain for another run")
     documents: Literal["file", "line"] = setting("file", "language model: a text is a whole file or a single line")

@@ -30,7 +30,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dragoman.config.settings import Listed, Settings, build, setting
+from dragoman.config.settings import AsTuple, Settings, build, setting
 from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, read_lines, remove_abandoned, write_atomically, write_text
@@ -64,7 +64,7 @@ class SmtSettings(Settings):
     max_phrase: int = setting(7, "maximum length of a phrase in words", ge=1, le=20)
     phrase_options: int = setting(30, "number of translations kept per source phrase, the likeliest", ge=1)
     order: int = setting(5, "order of the n-gram language model", ge=1, le=10)
-    prune: Annotated[tuple[int, ...], Listed] = setting(
+    prune: Annotated[tuple[int, ...], AsTuple] = setting(
         (), "highest count of n-grams to drop, per order; the last applies to all higher orders"
     )
     lm_text: str = setting("", "file with additional target-language text, one sentence per line")
