@@ -24,7 +24,7 @@ from dragoman.data.batches import (
     pack_rows,
     plan_packed,
     plan_padded,
-    plan_stepped,
+    plan_bucketed,
 )
 from dragoman.data.features import FEATURES
 from dragoman.phrasebook.generate import generate_pairs
@@ -157,7 +157,7 @@ def test_padded_rows_hold_one_pair_each(lengths: list[tuple[int, int]], tokens: 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
 def test_stepped_rows_hold_one_pair_each(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
     """The shape of a batch is a function of its width; only one batch has empty rows."""
-    grids, _, _ = planned("stepped", lengths, widths, tokens)
+    grids, _, _ = planned("padded_bucketed", lengths, widths, tokens)
     assert all(len(row) <= 1 for grid in grids for row in grid.rows)
     assert sum([] in grid.rows for grid in grids) <= 1
     heights = {(grid.widths, len(grid.rows)) for grid in grids}
@@ -207,12 +207,12 @@ def test_padded_batches_have_pairs_of_similar_length(name: str, least: float) ->
 def test_stepped_rows_have_few_shapes_and_little_padding(name: str) -> None:
     """This also holds over many windows, whose longest texts differ."""
     lengths = CORPORA[name]
-    grids = plan_stepped(*lengths, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
+    grids = plan_bucketed(*lengths, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
     assert min(fill(grids, *lengths)) >= 0.8
     shapes = {(grid.widths, len(grid.rows)) for grid in grids}
     for start in range(0, 20_000, 1000):
         some = [side[start : start + 1000] for side in lengths]
-        grids = plan_stepped(*some, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
+        grids = plan_bucketed(*some, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
         shapes |= {(grid.widths, len(grid.rows)) for grid in grids}
     assert len(shapes) <= 25
 
@@ -223,7 +223,7 @@ def test_stepped_rows_are_not_wider_than_max_positions(
 ) -> None:
     source_N, target_N = np.array(lengths).T
     most = max(source_N.max(), target_N.max())
-    grids = plan_stepped(
+    grids = plan_bucketed(
         source_N, target_N, tokens=tokens, widths=widths, rng=np.random.default_rng(0), max_positions=most
     )
     assert max(max(grid.widths) for grid in grids) <= most

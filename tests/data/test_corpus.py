@@ -184,8 +184,8 @@ def test_jsonl_strings_are_read_as_written(rows: list[tuple[str, str]], code: st
         ('{"source": "a", "target": null}', "'target' must be a string, a number or a list of them, got null"),
         ('{"source": {"b": 1}, "target": "a"}', "'source' must be a string, a number or a list of them, got {"),
         ('{"source": "a", "target": []}', "'target' is an empty list"),
-        (r'{"source": ["b", "\ud83c"], "target": "b"}', r"'source' holds \\ud83c, half of a surrogate pair"),
-        (r'{"source": "\ud83c", "target": "b"}', r"'source' holds \\ud83c, half of a surrogate pair"),
+        (r'{"source": ["b", "\ud83c"], "target": "b"}', r"'source' contains \\ud83c, half of a surrogate pair"),
+        (r'{"source": "\ud83c", "target": "b"}', r"'source' contains \\ud83c, half of a surrogate pair"),
     ],
 )
 def test_a_wrong_jsonl_line_is_named(tmp_path: Path, line: str, words: str) -> None:
@@ -217,9 +217,7 @@ def test_lists_in_jsonl(tmp_path: Path) -> None:
     assert next((pair.source, pair.alternatives) for pair in short) == ("One. Two", ("b b",))
     turned = read_pairs(CorpusSettings(jsonl=str(path), reverse=True))
     assert next(turned) == Pair("a", "One. Two lines. 3")
-    with pytest.raises(
-        UserError, match=r"no line with target: x, as where asks; its lines have such as target: a \| b b"
-    ):
+    with pytest.raises(UserError, match=r"no line with target: x .*; its lines have target: a \| b b"):
         list(read_pairs(CorpusSettings(jsonl=str(path), where={"target": "x"})))
 
 
@@ -279,7 +277,7 @@ def test_where_keeps_the_rows_with_a_value(tmp_path: Path) -> None:
     [
         ({"split": "train"}, r"where names the column 'split', but columns are numbered, from 0"),
         ({"3": "train"}, r"a\.tsv line 1 has 3 columns, but columns 1 and 2 and 3 .*are wanted"),
-        ({"0": "dev"}, r"a\.tsv has no line with 0: dev, as where asks; its lines have such as 0: train; 0: test"),
+        ({"0": "dev"}, r"a\.tsv has no line with 0: dev .*; its lines have 0: train; 0: test"),
     ],
 )
 def test_where_without_a_match_is_an_error(tmp_path: Path, where: dict[str, str], words: str) -> None:
@@ -340,7 +338,7 @@ def test_a_dialogue_begins_where_the_numbers_restart(tmp_path: Path, first: int)
     ("text", "words"),
     [
         ("", "no line with an answer"),
-        ("1 hello\n2 there\n", "no line with an answer, which stands behind a tab"),
+        ("1 hello\n2 there\n", "no line with an answer; an answer follows"),
         ("9" * 5000 + " hello\tyes\n", "must begin with the number of the turn"),
         ("1 hello\tyes\nhello\tno\n", r"d\.txt line 2 must begin with the number of the turn.*not 'hello\\tno'"),
     ],

@@ -82,7 +82,7 @@ def test_skipped_pairs_are_counted_and_others_are_stored(pairs: list[Pair], chun
     long = sum(min(both) > 0 and max(both) > limit for both in lengths)
     fits = [pair for pair, both in zip(pairs, lengths) if min(both) > 0 and max(both) <= limit]
     with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "ENCODED_TOGETHER", chunk)
+        patch.setattr(tokens, "ENCODING_CHUNK", chunk)
         if not fits:
             assert f"none of {len(pairs)} pairs can be used" in complaint(
                 Path(cache), pairs, kind="byte", max_length=limit, text=True
@@ -290,7 +290,7 @@ def test_ids_take_two_bytes_or_four(tmp_path: Path) -> None:
 def test_released_pages_can_be_read_again(tmp_path: Path) -> None:
     store = made(tmp_path, text=True)
     before = [store.example(line).target.tolist() for line in range(len(store))]
-    store.forget_pages()
+    store.release_pages()
     assert [store.example(line).target.tolist() for line in range(len(store))] == before
     assert all(isinstance(ids.values.base, np.memmap) for ids in store.ids)
 

@@ -178,7 +178,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, documents:
     [
         ("", [], "is empty"),
         ("ab\n", [], "has no line in part [0.9, 1.0]"),
-        ("ab\n" * 9, ["data.train={text: text, part: [0.9, 0.1]}"], "part goes from a lower share"),
+        ("ab\n" * 9, ["data.train={text: text, part: [0.9, 0.1]}"], "part must go from a lower fraction"),
         ("ab\n" * 9, ["data.train={tsv: text, part: [0.0, 0.1]}"], "part works with text, not with tsv"),
         ("ab\n" * 9, ["tokenizer.kind=bpe", "tokenizer.sampling=0.1"], "needs data.documents=line"),
         ("ab\n" * 9, ["data.documents=page"], "'file' or 'line'"),

@@ -259,7 +259,7 @@ def write_corpora(
     for plan, count in zip(plans, shards, strict=True):
         pairs = TranslationFilter()
         jobs.write_lines(plan.file, pairs.format_lines(plan.job.read_records(count)))
-        name, left_out = plan.corpus.shown, dict(pairs.left_out)
+        name, left_out = plan.corpus.title, dict(pairs.left_out)
         corpora.append({"file": plan.file.name, "of": name, "answers": pairs.accepted, "left_out": left_out})
         filters.append(pairs)
         original_pairs += 0 if plan.corpus.text or not record["originals"] else pairs.nonblank

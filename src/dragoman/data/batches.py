@@ -8,8 +8,8 @@ batch each row contains several complete sentence pairs:
     source_position_BS  0   1    2   |  0    1    2     3   |   0
 
 Segment ids restrict attention to the sentence, positions restart in every sentence, and nothing is truncated. Rows are
-filled by best fit: the pair is added that fills the gap best. A few per cent of the slots are padding (`choose_widths`
-aims at less than 1 - MIN_FILL).
+filled by best fit: the pair is added that fills the gap best. A few per cent of the slots remain padding
+(`choose_widths` requires that at least MIN_FILL of them are not, if possible).
 
 There are two steps. A *layout* (LAYOUTS) plans which examples share which row, from their lengths alone. Then the
 ExampleFormat of the task (EXAMPLE_FORMATS) collates a planned batch: it writes the examples into tensors. Lengths are
@@ -35,10 +35,10 @@ from dragoman.types import BOS, EOS, PAD, Batch, Example
 Examples = Sequence[Example] | Mapping[int, Example]  # indexed by the numbers in a BatchPlan
 
 
-CELLS_PER_WIDTH = 128  # resolution at which lengths are compared when rows are filled
+CELLS_PER_WIDTH = 128  # when rows are filled, lengths are compared in cells of 1/128 of a row
 MIN_FILL = 0.935  # required fraction of slots that are not padding
 DOUBLING_COST = 0.015  # a doubled width must increase the fill by more than this, because attention then costs more
-PACKED_TOGETHER = 8192  # pairs that are packed together: enough to fill rows well, few enough to be fast
+PACKING_CHUNK = 8192  # number of pairs packed at a time: enough to fill rows well, few enough to be fast
 UNLIMITED_POSITIONS = 1 << 20  # more than any sentence needs
 # 8, 10, 12, 14, 16, 20, ...: four widths from each power of two to the next
 BUCKET_WIDTHS = np.array([2.0**octave * quarter for octave in range(1, 20) for quarter in (4, 5, 6, 7)])
@@ -74,7 +74,7 @@ class RankShard(NamedTuple):
 
 
 class BestFitTable:
-    """The items (indices of pairs) that are not in a row yet, with a table of the best item for each size of gap.
+    """The items (pairs, by index) that are not in a row yet, with a table of the best item for each size of gap.
 
     Lengths are rounded up to cells, CELLS_PER_WIDTH per row (fewer if a row is narrower), and items of the same length
     in cells are interchangeable. `best_ST[s, t]` is the preference of the best item for a gap of s source and t target
@@ -87,12 +87,12 @@ class BestFitTable:
         self.widths = widths
         self.cells = [min(CELLS_PER_WIDTH, width) for width in widths]
         S, T = self.shape = (self.cells[0] + 1, self.cells[1] + 1)
-        fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
+        fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))  # of both sides, up to 2
         # Longer items are preferred (to 1/1000 of a row). The preference modulo S * T is the index of the cell.
         self.preference_ST = np.round(fullness_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
         source_N, target_N = (
             -(-length_N * n // width) for length_N, n, width in zip(length_2N, self.cells, widths, strict=True)
-        )
+        )  # -(-a // b) is a / b, rounded up
         self.cell_N = (source_N * T + target_N).tolist()
         self.items_by_cell: dict[int, list[int]] = {}
         self.available_ST = np.zeros(self.shape, dtype=bool)  # cells that have items
@@ -141,9 +141,9 @@ def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[Ba
     table = BestFitTable(length_2N, widths)
     table.put(item for item in reversed(order) if not doublings_N[item])
     plans = [BatchPlan([], widths.scale(2**k)) for k in range(max(doublings_N, default=0) + 1)]
-    lengths, placed = length_2N.T.tolist(), [False] * len(order)
+    lengths, is_packed = length_2N.T.tolist(), [False] * len(order)
     for first in order:
-        if placed[first]:
+        if is_packed[first]:
             continue
         if not doublings_N[first]:
             table.take(table.cell_N[first])  # removes `first` itself, the last item of its cell
@@ -151,7 +151,7 @@ def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[Ba
         source_gap, target_gap = plan.widths
         while item is not None:
             row.append(item)
-            placed[item] = True
+            is_packed[item] = True
             source_gap, target_gap = source_gap - lengths[item][0], target_gap - lengths[item][1]
             item = table.take_best(source_gap, target_gap)
         plan.rows.append(row)
@@ -167,9 +167,9 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     if source_N.sum() < target_N.sum():
         target, source = choose_widths(target_N, source_N)
         return Widths(source, target)
-    source_N, target_N = source_N[:PACKED_TOGETHER], target_N[:PACKED_TOGETHER]
+    source_N, target_N = source_N[:PACKING_CHUNK], target_N[:PACKING_CHUNK]
     ratio = target_N.sum() / source_N.sum()
-    value: dict[Widths, float] = {}  # fill of the best candidate of each source width, less the cost of its width
+    utility: dict[Widths, float] = {}  # fill of the best candidate of each source width, minus the cost of its width
     for doublings, source in enumerate((64, 128, 256, 512)):
         targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
         fill: dict[Widths, float] = {}  # fraction of slots that are not padding, on the side with more padding
@@ -180,8 +180,8 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
         best = max(fill, key=fill.__getitem__)
         if fill[best] >= MIN_FILL:
             return best
-        value[best] = fill[best] - DOUBLING_COST * doublings
-    return max(value, key=value.__getitem__)
+        utility[best] = fill[best] - DOUBLING_COST * doublings
+    return max(utility, key=utility.__getitem__)
 
 
 def plan_packed(
@@ -190,11 +190,11 @@ def plan_packed(
     """Plan packed rows in random order, in batches of about `tokens` slots per side.
 
     All batches of a width have the same shape, except that the last may have fewer rows: its number of rows is one of
-    `heights` possible numbers. If `heights` is 1, narrow rows are joined to fill the last batch of wide rows.
+    `heights` equally spaced numbers. If `heights` is 1, narrow rows are joined to fill the last batch of wide rows.
     """
     rows_by_factor: dict[int, list[list[int]]] = {1: []}  # factor: width of the rows as a multiple of `widths`
-    for start in range(0, len(source_N), PACKED_TOGETHER):
-        end = start + PACKED_TOGETHER
+    for start in range(0, len(source_N), PACKING_CHUNK):
+        end = start + PACKING_CHUNK
         for plan in pack_rows(source_N[start:end], target_N[start:end], widths):
             rows = rows_by_factor.setdefault(plan.widths.source // widths.source, [])
             rows.extend([start + i for i in row] for row in plan.rows)
@@ -249,7 +249,7 @@ def plan_padded(
     return plans
 
 
-def plan_stepped(
+def plan_bucketed(
     source_N: IntArray,
     target_N: IntArray,
     *,
@@ -287,11 +287,11 @@ def plan_stepped(
 Layout = Callable[..., list[BatchPlan]]
 LAYOUTS: dict[str, Layout] = {
     "packed": plan_packed,
-    "level": partial(plan_packed, heights=1),  # one shape per width, for CUDA graphs
+    "packed_bucketed": partial(plan_packed, heights=1),  # one shape per width, for CUDA graphs
     "padded": plan_padded,
-    "stepped": plan_stepped,
+    "padded_bucketed": plan_bucketed,
 }
-BOUNDED_LAYOUTS = {"stepped"}  # their rows may be wider than every text, so they need `max_positions`
+BOUNDED_LAYOUTS = {"padded_bucketed"}  # their rows may be wider than every text, so they need `max_positions`
 
 
 class FlatSide(NamedTuple):
@@ -309,7 +309,7 @@ def flatten_side(ids: Sequence[NDArray[np.integer]], plan: BatchPlan, width: int
     `ids` are the tokens of each example, in the order of the plan; `width` is the row width of this side.
     """
     sizes = [len(row) for row in plan.rows]
-    first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)  # the first example of the same row
+    first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)  # index of the first example of the row
     end = np.full(int(eos), EOS)  # empty if `eos` is False
     length_N = np.array([len(tokens) + eos for tokens in ids], dtype=np.int64)
     token = np.concatenate([end[:0], *(part for tokens in ids for part in (tokens, end))]).astype(np.int64)
@@ -328,7 +328,7 @@ class ExampleFormat:
     `first_input` is None, the first token of the target is only an input and is not predicted.
     """
 
-    noun: str  # name of the examples in messages
+    noun: str  # what messages call the examples
     empty_source: str  # reason to leave out an example without a source; "": the format has no sources
     empty_target: str  # reason to leave out an example without a target; "": every line of a text is kept
     target_eos: bool = True  # whether a target ends with </s>
@@ -341,6 +341,7 @@ class ExampleFormat:
             return self.empty_target
         if not source and self.empty_source:
             return self.empty_source
+        # A side whose empty texts are kept is divided into windows or not used, so it cannot be too long.
         longest = max(len(source) if self.empty_source else 0, len(target) if self.empty_target else 0)
         return f"longer than {max_length} tokens" if longest > max_length else ""
 
@@ -349,7 +350,7 @@ class ExampleFormat:
         return source_N + bool(self.empty_source), target_N + self.target_eos - (self.first_input is None)
 
     def lengths(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
-        """Return how many slots these examples need on each side."""
+        """Return how many slots of a batch these examples need on each side."""
         return self.count_slots(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
     def collate(self, plan: BatchPlan, examples: Examples, feature_names: Iterable[str] | None = None) -> Batch:

@@ -201,22 +201,22 @@ class CleaningFilter:
 
     def find_reason(self, pair: Pair) -> str:
         """Return the first reason to drop a pair, or "kept"."""
-        limits, sides = self.settings, (pair.source, pair.target)
+        settings, sides = self.settings, (pair.source, pair.target)
         if not all(side.strip() for side in sides):
             return "empty"
-        if limits.drop_equal and pair.source.strip() == pair.target.strip():
+        if settings.drop_equal and pair.source.strip() == pair.target.strip():
             return "equal"
-        if limits.min_words and any(len(side.split()) < limits.min_words for side in sides):
+        if settings.min_words and any(len(side.split()) < settings.min_words for side in sides):
             return "short"
-        max_words, max_characters = limits.max_words or math.inf, limits.max_characters or math.inf
+        max_words, max_characters = settings.max_words or math.inf, settings.max_characters or math.inf
         for side in sides:
             # n words and the spaces between them have at least 2n - 1 characters, so short texts need not be split.
             if len(side) > max_characters or (len(side) > 2 * max_words and len(side.split()) > max_words):
                 return "long"
         shorter, longer = sorted(len(side.encode()) for side in sides)
-        if limits.max_ratio and longer > limits.max_ratio * shorter:
+        if settings.max_ratio and longer > settings.max_ratio * shorter:
             return "ratio"
-        if limits.drop_duplicates and not self.seen.add(*sides):
+        if settings.drop_duplicates and not self.seen.add(*sides):
             return "duplicate"
         for name, code in self.codes.items():
             if self.languages and self.languages.is_foreign(getattr(pair, name), code):

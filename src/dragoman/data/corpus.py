@@ -54,6 +54,7 @@ def wrap_in_list(value: Any) -> Any:
     for name in value if isinstance(value, list) else [value]:
         if isinstance(name, str):
             kind = "jsonl" if ".jsonl" in name else "tsv"
+            # `describe_error` puts "should be" before this text.
             raise ValueError(f"a corpus, such as {{{kind}: {name}}} or {{source: FILE, target: FILE}}")
     return [value] if isinstance(value, dict) else value
 
@@ -65,7 +66,7 @@ def convert_to_text(value: Any) -> Any:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-Word = Annotated[str, BeforeValidator(convert_to_text)]
+Scalar = Annotated[str, BeforeValidator(convert_to_text)]
 
 
 class CorpusSettings(Settings):
@@ -89,7 +90,7 @@ class CorpusSettings(Settings):
     references: Annotated[tuple[str, ...], AsTuple] = setting(
         (), "JSON keys of all reference translations, for a test set"
     )
-    where: dict[Word, Word] = setting({}, "read only rows with these values, {TSV column or JSON key: value}")
+    where: dict[Scalar, Scalar] = setting({}, "read only rows with these values, {TSV column or JSON key: value}")
     source_words: Amount = setting(0, "truncate each source to this number of words; 0: do not truncate")
     phrasebook: Amount = setting(0, "number of pairs to generate from the built-in phrasebook; 0: none")
     split: str = setting("", "phrasebook: split to generate; by default train, dev or test, where the corpus is listed")
@@ -123,14 +124,14 @@ class CorpusSettings(Settings):
         return self.model_copy(update={name: change(path) for name, path in self.named_files.items()})
 
     @property
-    def shown(self) -> str:
+    def title(self) -> str:
         """The name of the corpus in messages."""
         return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.selection_text
 
     @property
     def selection_text(self) -> str:
         """A suffix for the name of the corpus: the selected rows and part, the direction and the tag; "" by default."""
-        selections = [f"{name}: {word}" for name, word in self.where.items()]
+        selections = [f"{name}: {value}" for name, value in self.where.items()]
         selections += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
         selections += ["reverse"] if self.reverse else []
         selections += [f"tag {self.tag}"] if self.tag else []
@@ -156,15 +157,15 @@ class CorpusSettings(Settings):
                 raise UserError(f"{key}: {name} works with {' and '.join(works_with)}, not with {given[0]}{hint}")
         if self.part[0] >= self.part[1]:
             raise UserError(
-                f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}"
+                f"{key}: part must go from a lower fraction to a higher one, such as [0.0, 0.9], got {list(self.part)}"
             )
         if self.reverse and (not self.has_sources or self.references or self.conllu):
             other = given[0] if not self.has_sources else "references" if self.references else "conllu"
             raise UserError(f"{key}: reverse swaps the sides, which {other} does not allow; leave one of them out")
         if self.tag != " ".join(self.tag.split()):
-            raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
+            raise UserError(f"{key}: tag must be a word, or words separated by single spaces, got {self.tag!r}")
         if self.tag and not self.has_sources:
-            raise UserError(f"{key}: tag stands before a source, and {given[0]} has none; leave it out")
+            raise UserError(f"{key}: tag precedes a source, but {given[0]} has no sources; leave it out")
 
 
 SPLITS = ("train", "dev", "test")
@@ -172,6 +173,8 @@ Corpora = Annotated[tuple[CorpusSettings, ...], AsTuple, BeforeValidator(wrap_in
 
 
 class DataSettings(Settings):
+    """The `data` section of a recipe."""
+
     train: Corpora = setting((), "corpora to train on")
     dev: Corpora = setting((), "corpora to validate on")
     test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each separately")
@@ -232,7 +235,7 @@ def read_pairs(
 ) -> Iterator[Pair]:
     """Yield the pairs of one corpus in order, with the trees of the sources if `trees` is set and the corpus has trees.
 
-    Only the phrasebook depends on `split` and `direction`. `watch` is notified of the progress (see io.read_lines).
+    Only the phrasebook depends on `split` and `direction`. `watch` is passed to `read_lines`.
 
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
@@ -261,7 +264,7 @@ def read_pairs(
 def collect_references(pairs: Sequence[Pair]) -> list[list[str]]:
     """Return the references of pairs as lists with one reference per pair, as sacreBLEU takes them.
 
-    There are as many lists as the pair with the most targets has. A pair with fewer targets repeats its first target,
+    The number of lists is the maximum number of targets of a pair. A pair with fewer targets repeats its first target,
     which does not change scores.
     """
     targets = [(pair.target, *pair.alternatives) for pair in pairs]
@@ -306,11 +309,11 @@ def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     source, target = map(str, corpus.columns)
     wanted = list(dict.fromkeys([source, target, *corpus.where]))
 
-    def parse(line: str, place: str) -> Row:
+    def parse(line: str, location: str) -> Row:
         fields = line.split("\t")
         if len(fields) <= max(map(int, wanted)):
             raise UserError(
-                f"{place} has {len(fields)} column{'s' * (len(fields) != 1)}, "
+                f"{location} has {len(fields)} column{'s' * (len(fields) != 1)}, "
                 f"but columns {' and '.join(wanted)} (counted from 0) are wanted; columns are separated by one tab"
             )
         return {name: [fields[int(name)]] for name in wanted}
@@ -322,38 +325,40 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Read two keys of one object per line. A list of sources is joined; a list of targets has several references."""
     source, target = corpus.keys
 
-    def parse(line: str, place: str) -> Row:
+    def parse(line: str, location: str) -> Row:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise UserError(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        row = {key: read_texts(record, key, place) for key in (source, target, *corpus.where)}
+            raise UserError(f"{location} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
+        row = {key: read_texts(record, key, location) for key in (source, target, *corpus.where)}
         if not row[target]:
-            raise UserError(f"{place}: {target!r} is an empty list; it must hold a text, or several right ones")
+            raise UserError(f"{location}: {target!r} is an empty list; it must contain one or more correct texts")
         return row
 
     return read_rows(corpus, lines_in, parse, source, target)
 
 
-def read_texts(record: dict[str, Any], key: str, place: str) -> list[str]:
-    """Return the text at a key, or the texts if its value is a list. `place` is the line, for error messages."""
+def read_texts(record: dict[str, Any], key: str, location: str) -> list[str]:
+    """Return the text at a key, or the texts if its value is a list. `location` is the line, for error messages."""
     if key not in record:
         names = ", ".join(record) or "none"
-        raise UserError(f"{place} has no key {key!r} (it has: {names}); set keys to the right names")
+        raise UserError(f"{location} has no key {key!r} (it has: {names}); set keys to the right names")
     is_list = isinstance(record[key], list)
     texts = []
     for value in record[key] if is_list else [record[key]]:
         text = json.dumps(value) if isinstance(value, int | float) else value  # a number may be a label
         if not isinstance(text, str):
             got = json.dumps(value)[:40]
-            raise UserError(f"{place}: {key!r} must be a string, a number or a list of them, got {got}")
+            raise UserError(f"{location}: {key!r} must be a string, a number or a list of them, got {got}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = f"\\u{ord(text[error.start]):04x}"
-            raise UserError(f"{place}: {key!r} holds {half}, half of a surrogate pair, which is not text") from None
+            raise UserError(
+                f"{location}: {key!r} contains {half}, half of a surrogate pair, which is no text"
+            ) from None
         texts.append(LINE_BREAK.sub(" ", text.strip()) if is_list else text)
     return texts
 
@@ -366,26 +371,26 @@ def read_rows(
     `parse` returns the row of a line; `source` and `target` are the fields of a pair.
     """
     path = Path(corpus.tsv or corpus.jsonl)
-    number = kept = 0
-    others: dict[str, None] = {}  # the fields in `where` of rows that do not match, for the error message
+    number = matching = 0
+    others: dict[str, None] = {}  # values in some rows that do not match, for the error message
     for number, line in enumerate(lines_in(path), 1):
         row = parse(line, f"{path} line {number}")
-        if all(row[name] == [word] for name, word in corpus.where.items()):
-            kept += 1
+        if all(row[name] == [value] for name, value in corpus.where.items()):
+            matching += 1
             yield Pair(" ".join(row[source]), row[target][0], alternatives=tuple(row[target][1:]))
         elif len(others) < QUOTED_ROWS:
             others[", ".join(f"{name}: {' | '.join(row[name])[:40]}" for name in corpus.where)] = None
     if not number:
         raise UserError(f"{path} is empty")
-    if not kept:
-        wanted = ", ".join(f"{name}: {word[:40]}" for name, word in corpus.where.items())
-        raise UserError(f"{path} has no line with {wanted}, as where asks; its lines have such as {'; '.join(others)}")
+    if not matching:
+        wanted = ", ".join(f"{name}: {value[:40]}" for name, value in corpus.where.items())
+        raise UserError(f"{path} has no line with {wanted} (setting `where`); its lines have {'; '.join(others)}")
 
 
 def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Yield a pair for every answer. Its source is the dialogue so far: all turns and facts before the answer.
 
-    A line is "3 what they say<tab>the answer" or "4 a fact". Lines are numbered from 1 in every dialogue.
+    A line is "3 utterance<tab>answer" or "4 fact". Lines are numbered from 1 in every dialogue.
     """
     path = Path(corpus.dialogue)
     history: list[str] = []
@@ -408,7 +413,7 @@ def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair
             yield Pair(TURN_SEPARATOR.join(history), answer.strip())
             history.append(answer.strip())
     if not answers:
-        raise UserError(f"{path} has no line with an answer, which stands behind a tab")
+        raise UserError(f"{path} has no line with an answer; an answer follows its utterance after a tab")
 
 
 def read_text_lines(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
@@ -449,7 +454,7 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
                 raise UserError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
             if not (path.is_file() or path.is_dir()):
                 raise UserError(
-                    f"{name!r} is not a plain file; training reads a corpus more than once, so write it to one"
+                    f"{name!r} is not a plain file; training reads a corpus more than once, so save it to a file"
                 )
             parts.append((setting_name, (str(path), stat.st_size, stat.st_mtime_ns)))
         parts.append(corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS}))

@@ -36,10 +36,10 @@ MAX_TREE_DISTANCE = 127  # the maximum of int8
 class Feature(ABC):
     """A kind of feature. A token store has two columns of it, whose names and formats must not change."""
 
-    files: tuple[str, str]  # names of the columns: values of tokens, records
+    columns: tuple[str, str]  # names of the two columns: values of tokens, records
     store_key: str  # part of the cache key of a store with this feature
     missing_key: str  # key in store.json: number of sentences whose feature is unknown
-    missing_message: str  # logged after this number
+    missing_message: str  # logged after this number, if it is not 0
 
     @abstractmethod
     def locate(self, pair: Pair) -> FeatureRecord:
@@ -71,13 +71,13 @@ class TreeFeature(Feature):
       the same word. It is UNKNOWN_DISTANCE between sentences, for padding and </s>, and if the tree is unknown.
     """
 
-    files = ("words", "trees")
+    columns = ("words", "trees")
     store_key = "trees"
     missing_key = "treeless"
-    missing_message = "sentences have no usable tree; their words are known by place alone"
+    missing_message = "sentences have no usable tree; the model gets no tree positions for them"
 
     def locate(self, pair: Pair) -> FeatureRecord:
-        """Find where the words begin. A tree whose words do not spell the text cannot be used."""
+        """Find where the words begin. A tree whose concatenated words are not the text cannot be used."""
         words = [remove_spaces(word) for word in pair.tree.words] if pair.tree else []
         if not pair.tree or "".join(words) != remove_spaces(pair.source):
             return EMPTY_RECORD

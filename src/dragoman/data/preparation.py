@@ -44,9 +44,9 @@ class CorpusList:
     corpora: tuple[CorpusSettings, ...]
 
     @property
-    def shown(self) -> str:
+    def title(self) -> str:
         """The names of the corpora in messages."""
-        return ", ".join(corpus.shown for corpus in self.corpora)
+        return ", ".join(corpus.title for corpus in self.corpora)
 
     def progress(self, label: str, *, passes: int = 1) -> ProgressBar:
         """Return a progress bar that estimates the remaining time from the sizes of the files.
@@ -66,10 +66,10 @@ class CorpusList:
         """Refuse plain text, which has no pairs, and, if the files are read `twice`, also pipes."""
         for corpus in self.corpora:
             if not corpus.has_sources:
-                raise UserError(f"data {command} works on pairs of a source and a target, and {corpus.shown} has none")
+                raise UserError(f"data {command} needs sentence pairs, but {corpus.title} has only targets")
             for name in corpus.files if twice else ():
                 if Path(name).exists() and not Path(name).is_file():
-                    raise UserError(f"{name!r} is not a plain file; data {command} reads it twice, so write it to one")
+                    raise UserError(f"{name!r} is not a plain file; data {command} reads it twice, so save it first")
 
 
 def parse_corpora(text: str, option: str) -> CorpusList:
@@ -110,7 +110,7 @@ def compute_corpus_statistics(corpora: CorpusList, against: Sequence[str] = ()) 
     others = CorpusList(tuple(corpus for text in against for corpus in parse_corpora(text, "--against").corpora))
     counter = None
     if others.corpora:
-        counter = OverlapCounter(others.read(others.progress("reading what to compare with")), others.shown)
+        counter = OverlapCounter(others.read(others.progress("reading the other corpora")), others.title)
     return compute_statistics(corpora.read(corpora.progress("reading")), against=counter)
 
 
@@ -148,8 +148,8 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
         sources = list(dict.fromkeys(hash_stably(pair.source.encode()) for pair in corpora.read(progress)))
         if dev + test >= len(sources):
             raise UserError(
-                f"{corpora.shown} has {len(sources):,} different sources, "
-                f"too few for {dev:,} of dev and {test:,} of test"
+                f"{corpora.title} has {len(sources):,} different sources, "
+                f"too few for {dev:,} in dev and {test:,} in test"
             )
         sampled = Random(seed).sample(sources, dev + test)
         split_of = dict.fromkeys(sampled[:dev], "dev") | dict.fromkeys(sampled[dev:], "test")
@@ -171,12 +171,12 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
 
 def take_first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
     """Yield the source and the first target of each pair; at the end, log how many pairs have further targets."""
-    several = 0
+    with_alternatives = 0
     for pair in pairs:
-        several += bool(pair.alternatives)
+        with_alternatives += bool(pair.alternatives)
         yield pair.source, pair.target
-    if several:
-        log(f"{several:,} pairs have several targets; the first of each is written", WARNING)
+    if with_alternatives:
+        log(f"{with_alternatives:,} pairs have several targets; the first of each is written", WARNING)
 
 
 def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool) -> None:
@@ -211,7 +211,7 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
     rows = iter(rows)
     first = next(rows, None)
     if first is None:
-        raise UserError(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
+        raise UserError(f"no pair is left, so {str(prefix)!r} was not written; check which settings drop all pairs")
     broken = 0  # texts with line breaks
     with report_write_errors(prefix, OUT_ADVICE), ExitStack() as cleanup:
         prefix.parent.mkdir(parents=True, exist_ok=True)

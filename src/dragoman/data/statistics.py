@@ -173,7 +173,7 @@ def compute_statistics(pairs: Iterable[Pair], against: OverlapCounter | None = N
         if against:
             against.count(pair)
     if not count:
-        raise UserError("there are no pairs to look at")
+        raise UserError("the corpus has no pairs; check its files")
     (source_languages, target_languages), notes = guess_languages(sample)
     ratios = Counter({math.exp(RATIO_STEP * step): number for step, number in log_ratios.items()})
     result = CorpusStatistics(
@@ -209,28 +209,28 @@ def guess_languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], lis
     return fractions, [", ".join(descriptions)] if descriptions else []
 
 
-def list_warnings(found: CorpusStatistics) -> list[str]:
+def list_warnings(stats: CorpusStatistics) -> list[str]:
     """Return sentences about likely errors in a corpus."""
     notes = []
-    source_language, target_language = (next(iter(side.languages), "") for side in (found.source, found.target))
+    source_language, target_language = (next(iter(side.languages), "") for side in (stats.source, stats.target))
     if source_language and source_language == target_language:
         notes.append(f"both sides look like {source_language}; is one of the files the wrong one?")
-    enough = found.has_sources and found.pairs >= MIN_PAIRS_FOR_CORRELATION
-    if enough and found.length_correlation < MIN_CORRELATION:
+    enough = stats.has_sources and stats.pairs >= MIN_PAIRS_FOR_CORRELATION
+    if enough and stats.length_correlation < MIN_CORRELATION:
         notes.append(
-            f"long sources do not have long targets (correlation {found.length_correlation:.2f}); "
+            f"long sources do not have long targets (correlation {stats.length_correlation:.2f}); "
             "do the lines of the two sides belong together?"
         )
     counts = (
-        ("empty sources", found.source.empty if found.has_sources else 0),
-        ("empty targets", found.target.empty),
-        ("pairs with two equal sides", found.equal_sides),
-        ("repeated pairs", found.repeated_pairs),
+        ("empty sources", stats.source.empty if stats.has_sources else 0),
+        ("empty targets", stats.target.empty),
+        ("pairs with two equal sides", stats.equal_sides),
+        ("repeated pairs", stats.repeated_pairs),
     )
     notes += [f"{what}: {count:,}" for what, count in counts if count]
-    if found.against and found.against.shared_sources:
+    if stats.against and stats.against.shared_sources:
         notes.append(
-            f"{found.against.shared_sources:,} of {found.pairs:,} sources are also in {found.against.name}: "
+            f"{stats.against.shared_sources:,} of {stats.pairs:,} sources are also in {stats.against.name}: "
             "scores on them say little about new text; dragoman data split makes parts that share no source"
         )
     return notes
@@ -238,11 +238,11 @@ def list_warnings(found: CorpusStatistics) -> list[str]:
 
 def compute_histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
     """Count values in `bars` equal bins from `low` to `high`; the first and the last bin include values beyond."""
-    found = [0] * bars
+    histogram = [0] * bars
     for value, count in counts.items():
         bin_index = int((value - low) / ((high - low) or 1) * bars)
-        found[min(max(bin_index, 0), bars - 1)] += count
-    return found
+        histogram[min(max(bin_index, 0), bars - 1)] += count
+    return histogram
 
 
 def render_sparkline(counts: Sequence[int]) -> str:
@@ -254,9 +254,9 @@ def render_sparkline(counts: Sequence[int]) -> str:
     return "".join(BARS[math.ceil(count / highest * len(BARS)) - 1] if count else " " for count in counts)
 
 
-def render_statistics(found: CorpusStatistics) -> RenderableType:
+def render_statistics(stats: CorpusStatistics) -> RenderableType:
     """Render the statistics as a table."""
-    table = Table(title=f"{found.pairs:,} pairs", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(title=f"{stats.pairs:,} pairs", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("", "total", "mean", "5 %", "median", "95 %", "99 %", "max", "figure"):
         table.add_column(name, justify="left" if name in ("", "figure") else "right", no_wrap=True)
 
@@ -265,22 +265,22 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
         values = [f"{mean:,.{max(digits, 1)}f}", *(f"{value:,.{digits}f}" for value in others)]
         table.add_row(name, total, *values, figure)
 
-    for name, side in (("source", found.source), ("target", found.target)):
-        if side is found.target or found.has_sources:
+    for name, side in (("source", stats.source), ("target", stats.target)):
+        if side is stats.target or stats.has_sources:
             figure = render_sparkline(side.histogram)
             add_row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
             add_row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, figure)
-    if found.has_sources:
-        add_row("target : source bytes", found.ratio, "", 2, render_sparkline(found.ratio_histogram))
+    if stats.has_sources:
+        add_row("target : source bytes", stats.ratio, "", 2, render_sparkline(stats.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
-    facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")
-    if found.has_sources:
+    facts.add_row("repeated", f"{stats.source.repeated:,} sources, {stats.target.repeated:,} targets")
+    facts.add_row("longest", f"source line {stats.source.longest_line:,}, target line {stats.target.longest_line:,}")
+    if stats.has_sources:
         facts.add_row(
-            "length correlation", f"{found.length_correlation:.2f} (1: both sides grow together, 0: unrelated)"
+            "length correlation", f"{stats.length_correlation:.2f} (1: both sides grow together, 0: unrelated)"
         )
-    if found.against:
-        other = found.against
+    if stats.against:
+        other = stats.against
         facts.add_row("against", Text(f"{other.name}, {other.other_pairs:,} pairs"))
         facts.add_row("shared", f"{other.shared_sources:,} sources, {other.shared_pairs:,} pairs")
         for name, side_words in (("source", other.source), ("target", other.target)):
@@ -288,6 +288,6 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
             examples = f", such as {' '.join(side_words.examples)}" if side_words.examples else ""
             text = f"{unknown:,} of {total:,} ({unknown / max(total, 1):.2%}){examples}"
             facts.add_row(f"{name} words not shared", Text(text))
-    for note in found.notes:
+    for note in stats.notes:
         facts.add_row("note", Text(note))
     return Group(table, facts)

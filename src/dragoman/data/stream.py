@@ -71,22 +71,22 @@ class ExampleSource(Protocol):
 
 @dataclass(frozen=True)
 class TextWindows:
-    """A text divided into windows: in the first, `first` tokens are predicted, in each of the others `context`."""
+    """A text divided into windows. `first_length` tokens are predicted in the first window, `context` in the others."""
 
     tokens: NDArray[np.integer]
     context: int
-    first: int
+    first_length: int
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2:
             raise UserError("a text needs at least two tokens for training; choose a longer one")
 
     def __len__(self) -> int:
-        return 1 + max(0, -(-(len(self.tokens) - 1 - self.first) // self.context))
+        return 1 + max(0, -(-(len(self.tokens) - 1 - self.first_length) // self.context))
 
     def spans(self, lines: IntArray) -> tuple[IntArray, IntArray]:
         """Return start and end of these windows. The last token of a window is also the first of the next window."""
-        end_N = self.first + lines * self.context
+        end_N = self.first_length + lines * self.context
         return np.maximum(end_N - self.context, 0), np.minimum(end_N, len(self.tokens) - 1) + 1
 
     def lengths(self, lines: IntArray) -> tuple[IntArray, IntArray]:
@@ -108,17 +108,18 @@ class WeightedStore(NamedTuple):
 class ShuffleWindow(NamedTuple):
     """A part of the shuffled order of an epoch, from which batches are planned together."""
 
-    begin: StreamPosition
+    start: StreamPosition
     indices: NDArray[np.uint32]  # of its examples
-    after: StreamPosition  # where the next window begins
+    next_start: StreamPosition  # where the next window starts
 
 
 class BatchStream:
-    """An endless stream of batches. If `sampling` is above 0, every text gets a new random segmentation in each epoch.
+    """An endless stream of batches from the corpora `parts`.
 
-    `layout` is a name in LAYOUTS, `tokens` the maximum number of slots per side of a batch, `example_format` a name in
-    EXAMPLE_FORMATS. `widths` of rows are by default chosen from the lengths in the corpora. `max_positions`, if given,
-    is the maximum length of a text that the model supports, including <s> or </s>.
+    `sampling` above 0 gives every text a new random segmentation in each epoch. `layout` is a name in LAYOUTS, `tokens`
+    the maximum number of slots per side of a batch, `example_format` a name in EXAMPLE_FORMATS. The row `widths` are by
+    default chosen from the lengths in the corpora. `max_positions`, if given, is the maximum length of a text that the
+    model supports, including <s> or </s>.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class BatchStream:
         chosen, first = [], 0
         for corpus, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
             index_N = np.arange(first, first + size, dtype=np.uint32)
-            expected = weight % 1 * size  # number of additional examples; below 0.5, one is added in some epochs
+            expected = weight % 1 * size  # additional examples; if it rounds to 0, one is added with this probability
             count = round(expected) or int(np.random.default_rng([self.seed, epoch, corpus]).random() < expected)
             extra_lines = rng.permutation(size)[:count] if weight % 1 else np.arange(0)
             chosen += [index_N] * int(weight) + [index_N[np.sort(extra_lines)]]
@@ -180,10 +181,10 @@ class BatchStream:
         parts = np.split(index_N.astype(np.int64), np.searchsorted(index_N, end_P[:-1]))
         return [part_N - first for part_N, first in zip(parts, [0, *end_P[:-1].tolist()], strict=True)]
 
-    def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
-        """Return the examples at the wanted slots of a window, read in file order, so that few pages are mapped."""
+    def examples(self, indices: NDArray[np.uint32], epoch: int, slots: Iterable[int]) -> dict[int, Example]:
+        """Return the examples at these slots of a window, read in file order, so that few pages are mapped."""
         found: dict[int, Example] = {}
-        slot_N = np.fromiter(wanted, dtype=np.int64)
+        slot_N = np.fromiter(slots, dtype=np.int64)
         slot_N = slot_N[np.argsort(indices[slot_N], kind="stable")]
         for start in range(0, len(slot_N), RELEASE_EVERY):
             chunk_N = slot_N[start : start + RELEASE_EVERY]
@@ -191,7 +192,7 @@ class BatchStream:
             examples = (source.examples(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True))
             found.update(zip(chunk_N.tolist(), chain.from_iterable(examples), strict=True))
             for part in self.parts:
-                part.store.forget_pages()
+                part.store.release_pages()
         return found
 
     def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
@@ -205,17 +206,17 @@ class BatchStream:
         return self.format.count_slots(*length_2N)
 
     def plan(
-        self, window: ShuffleWindow, read: dict[int, Example]
+        self, window: ShuffleWindow, examples: dict[int, Example]
     ) -> tuple[list[BatchPlan], tuple[IntArray, IntArray]]:
         """Plan the batches of a window; return them and the lengths of its examples on both sides.
 
-        `read` has the examples of the window by slot if they were already read; otherwise it is empty, and the lengths
-        are taken from the stores.
+        `examples` has the examples of the window by slot if they were already read; otherwise it is empty, and the
+        lengths are taken from the stores.
         """
-        indices, epoch = window.indices, window.begin.epoch
-        slots = range(len(indices))
-        lengths = self.format.lengths([read[slot] for slot in slots]) if read else self.lengths(indices, epoch)
-        rng = np.random.default_rng([self.seed, epoch, window.begin.window])
+        indices, epoch = window.indices, window.start.epoch
+        in_order = [examples[slot] for slot in range(len(examples))]
+        lengths = self.format.lengths(in_order) if examples else self.lengths(indices, epoch)
+        rng = np.random.default_rng([self.seed, epoch, window.start.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
     def read_windows(self, position: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
@@ -235,7 +236,7 @@ class BatchStream:
 
     def submit(self, pool: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
         """Submit all examples of a window to the pool; return a function that returns them by slot."""
-        epoch, slot_N, first = window.begin.epoch, np.argsort(window.indices, kind="stable"), 0
+        epoch, slot_N, first = window.start.epoch, np.argsort(window.indices, kind="stable"), 0
         submitted = []
         for (store, _), lines in zip(self.parts, self.split_by_corpus(window.indices[slot_N], epoch), strict=True):
             for start in range(0, len(lines), PAIRS_PER_TASK):
@@ -243,7 +244,7 @@ class BatchStream:
                 options = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
                 task = samplers.SamplingTask(*options, (line_N + first).tolist(), *store.texts(line_N))
                 submitted.append((store, line_N, task.sources, pool.submit(task)))
-                store.forget_pages()
+                store.release_pages()
             first += len(store)  # index of the first example of the next corpus
 
         def collect() -> dict[int, Example]:
@@ -272,30 +273,30 @@ class BatchStream:
             starts = [
                 StreamPosition(epoch, number, passed=number * SHUFFLE_WINDOW / len(order)) for number in range(count)
             ]
-            for begin, after in pairwise([*starts[window:], StreamPosition(epoch + 1)]):
-                yield ShuffleWindow(begin, order[begin.window * SHUFFLE_WINDOW :][:SHUFFLE_WINDOW], after)
+            for start, next_start in pairwise([*starts[window:], StreamPosition(epoch + 1)]):
+                yield ShuffleWindow(start, order[start.window * SHUFFLE_WINDOW :][:SHUFFLE_WINDOW], next_start)
             epoch, window = epoch + 1, 0
 
     def batches(self, position: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
         """Yield the rows of this rank in each batch, and the position after the batch."""
         first = position.batch  # batches of the first window that precede `position` are skipped
-        for window, read in self.read_windows(position):
-            begin, indices, after = window
-            plans, lengths = self.plan(window, read)
+        for window, examples in self.read_windows(position):
+            start, indices, next_start = window
+            plans, lengths = self.plan(window, examples)
             shards = (plan.rows[slice(*self.shard.row_range(len(plan.rows)))] for plan in plans[first:])
             local = {item for rows in shards for row in rows for item in row}
-            read = {item: read[item] for item in local} if read else self.examples(indices, begin.epoch, local)
-            fraction = (after.passed or 1.0) - begin.passed  # of the epoch, in this window
+            examples = {i: examples[i] for i in local} if examples else self.examples(indices, start.epoch, local)
+            fraction = (next_start.passed or 1.0) - start.passed  # of the epoch, in this window
             for number, plan in enumerate(plans[first:], first + 1):
-                passed = begin.passed + fraction * number / len(plans)
-                following = after if number == len(plans) else replace(begin, batch=number, passed=passed)
-                yield self.collate(plan, lengths, read), following
+                passed = start.passed + fraction * number / len(plans)
+                following = next_start if number == len(plans) else replace(start, batch=number, passed=passed)
+                yield self.collate(plan, lengths, examples), following
             first = 0
 
     def empty_batch(self) -> Batch:
         """Return a batch of one row that has only padding."""
-        none_N = np.zeros(0, dtype=np.int64)
-        return self.collate(BatchPlan([[]], self.widths), (none_N, none_N), {})
+        empty_N = np.zeros(0, dtype=np.int64)
+        return self.collate(BatchPlan([[]], self.widths), (empty_N, empty_N), {})
 
     def collate(self, plan: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
         """Collate the rows of this rank, or an empty row if it has none: every rank takes part in collectives.
@@ -348,9 +349,9 @@ def read_in_order(store: TokenStore, example_format: str, context: int) -> list[
 
 
 def prefetch(
-    make: Callable[[], Iterator[tuple[Batch, StreamPosition]]], depth: int = 4
+    read_batches: Callable[[], Iterator[tuple[Batch, StreamPosition]]], depth: int = 4
 ) -> Generator[tuple[Batch, StreamPosition], None, None]:
-    """Yield the items of `make()`, which a thread produces while the caller computes.
+    """Yield the items of `read_batches()`, which a thread produces while the caller computes.
 
     At most `depth` items are in the queue. Exceptions in the thread are raised here.
     """
@@ -365,7 +366,7 @@ def prefetch(
 
     def work() -> None:
         try:
-            for item in make():
+            for item in read_batches():
                 put(item)
                 if stop.is_set():
                     return
@@ -382,4 +383,4 @@ def prefetch(
             yield item
     finally:
         stop.set()
-        thread.join()  # a thread that is still running when the interpreter ends would abort it
+        thread.join()  # a thread that still runs when the interpreter exits could crash it

@@ -30,7 +30,7 @@ from dragoman.types import UNK
 VARIANTS = 64  # number of random segmentations of a word
 CACHED_VARIANTS = 1 << 18  # maximum number of cached variants
 LONGEST_CACHED = 32  # characters; longer words are rarely repeated
-UNKNOWN_PENALTY = 10.0  # an unknown character scores so much less than the worst subword, as in SentencePiece
+UNKNOWN_PENALTY = 10.0  # an unknown character scores this much less than the worst subword, as in SentencePiece
 SPACE_MARK = "▁"  # stands for a space in subwords
 ESCAPE = "\ue581"  # a private-use character; it is escaped too, so that `unescape` is exact
 ESCAPES = {ESCAPE: ESCAPE + "0", SPACE_MARK: ESCAPE + "1", "\u2585": ESCAPE + "2"}
@@ -85,7 +85,7 @@ class SubwordVocabulary:
 
 
 def generate_uniform(seed: str) -> Iterator[float]:
-    """Yield pseudo-random numbers in [0, 1) for ever from a linear congruential generator.
+    """Yield pseudo-random numbers in [0, 1) for ever from a linear congruential generator, with the constants of MMIX.
 
     It starts faster than random.Random, and most words need only a few numbers.
     """
@@ -118,6 +118,7 @@ def segment_bpe(word: str, vocabulary: SubwordVocabulary, rate: float, uniform: 
     heapq.heapify(merges)
     while merges:
         _, left, right, size = heapq.heappop(merges)
+        # A merge is stale if one of its symbols has been merged with another one since it was queued.
         stale = not symbols[left] or not symbols[right] or len(symbols[left]) + len(symbols[right]) != size
         if stale or (rate and next(uniform) < rate):
             continue

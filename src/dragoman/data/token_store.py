@@ -36,10 +36,10 @@ from dragoman.io import digest_bytes, fill_cache_folder
 from dragoman.types import EOS, Example, Pair, TokenFeature
 
 STORED_SIDES = ("source", "target")
-ENCODED_TOGETHER = 8192  # number of pairs that are tokenized at a time
+ENCODING_CHUNK = 8192  # number of pairs that are tokenized at a time
 
 
-def name_ends(column: str) -> str:
+def name_ends_file(column: str) -> str:
     """Return the name of the file with the end of each line of a column."""
     side, kind = column.split(".")
     return f"{side}.ends" if kind == "ids" else f"{column}_ends"
@@ -50,7 +50,7 @@ class StoredColumn:
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self.values = map_array(folder / name, dtype)
-        self.ends = map_array(folder / name_ends(name), "int64")
+        self.ends = map_array(folder / name_ends_file(name), "int64")
 
     def read(self, lines: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return the values of each of these lines, gathered in a single indexing operation."""
@@ -99,7 +99,7 @@ class TokenStore:
             # Number of sources for which a feature is unknown, by name of the feature.
             self.missing = {name: int(about[feature.missing_key]) for name, feature in stored.items()}
             self.features = {
-                name: [StoredColumn(folder, f"source.{file}", "int32") for file in feature.files]
+                name: [StoredColumn(folder, f"source.{column}", "int32") for column in feature.columns]
                 for name, feature in stored.items()
             }
             self.columns = [*self.ids, *self.text, *chain.from_iterable(self.features.values())]
@@ -108,7 +108,7 @@ class TokenStore:
             complete = False
         if not complete:
             raise UserError(
-                f"the token ids in {str(folder)!r} are damaged; remove that folder, and they are made again"
+                f"the token ids in {str(folder)!r} are damaged; remove that folder, and they will be computed again"
             )
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class TokenStore:
         source_N, target_N = (ids.lengths(lines) for ids in self.ids)
         return source_N, target_N
 
-    def forget_pages(self) -> None:
+    def release_pages(self) -> None:
         """Release the mapped pages that were read. They stay in the page cache as long as there is free memory."""
         for array in (array for column in self.columns for array in (column.values, column.ends)):
             if isinstance(array.base, np.memmap):
@@ -189,8 +189,8 @@ def open_store(
             fill_cache_folder(folder, "store.json", write)
         except OSError as error:
             raise UserError(
-                f"token ids cannot be kept in {str(cache)!r} ({error.strerror}); "
-                "free some room there or name another folder with data.cache=FOLDER"
+                f"token ids cannot be written to {str(cache)!r} ({error.strerror}); "
+                "free disk space there, or choose another folder with data.cache=FOLDER"
             ) from None
     return TokenStore(folder)
 
@@ -206,17 +206,17 @@ class StoreWriter(ExitStack):
         self.digest = hashlib.blake2b(digest_size=16)
         self.missing = {feature.missing_key: 0 for feature in self.features}  # number of sources without the feature
         columns = [f"{side}.{kind}" for kind in ("ids", *(["text"] if text else [])) for side in STORED_SIDES]
-        columns += [f"source.{file}" for feature in self.features for file in feature.files]
-        names = [name for column in columns for name in (column, name_ends(column))]
+        columns += [f"source.{column}" for feature in self.features for column in feature.columns]
+        names = [name for column in columns for name in (column, name_ends_file(column))]
         self.files = {name: self.enter_context((folder / name).open("wb")) for name in names}
         self.last_ends = dict.fromkeys(columns, 0)  # number of values written to each column
 
-    def write(self, pairs: Iterator[Pair], format_: ExampleFormat, max_length: int, corpus: str) -> dict[str, Any]:
-        """Write the pairs that need not be skipped; return the content of store.json. Messages name `corpus`."""
+    def write(self, pairs: Iterator[Pair], format_: ExampleFormat, max_length: int, name: str) -> dict[str, Any]:
+        """Write the pairs that need not be skipped; return the content of store.json. `name` is for messages."""
         dropped: Counter[str] = Counter()
         count = longest = characters = 0
         tag = ""
-        while chunk := list(islice(pairs, ENCODED_TOGETHER)):
+        while chunk := list(islice(pairs, ENCODING_CHUNK)):
             tag = chunk[0].tag  # all pairs of a corpus have the same tag
             tag_ids = self.tokenizers.tag_ids(tag)
             sources = self.tokenizers.source.encode_all([pair.source for pair in chunk])
@@ -235,7 +235,7 @@ class StoreWriter(ExitStack):
         if not count:
             reasons = [f"{number} {reason}" for reason, number in dropped.items()] or ["nothing read"]
             raise UserError(
-                f"{corpus}: none of {dropped.total()} {format_.noun} can be used ({', '.join(reasons)}); "
+                f"{name}: none of {dropped.total()} {format_.noun} can be used ({', '.join(reasons)}); "
                 "check the files, or raise data.max_length"
             )
         about = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
@@ -257,13 +257,13 @@ class StoreWriter(ExitStack):
                 feature.align(record, pair.source, source, self.tokenizers.source)
                 for record, (pair, source, _) in zip(records, kept, strict=True)
             ]
-            self.missing[feature.missing_key] += sum(not len(each.record) for each in aligned)
-            values: list[Sequence[NDArray[Any]]] = [[each.values for each in aligned], records]
-            for file, arrays in zip(feature.files, values, strict=True):
-                columns[f"source.{file}"] = arrays
+            self.missing[feature.missing_key] += sum(not len(record) for _, record in aligned)
+            arrays_by_column: list[Sequence[NDArray[Any]]] = [[values for values, _ in aligned], records]
+            for column, arrays in zip(feature.columns, arrays_by_column, strict=True):
+                columns[f"source.{column}"] = arrays
                 self.digest.update(b"".join(map(bytes, arrays)))
         for column, lines in columns.items():
             self.files[column].write(b"".join(map(bytes, lines)))
             ends = np.cumsum([self.last_ends[column], *map(len, lines)], dtype=np.int64)
-            self.files[name_ends(column)].write(ends[1:].tobytes())
+            self.files[name_ends_file(column)].write(ends[1:].tobytes())
             self.last_ends[column] = int(ends[-1])

@@ -2,8 +2,8 @@
 
 The n-th sentence of a CoNLL-U file is the tree of the n-th line of text that is not empty. The columns ID, FORM and
 HEAD are read. A multiword token ("3-4  zum", followed by the words 3 "zu" and 4 "dem") may differ from its joined
-words; then its form is assigned to the word nearest the root, and the other words get the form "". So the forms of a
-tree always spell the text. Empty nodes ("5.1") are not part of the basic tree and are skipped.
+words; then its form is assigned to the word nearest the root, and the other words get the form "". So the concatenated
+forms of a tree are always the text. Empty nodes ("5.1") are not part of the basic tree and are skipped.
 """
 
 from __future__ import annotations
@@ -53,36 +53,36 @@ def read_conllu(path: Path) -> Iterator[Tree]:
         raise UserError(f"{path} is empty")
 
 
-def parse_row(line: str, place: str) -> list[ConlluRow]:
-    """Return a list with the row of a line; for an empty node the list is empty. `place` is used in error messages."""
+def parse_row(line: str, location: str) -> list[ConlluRow]:
+    """Return a list with the row of a line; it is empty for an empty node. `location` is used in error messages."""
     columns = line.split("\t")
     if len(columns) != CONLLU_COLUMNS:
         raise UserError(
-            f"{place} has {len(columns)} column{'s' * (len(columns) != 1)}, "
+            f"{location} has {len(columns)} column{'s' * (len(columns) != 1)}, "
             f"but CoNLL-U has {CONLLU_COLUMNS}, separated by one tab"
         )
-    found = WORD_NUMBER.fullmatch(columns[0])
-    if not found or (found["first"] and int(found["first"]) >= int(found["last"])):
-        raise UserError(f"{place} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
-    if found["first"]:
-        return [ConlluRow(int(found["first"]), int(found["last"]), columns[1], 0)]
-    if not found["word"]:
+    match = WORD_NUMBER.fullmatch(columns[0])
+    if not match or (match["first"] and int(match["first"]) >= int(match["last"])):
+        raise UserError(f"{location} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
+    if match["first"]:
+        return [ConlluRow(int(match["first"]), int(match["last"]), columns[1], 0)]
+    if not match["word"]:
         return []
     if not HEAD_NUMBER.fullmatch(columns[6]):
-        raise UserError(f"{place}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
-    return [ConlluRow(int(found["word"]), int(found["word"]), columns[1], int(columns[6]))]
+        raise UserError(f"{location}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
+    return [ConlluRow(int(match["word"]), int(match["word"]), columns[1], int(columns[6]))]
 
 
-def build_tree(rows: Sequence[ConlluRow], place: str) -> Tree:
-    """Return the tree of a sentence, after checking it. `place` is used in error messages."""
+def build_tree(rows: Sequence[ConlluRow], location: str) -> Tree:
+    """Return the tree of a sentence, after checking it. `location` is used in error messages."""
     words = [row for row in rows if row.first == row.last]
     if [row.first for row in words] != list(range(1, len(words) + 1)):
         raise UserError(
-            f"{place} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
+            f"{location} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
         )
     heads = tuple(row.head for row in words)
     if error := find_tree_error(Tree(("",) * len(heads), heads)):
-        raise UserError(f"{place} has no tree: {error}")
+        raise UserError(f"{location} has no tree: {error}")
 
     def compute_depth(word: int) -> int:
         """Return the number of words from this word to its root, both included."""
@@ -94,7 +94,7 @@ def build_tree(rows: Sequence[ConlluRow], place: str) -> Tree:
     forms = [row.form for row in words]
     for row in rows:
         if row.last > len(words):
-            raise UserError(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
+            raise UserError(f"{location} has a token {row.first}-{row.last} but only {len(words)} words")
         span = slice(row.first - 1, row.last)
         if row.last > row.first and remove_spaces("".join(forms[span])) != remove_spaces(row.form):
             numbers = range(row.first, row.last + 1)

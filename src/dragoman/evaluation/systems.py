@@ -219,7 +219,7 @@ def read_test_corpus(predictor: Predictor[Any], corpus: CorpusSettings) -> Evalu
     pairs_by_key = [list(read_pairs(keyed, split="test", direction=direction, trees=trees)) for keyed in by_key]
     references = [lines for pairs in pairs_by_key for lines in collect_references(pairs)]
     sources = [pair.source for pair in pairs_by_key[0]]
-    return EvaluationSet(sources, references, corpus.shown, [pair.tree for pair in pairs_by_key[0]], corpus.tag)
+    return EvaluationSet(sources, references, corpus.title, [pair.tree for pair in pairs_by_key[0]], corpus.tag)
 
 
 def predict_lines(

@@ -31,7 +31,8 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
-BUCKETED_LAYOUTS = {"packed": "level", "padded": "stepped"}  # layout -> the same layout with a small set of shapes
+# Layout -> the same layout with a small set of shapes.
+BUCKETED_LAYOUTS = {"packed": "packed_bucketed", "padded": "padded_bucketed"}
 FIRST_LINES = 1000  # of a corpus in which a first pair is sought, to check the format before anything is written
 STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths, or whose texts, are measured
 
@@ -120,7 +121,7 @@ def check_data(recipe: Recipe) -> None:
             if corpus.tag not in data.tags:
                 has = f"the tag {corpus.tag!r}" if corpus.tag else "no tag"
                 known = ", ".join(tag or "none" for tag in data.tags)
-                raise UserError(f"data.{split} ({corpus.shown}) has {has}, which nothing in data.train has ({known})")
+                raise UserError(f"data.{split} ({corpus.title}) has {has}, which nothing in data.train has ({known})")
     if form == "windows" and recipe.tokenizer.sampling:
         raise UserError("tokenizer.sampling tokenizes lines anew in every epoch, so it needs data.documents=line")
 
@@ -164,7 +165,7 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     corpora = [(split, corpus) for split, found in splits.items() for corpus in found]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
     count = len(recipe.data.training_corpora)
-    names = [f"data.{split} ({corpus.shown})" for split, corpus in corpora]
+    names = [f"data.{split} ({corpus.title})" for split, corpus in corpora]
     return Prepared(tokenizers, stores[:count], stores[count:], read_dev_pairs(recipe), names)
 
 
@@ -230,11 +231,11 @@ def encode_corpus(
         text=split == "train" and recipe.tokenizer.sampling > 0,
         features=features,
         example_format=form,
-        name=f"data.{split} ({corpus.shown})",
+        name=f"data.{split} ({corpus.title})",
     )
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
     several = len(recipe.data.training_corpora if split == "train" else recipe.data.dev) > 1
-    which = f"{split}, {corpus.shown}" if several else split
+    which = f"{split}, {corpus.title}" if several else split
     report.log(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if further and split == "train":
         report.log(f"{which}: {further:,} further targets are left out; only the first of a pair is learned", WARNING)
@@ -248,9 +249,9 @@ def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
     """Return train.validate_lines pairs by corpus: one from each dev corpus in turn, as long as it has more."""
     if recipe.example_format != "pairs":
         return {}
-    names = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
+    names = [corpus.tag or Path((corpus.files or [corpus.title])[0]).name for corpus in recipe.data.dev]
     if len(set(names)) < len(names):
-        names = [corpus.shown for corpus in recipe.data.dev]
+        names = [corpus.title for corpus in recipe.data.dev]
     readers = (read_corpus(recipe, corpus, "dev", recipe.model.features) for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
     found: dict[str, list[Pair]] = {name: [] for name in names}
