@@ -274,8 +274,7 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
 
 
-# Type of `ProgressBar.watch`. It receives a function that returns how many bytes of a file have been read so far.
-WatchPosition = Callable[[Callable[[], int]], None]
+WatchPosition = Callable[[Callable[[], int]], None]  # such as ProgressBar.watch; receives a function: bytes read so far
 LONGEST_LINE = 64 << 20  # maximum length of a line in bytes; texts for language models have no limit
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 

@@ -106,10 +106,7 @@ class ProcessGroup:
         return result  # type: ignore[no-any-return]
 
     def in_rank_order(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0, then on the first rank of each other machine, then on all others.
-
-        Thus the files that `work` caches are written once per machine, and then read by the other ranks.
-        """
+        """Run `work` on rank 0, then on other machines' first ranks, then on the rest, which reuse written files."""
         if not self.is_distributed:
             return work()
         own_stage = 0 if self.is_main else 1 if self.local_rank == 0 else 2

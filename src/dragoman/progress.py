@@ -172,7 +172,7 @@ class ProgressBar:
             parts += [f"{count} {self.unit}", f"{speed:,.{0 if speed >= 10 else 1}f}/s"]
         new_fraction = fraction - (self.skipped / self.total if self.total else 0)  # done in these seconds
         if new_fraction > 0:
-            left = seconds * (1 - fraction) / new_fraction  # remaining seconds
+            left = seconds * (1 - fraction) / new_fraction
             parts.append(f"{left:.0f} s left" if left < 100 else f"{timedelta(seconds=round(left))} left")
         return ", ".join(parts)
 

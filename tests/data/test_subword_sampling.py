@@ -46,10 +46,10 @@ def test_unigram_that_hardly_spreads_is_as_probable_as_that_of_sentencepiece(tex
 
 @kinds
 def test_pieces_grow_with_the_rate(kind: str) -> None:
-    def pieces(rate: float) -> int:
+    def count_pieces(rate: float) -> int:
         return sum(len(ALL[kind].sample(line, rate=rate, key=(1, 1, n))) for n, line in enumerate(LINES))
 
-    counts = [pieces(rate) for rate in (0.0, 0.1, 0.3, 0.6, 0.9)]
+    counts = [count_pieces(rate) for rate in (0.0, 0.1, 0.3, 0.6, 0.9)]
     assert counts == sorted(counts)
     assert len(set(counts)) == len(counts)
 

@@ -62,4 +62,4 @@ def test_odd_texts_can_be_learned_from(kind: str, odd: str) -> None:
 @kinds
 def test_long_lines_are_learned_from(kind: str) -> None:
     tokenizer = train_tokenizer([*LINES, "zebra " * 1000], TokenizerSettings(kind=kind, size=400))
-    assert "▁zebra" in tokenizer.pieces(range(tokenizer.size))
+    assert "▁zebra" in tokenizer.ids_to_tokens(range(tokenizer.size))

@@ -191,7 +191,7 @@ def test_the_tag_selects_the_output(folder: Path, translator: Translator) -> Non
     mixed: list[str | Line] = [Line("ba", tag="there"), Line("ba", tag="back"), "ba"]
     assert [one.text for one in translator.translate(mixed)] == [turned[0], words[turned.index("ba")], "ba"]
     sampled = translator.nbest(words, count=4, tag="there", search={"method": "sample", "temperature": 5.0})
-    known = set(translator.tokenizers.target.pieces(range(translator.tokenizers.target.size)))
+    known = set(translator.tokenizers.target.ids_to_tokens(range(translator.tokenizers.target.size)))
     assert all(known.issuperset(one.tokens) for some in sampled for one in some)
     answer = translator.translate(["ba del"], tag="there")[0]
     assert answer.source_tokens == ["▁ba", "▁del"]

@@ -67,7 +67,7 @@ def test_specials_decode_to_nothing_and_pieces_match_ids(kind: str, text: str, s
     tokenizer = ALL[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode([*specials, *ids, *specials]) == tokenizer.decode(ids)
-    assert len(tokenizer.pieces([*specials, *ids])) == len(specials) + len(ids)
+    assert len(tokenizer.ids_to_tokens([*specials, *ids])) == len(specials) + len(ids)
 
 
 @given(KINDS, st.data())
@@ -75,19 +75,19 @@ def test_any_ids_can_be_decoded_and_shown(kind: str, data: st.DataObject) -> Non
     tokenizer = ALL[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1)))
     tokenizer.decode(ids).encode()
-    assert all(tokenizer.pieces(ids))
+    assert all(tokenizer.ids_to_tokens(ids))
 
 
 @kinds
 def test_a_space_is_shown(kind: str) -> None:
     tokenizer = ALL[kind]
-    shown = "".join(tokenizer.pieces(tokenizer.encode("The dog, it")))
+    shown = "".join(tokenizer.ids_to_tokens(tokenizer.encode("The dog, it")))
     assert shown.removeprefix("▁") == "The▁dog,▁it"
 
 
 @kinds
 def test_every_vocabulary_begins_with_the_specials(kind: str) -> None:
-    assert [piece.lstrip("▁") for piece in ALL[kind].pieces(range(4))] == list(SPECIALS)
+    assert [piece.lstrip("▁") for piece in ALL[kind].ids_to_tokens(range(4))] == list(SPECIALS)
 
 
 @kinds

@@ -39,12 +39,12 @@ def test_size_keeps_the_most_frequent_and_ties_do_not_depend_on_order(
     tokenizer = cls.train(lines, settings)
     assert tokenizer.size == 4 + 8
     assert tokenizer.content == cls.train(lines[::-1], settings).content
-    assert "c" in "".join(tokenizer.pieces([4, 5]))
+    assert "c" in "".join(tokenizer.ids_to_tokens([4, 5]))
 
 
 def test_bytes_are_utf8() -> None:
     assert ByteTokenizer().encode("aé") == [4 + byte for byte in "aé".encode()]
-    assert ByteTokenizer().pieces(ByteTokenizer().encode("a é")) == ["a", "▁", "<0xC3>", "<0xA9>"]
+    assert ByteTokenizer().ids_to_tokens(ByteTokenizer().encode("a é")) == ["a", "▁", "<0xC3>", "<0xA9>"]
     assert ByteTokenizer().size == 260
 
 
@@ -52,4 +52,4 @@ def test_bytes_are_utf8() -> None:
 def test_space_tokenizer_splits_only_at_spaces(tokens: list[str]) -> None:
     tokenizer = SpaceTokenizer.train([" ".join(tokens)], TokenizerSettings(kind="space"))
     assert tokenizer.decode(tokenizer.encode("  ".join(tokens))) == " ".join(tokens)
-    assert tokenizer.pieces(tokenizer.encode(" ".join(tokens))) == ["▁" + token for token in tokens]
+    assert tokenizer.ids_to_tokens(tokenizer.encode(" ".join(tokens))) == ["▁" + token for token in tokens]

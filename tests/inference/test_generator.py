@@ -198,4 +198,4 @@ def test_a_language_model_may_read_the_targets_of_pairs(tmp_path: Path) -> None:
     rows = [f"{i}\t{line}" for i, line in enumerate(babble(3000).split("\n"))]
     write_lines(tmp_path / "pairs.tsv", rows)
     run = train_quietly(recipe, tmp_path / "run", "data.train={tsv: " + str(tmp_path / "pairs.tsv") + "}")
-    assert set("".join(opened(run).tokenizers.target.pieces(range(4, 10)))) == set("abcdef")
+    assert set("".join(opened(run).tokenizers.target.ids_to_tokens(range(4, 10)))) == set("abcdef")

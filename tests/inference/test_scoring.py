@@ -83,7 +83,7 @@ def test_the_same_step_by_step(translator: Translator) -> None:
             logps.append(float(logp_NV[0, wanted]))
             token = wanted
     assert found.token_logps == pytest.approx(logps, abs=1e-4)
-    assert found.tokens == translator.tokenizers.target.pieces(ids)
+    assert found.tokens == translator.tokenizers.target.ids_to_tokens(ids)
 
 
 def test_neighbours_change_nothing(translator: Translator) -> None:

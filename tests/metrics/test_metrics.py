@@ -68,7 +68,7 @@ def test_order_of_lines_and_references_does_not_matter(name: str) -> None:
     assert METRICS[name](HYPOTHESES[::-1], [SECOND[::-1], REFERENCE[::-1]]).value == pytest.approx(one.value)
 
 
-@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.best_reference])
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.monotonic])
 def test_further_reference_never_makes_a_score_worse(name: str) -> None:
     metric = METRICS[name]
     alone, both = (metric(HYPOTHESES, references).value for references in ([REFERENCE], [REFERENCE, SECOND]))

@@ -160,7 +160,7 @@ def test_results_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch
     for name in NAMES:
         np.testing.assert_allclose(in_chunks[name], whole[name])
     progress: list[int] = []
-    assert run_randomisation_test(*pair, trials=103, tick=progress.append) == p_whole
+    assert run_randomisation_test(*pair, trials=103, on_progress=progress.append) == p_whole
     assert progress == [*range(10, 101, 10), 103]
 
 

@@ -420,7 +420,7 @@ def test_wrong_arguments_raise_at_once(generate_any: object) -> None:
         generate_any("trian", 3)
     with pytest.raises(UserError, match=r"no direction of the phrasebook called 'de-fr'.*en-de, de-en"):
         generate_any("train", 3, direction="de-fr")
-    with pytest.raises(UserError, match=r"one phrase or more, not 0"):
+    with pytest.raises(UserError, match=r"at least 1, not 0"):
         generate_any("train", 0)
     with pytest.raises(UserError, match=r"not 9,000,000,000,000 \(it has about 1e\+18"):
         generate_any("train", 9_000_000_000_000)

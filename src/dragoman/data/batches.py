@@ -87,7 +87,7 @@ class BestFitTable:
         self.widths = widths
         self.cells = [min(CELLS_PER_WIDTH, width) for width in widths]
         S, T = self.shape = (self.cells[0] + 1, self.cells[1] + 1)
-        fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))  # of both sides, up to 2
+        fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
         # Longer items are preferred (to 1/1000 of a row). The preference modulo S * T is the index of the cell.
         self.preference_ST = np.round(fullness_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
         source_N, target_N = (

@@ -44,6 +44,8 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class TokenizerSettings(Settings):
+    """The `tokenizer` section of a recipe."""
+
     kind: str = setting("bpe", "type of tokenizer")
     size: int = setting(8000, "vocabulary size; for words and characters, the maximum", ge=8, le=1_000_000)
     joint: bool = setting(True, "share one vocabulary between source and target")
@@ -69,11 +71,11 @@ class Tokenizer(ABC):
     """The vocabulary of one side: converts raw text to ids and back. `content` is the content of its file."""
 
     suffix: ClassVar[str] = ".json"  # of the file
-    samples: ClassVar[bool] = False  # a text has several segmentations, and `sample` returns a random one
-    splits_punctuation: ClassVar[bool] = True  # False: punctuation marks stay part of the word that they touch
+    can_sample: ClassVar[bool] = False  # whether a text has several segmentations, of which `sample` returns one
+    splits_punctuation: ClassVar[bool] = True  # whether punctuation marks are tokens apart from the words beside them
     size: int  # number of ids
-    lossless: bool  # decode(encode(text)) == text for every text
-    shown: list[str]  # one readable string for each id; a space is shown as "▁"
+    lossless: bool  # whether decode(encode(text)) == text for every text
+    token_texts: list[str]  # one readable string for each id; a space is shown as "▁"
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -94,14 +96,14 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of the ids; the four special tokens are left out."""
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         """Return one readable string for each id; a space is shown as "▁"."""
-        return list(map(self.shown.__getitem__, ids))
+        return list(map(self.token_texts.__getitem__, ids))
 
-    def spellings(self) -> list[bytes]:
+    def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id decodes to; those of a word begin with a space, those of specials are empty."""
-        shown = [self.pieces([i])[0].replace(SPACE_MARK, " ").encode() for i in range(len(SPECIALS), self.size)]
-        return [b""] * len(SPECIALS) + shown
+        ordinary = range(len(SPECIALS), self.size)
+        return [b""] * len(SPECIALS) + [self.ids_to_tokens([i])[0].replace(SPACE_MARK, " ").encode() for i in ordinary]
 
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
         """Return a random segmentation of the text: a pure function of text, rate and key = (seed, epoch, line).
@@ -127,10 +129,10 @@ class CharTokenizer(Tokenizer):
         record = json.loads(content)
         symbols, byte_tokens = record["symbols"], BYTE_TOKENS if record["byte_fallback"] else []
         reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(len(byte_tokens))]
-        self.spelling = reserved + [symbol.encode() for symbol in symbols]
-        self.shown = [*SPECIALS, *byte_tokens, *(symbol.replace(" ", SPACE_MARK) for symbol in symbols)]
+        self.bytes_by_id = reserved + [symbol.encode() for symbol in symbols]
+        self.token_texts = [*SPECIALS, *byte_tokens, *(symbol.replace(" ", SPACE_MARK) for symbol in symbols)]
         self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
-        self.size = len(self.spelling)
+        self.size = len(self.bytes_by_id)
         self.lossless = record["byte_fallback"]
 
     @classmethod
@@ -147,15 +149,14 @@ class CharTokenizer(Tokenizer):
         ]
 
     def decode(self, ids: Iterable[int]) -> str:
-        spelling = self.spelling
-        return b"".join([spelling[i] for i in ids]).decode(errors="replace")
+        return b"".join([self.bytes_by_id[i] for i in ids]).decode(errors="replace")
 
-    def spellings(self) -> list[bytes]:
-        return self.spelling
+    def token_bytes(self) -> list[bytes]:
+        return self.bytes_by_id
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
-        spelling = [self.spelling[i] for i in ids] if self.lossless else [character.encode() for character in text]
-        return find_starts([len(spelt.replace(b" ", b"")) for spelt in spelling], text)
+        tokens = [self.bytes_by_id[i] for i in ids] if self.lossless else [character.encode() for character in text]
+        return find_starts([len(token.replace(b" ", b"")) for token in tokens], text)
 
 
 class ByteTokenizer(CharTokenizer):
@@ -163,8 +164,8 @@ class ByteTokenizer(CharTokenizer):
 
     def __init__(self, content: bytes = b"") -> None:  # noqa: ARG002 - all are the same
         super().__init__(to_json({"byte_fallback": True, "symbols": []}))
-        self.shown = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTE_TOKENS[b] for b in range(256))]
-        self.shown[len(SPECIALS) + ord(" ")] = SPACE_MARK
+        self.token_texts = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTE_TOKENS[b] for b in range(256))]
+        self.token_texts[len(SPECIALS) + ord(" ")] = SPACE_MARK
 
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> ByteTokenizer:  # noqa: ARG003
@@ -190,7 +191,7 @@ class WordTokenizer(Tokenizer):
     """
 
     lossless = False
-    token: ClassVar[re.Pattern[str]] = WORD_OR_MARK
+    token_pattern: ClassVar[re.Pattern[str]] = WORD_OR_MARK
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -210,11 +211,11 @@ class WordTokenizer(Tokenizer):
     @staticmethod
     def split(text: str) -> list[str]:
         """Return words and punctuation marks; a mark has a joiner on each side that has no space."""
-        found = list(WORD_OR_MARK.finditer(text))
-        is_word = [match["word"] is not None for match in found]
-        tokens = [match[0] for match in found]
-        for i in range(1, len(found)):
-            if found[i - 1].end() == found[i].start():
+        matches = list(WORD_OR_MARK.finditer(text))
+        is_word = [match["word"] is not None for match in matches]
+        tokens = [match[0] for match in matches]
+        for i in range(1, len(matches)):
+            if matches[i - 1].end() == matches[i].start():
                 if not is_word[i]:
                     tokens[i] = JOINER + tokens[i]
                 else:
@@ -226,28 +227,28 @@ class WordTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [i for i in ids if i >= len(SPECIALS)]
-        return "".join(self.pieces(known)).replace(SPACE_MARK, " ")[1:]
+        return "".join(self.ids_to_tokens(known)).replace(SPACE_MARK, " ")[1:]
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        pieces: list[str] = []
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        tokens: list[str] = []
         joins_next = False  # the previous symbol has a joiner on its right side
         for symbol in (self.symbols[i] for i in ids):
-            left = len(symbol) > 1 and symbol[0] == JOINER
-            right = len(symbol) > 1 + left and symbol[-1] == JOINER
-            joined = bool(pieces) and (joins_next or left)
-            pieces.append(("" if joined else SPACE_MARK) + symbol[left : len(symbol) - right])
-            joins_next = right
-        return pieces
+            joins_left = len(symbol) > 1 and symbol[0] == JOINER
+            joins_right = len(symbol) > 1 + joins_left and symbol[-1] == JOINER
+            joined = bool(tokens) and (joins_next or joins_left)
+            tokens.append(("" if joined else SPACE_MARK) + symbol[joins_left : len(symbol) - joins_right])
+            joins_next = joins_right
+        return tokens
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - `ids` has one id per word
-        return [count_letter_bytes(text[: found.start()]) for found in self.token.finditer(text)]
+        return [count_letter_bytes(text[: match.start()]) for match in self.token_pattern.finditer(text)]
 
 
 class SpaceTokenizer(WordTokenizer):
     """One id per run of characters between spaces, for text that is already tokenized: phones, actions, SQL."""
 
     splits_punctuation = False
-    token = re.compile(r"\S+")
+    token_pattern = re.compile(r"\S+")
 
     @staticmethod
     def split(text: str) -> list[str]:
@@ -256,7 +257,7 @@ class SpaceTokenizer(WordTokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return " ".join(self.symbols[i] for i in ids if i >= len(SPECIALS))
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         return [SPACE_MARK + self.symbols[i] for i in ids]
 
 
@@ -288,7 +289,7 @@ class SubwordTokenizer(Tokenizer):
     """Subwords of a SentencePiece model. `content` is its model file."""
 
     suffix = ".model"
-    samples = True
+    can_sample = True
     kind: ClassVar[str]  # SentencePiece's model_type
 
     @staticmethod
@@ -306,9 +307,9 @@ class SubwordTokenizer(Tokenizer):
         byte_ids = [self.processor.piece_to_id(name) for name in BYTE_TOKENS] if pieces[4] == BYTE_TOKENS[0] else []
         ordinary = range(len(SPECIALS) + len(byte_ids), self.size)
         self.lossless = bool(byte_ids)
-        self.spelling = [b""] * len(SPECIALS) + [bytes([b]) for b in range(len(byte_ids))]
-        self.spelling += [pieces[i].encode() for i in ordinary]
-        self.shown = [unescape(piece) for piece in pieces]
+        self.bytes_by_id = [b""] * len(SPECIALS) + [bytes([b]) for b in range(len(byte_ids))]
+        self.bytes_by_id += [pieces[i].encode() for i in ordinary]
+        self.token_texts = [unescape(piece) for piece in pieces]
         scores: list[float] = self.processor.get_score(list(range(self.size)))
         vocabulary = SubwordVocabulary(
             {pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}, byte_ids
@@ -333,7 +334,7 @@ class SubwordTokenizer(Tokenizer):
                 model_type=cls.kind,
                 vocab_size=settings.size,
                 byte_fallback=settings.byte_fallback,
-                character_coverage=0.9995 if settings.byte_fallback else 1.0,
+                character_coverage=0.9995 if settings.byte_fallback else 1.0,  # 0.9995 is the default
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 max_sentence_length=1 << 30,  # longer lines would be left out
@@ -356,14 +357,14 @@ class SubwordTokenizer(Tokenizer):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        text = b"".join([self.spelling[i] for i in ids]).decode(errors="replace")
+        text = b"".join([self.bytes_by_id[i] for i in ids]).decode(errors="replace")
         return unescape(text.removeprefix(SPACE_MARK).replace(SPACE_MARK, " "))
 
-    def spellings(self) -> list[bytes]:
-        return [spelt.replace(SPACE_MARK.encode(), b" ") for spelt in self.spelling]
+    def token_bytes(self) -> list[bytes]:
+        return [token.replace(SPACE_MARK.encode(), b" ") for token in self.bytes_by_id]
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
-        sizes = [len(self.spelling[i].replace(SPACE_MARK.encode(), b"")) for i in ids]
+        sizes = [len(self.bytes_by_id[i].replace(SPACE_MARK.encode(), b"")) for i in ids]
         if not self.lossless:  # one <unk> stands for a run of characters that are not in the vocabulary
             vocabulary, escaped = self.sampler.vocabulary, escape(text).replace(" ", SPACE_MARK)
             runs = groupby(escaped, vocabulary.ids.__contains__)
@@ -395,15 +396,15 @@ MAX_LABELS = 10_000  # with more labels, the recipe probably names the wrong col
 
 
 class LabelTokenizer(Tokenizer):
-    """The labels of a classifier, one id each, from 0, in alphabetical order, without special tokens."""
+    """The labels of a classifier: ids from 0, in alphabetical order, without special tokens."""
 
     lossless = False
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        self.shown = json.loads(content)["labels"]
-        self.ids = {label: i for i, label in enumerate(self.shown)}
-        self.size = len(self.shown)
+        self.token_texts = json.loads(content)["labels"]
+        self.ids = {label: i for i, label in enumerate(self.token_texts)}
+        self.size = len(self.token_texts)
 
     @classmethod
     def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> LabelTokenizer:  # noqa: ARG003
@@ -417,17 +418,17 @@ class LabelTokenizer(Tokenizer):
                 )
         labels.discard("")
         if len(labels) < 2:
-            only = f"only the label {min(labels)!r}" if labels else "no label at all"
-            raise UserError(f"data.train has {only}, but a classifier needs two or more; check its columns or keys")
+            names = f"only the label {min(labels)!r}" if labels else "no label at all"
+            raise UserError(f"data.train has {names}, but a classifier needs two or more; check its columns or keys")
         return cls(to_json({"labels": sorted(labels)}))
 
     def encode(self, text: str) -> list[int]:
         """Return the label's id, or no id if the label is unknown."""
-        found = self.ids.get(text.strip())
-        return [] if found is None else [found]
+        label_id = self.ids.get(text.strip())
+        return [] if label_id is None else [label_id]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return " ".join(self.pieces(ids))
+        return " ".join(self.ids_to_tokens(ids))
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
@@ -555,10 +556,10 @@ class Tokenizers:
                 if digest_bytes(content) != entry["hash"]:
                     raise UserError(f"{folder / entry['file']} is damaged; copy the whole folder again")
                 parts[name] = SAVED_TOKENIZERS[entry["kind"]](content)
-            found = cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
-            if fingerprint not in (None, found.fingerprint()):
+            loaded = cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
+            if fingerprint not in (None, loaded.fingerprint()):
                 raise UserError(f"{str(folder)!r} is damaged, or not the tokenizer that the model was trained with")
-            return found
+            return loaded
         except FileNotFoundError as error:
             raise UserError(f"there is no file {error.filename!r}; copy the whole folder again") from None
         except OSError as error:

@@ -411,7 +411,9 @@ class Scorer:
             first = systems[0]
             trials = significance.RANDOMISATION_TRIALS
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
-                found = significance.compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
+                found = significance.compare_with_first(
+                    first.counts, counts, first.values, values, on_progress=bar.update
+                )
             for key, item in found.items():
                 scores[key]["against"] = {"run": first.name, **item._asdict(), "significant": item.significant}
         result = {"run": name, **output.describe(), **scores, **output.about}

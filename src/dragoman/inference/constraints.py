@@ -72,7 +72,7 @@ class TermCompiler:
     """Compiles terms to finite automata over the tokens of a vocabulary. `term` is `compile` with a cache."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.token_bytes = tokenizer, tokenizer.spellings()
+        self.tokenizer, self.token_bytes = tokenizer, tokenizer.token_bytes()
         self.table = SpellingTable(self.token_bytes)
         self.term = lru_cache(maxsize=CACHED_TERMS)(self.compile)
 

@@ -128,7 +128,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "data": {name: [name_corpus(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
         "corpora": list_corpora(recipe, provenance),
         "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
-        "labels": target.pieces(range(target.size)) if task == "classify" else [],
+        "labels": target.ids_to_tokens(range(target.size)) if task == "classify" else [],
         "teacher": folder.teacher(),
         "parent": provenance.model_dump()["parent"] or ({"run": state["parent"]} if state.get("parent") else None),
         "versions": {"dragoman": provenance.dragoman, "torch": provenance.torch},

@@ -254,7 +254,7 @@ def fill_unknowns(ids: Sequence[int], alignment: AlignmentRows, target: Tokenize
 
     `replacements` has an entry for each source token; the one of the token with the most attention is used.
     """
-    texts = target.pieces(ids)
+    texts = target.ids_to_tokens(ids)
     for index, (token, row) in enumerate(zip(ids, alignment, strict=True)):
         if token == UNK and row:
             texts[index] = texts[index].replace(SPECIALS[UNK], replacements[row.index(max(row))])
@@ -267,7 +267,7 @@ SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")  # a word, or a single punct
 def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
     """Return, for each source token, the word that contains its first character."""
     if isinstance(tokenizer, WordTokenizer):
-        return [match[0] for match in tokenizer.token.finditer(text)]
+        return [match[0] for match in tokenizer.token_pattern.finditer(text)]
     starts = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
     words, index = [], 0
     for start in tokenizer.starts(text, ids) or [0] * len(ids):

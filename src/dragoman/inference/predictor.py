@@ -156,7 +156,7 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
         is_empty = not source_length and not target  # an empty line is always translated as an empty line: logp 0
         token_logps = [0.0] if is_empty else logps.get(i, [])
         logp = sum(token_logps) if token_logps else float("nan")
-        tokens = [*predictor.tokenizers.target.pieces(target), *predictor.tokenizers.target.pieces([EOS])]
+        tokens = [*predictor.tokenizers.target.ids_to_tokens(target), *predictor.tokenizers.target.ids_to_tokens([EOS])]
         scores.append(PairScore(logp, logp / len(tokens), tokens, token_logps, tuple(warnings)))
     return scores
 

@@ -252,7 +252,7 @@ class Classifier(Predictor[Model]):
             warnings.append(f"too long for one piece: read in {len(parts)} parts")
         mean_V = np.average(np.array(logps), axis=0, weights=[len(part) for part in parts])
         probability_V = np.exp(mean_V - np.logaddexp.reduce(mean_V))
-        names = self.tokenizers.target.pieces(range(len(probability_V)))
+        names = self.tokenizers.target.ids_to_tokens(range(len(probability_V)))
         ranked = {names[i]: float(probability_V[i]) for i in np.argsort(-probability_V, kind="stable")}
         label = next(iter(ranked))
         if not math.isfinite(ranked[label]):

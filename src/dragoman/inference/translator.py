@@ -419,9 +419,9 @@ class Translator(Predictor[Seq2Seq]):
         return Hypothesis(
             text=text,
             score=result.score,
-            tokens=target.pieces(result.tokens),
+            tokens=target.ids_to_tokens(result.tokens),
             alignment=alignment,
-            source_tokens=source.pieces(segment.ids),
+            source_tokens=source.ids_to_tokens(segment.ids),
             logp=result.logp,
             warnings=(*warnings, *placeholder_warnings),
             flags=(*flags, *dropped, *postprocess.list_warning_kinds(placeholder_warnings)),

@@ -42,11 +42,11 @@ def parse_links(line: str, where: str) -> GoldLinks:
     """Parse a line in Pharaoh format. `where` names the line in error messages."""
     sure, possible = set(), set()
     for text in line.split():
-        if not (found := LINK.fullmatch(text)):
+        if not (match := LINK.fullmatch(text)):
             raise UserError(f"{where}: {text!r} is not a link; write links as 0-0, or as 0?0 if they are only possible")
-        link = int(found[1]), int(found[3])
+        link = int(match[1]), int(match[3])
         possible.add(link)
-        if found[2] == "-":
+        if match[2] == "-":
             sure.add(link)
     return GoldLinks(sure, possible)
 
@@ -64,9 +64,9 @@ def check_links(links: Collection[Link], source: Sequence[str], target: Sequence
 def score_alignments(predicted: Sequence[Collection[Link]], gold: Sequence[GoldLinks]) -> AlignmentScore:
     """Score predicted links against gold links, with counts summed over all sentence pairs."""
     pairs = list(zip(predicted, gold, strict=True))
-    links = sum(len(found) for found in predicted)
-    sure = sum(len(wanted.sure) for wanted in gold)
-    right_sure = sum(len(wanted.sure.intersection(found)) for found, wanted in pairs)
-    right = sum(len(wanted.possible.intersection(found)) for found, wanted in pairs)
-    aer = 1 - (right_sure + right) / (links + sure) if links + sure else 0.0
-    return AlignmentScore(100 * aer, 100 * right / max(links, 1), 100 * right_sure / max(sure, 1), links)
+    count = sum(map(len, predicted))
+    sure = sum(len(expected.sure) for expected in gold)
+    correct_sure = sum(len(expected.sure.intersection(links)) for links, expected in pairs)
+    correct = sum(len(expected.possible.intersection(links)) for links, expected in pairs)
+    aer = 1 - (correct_sure + correct) / (count + sure) if count + sure else 0.0
+    return AlignmentScore(100 * aer, 100 * correct / max(count, 1), 100 * correct_sure / max(sure, 1), count)

@@ -34,7 +34,7 @@ TextLines = Sequence[str]
 
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
 EAST_ASIAN_FRACTION = 0.3  # of letters and digits: a text with more is Japanese, Chinese or Korean
-MIN_TOKENIZED_LINES = 100  # a text with as many lines that end in " ." counts as tokenized
+MIN_TOKENIZED_LINES = 100  # a text with this many lines that end in " ." counts as tokenized
 SPACELESS_LANGUAGES = ("ja", "zh")  # written without spaces between words
 WORD_OR_CHARACTER = re.compile(rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+")  # a kana or Han character, or a word
 LANGUAGE_TOKENIZERS = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # of sacreBLEU
@@ -45,7 +45,7 @@ BLEU_TOKENIZERS = {  # sacreBLEU's tokenizers that need no network -> the extra 
 MOSES_LANGUAGES = ("cs", "de", "en", "fr")  # of Multi30k, whose papers compute BLEU on text tokenized by Moses
 LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # extra of this package -> the library it installs
 MAX_SUBWORD_FRACTION = 0.05  # of tokens with a subword marker: far more in subword text, about 0 in plain text
-UNTRAINED_SCORE = 1.0  # scores below 1 (error rates above 99) are noise: the loss compares such models better
+UNTRAINED_SCORE = 1.0  # scores below 1 (error rates above 99) are noise; the loss compares such models better
 BLEU_ORDERS = 4  # n-grams of 1 to 4 words
 TINY = 1e-300  # replaces 0 before a logarithm
 RECALL_WEIGHT = 2.0  # beta of chrF: recall counts twice as much as precision
@@ -64,7 +64,7 @@ def detect_east_asian_language(lines: Iterable[str]) -> str:
         return ""
     if hangul > kana + han:
         return "ko"
-    return "ja" if kana > 0.1 * han else "zh"  # Japanese text has both
+    return "ja" if kana > 0.1 * han else "zh"  # Japanese text has kana and Han characters
 
 
 def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]]) -> Any:
@@ -125,7 +125,7 @@ def count_confusion(predicted: Sequence[str], expected: Sequence[str]) -> dict[s
         by_label[label] = {**scores, "texts": times_expected[label]}
     return {
         "labels": labels,
-        "counts": [[counts[right, label] for label in labels] for right in labels],
+        "counts": [[counts[true_label, label] for label in labels] for true_label in labels],
         "each": by_label,
         "f1": sum(scores["f1"] for scores in by_label.values()) / max(len(labels), 1),
     }
@@ -212,7 +212,7 @@ class Metric:
     scores_labels: bool = False  # compares whole lines, so it can score labels too
     extra: str = ""  # the extra of this package that installs the metric's library
     decompose: Callable[[Array], dict[str, Any]] | None = None  # returns what the score is composed of
-    best_reference: bool = True  # whether further references never make a score worse
+    monotonic: bool = True  # whether further references never make a score worse
 
     @property
     def missing_library(self) -> str:
@@ -246,7 +246,7 @@ class Metric:
             if len(reference) != len(hypotheses):
                 raise UserError(
                     f"reference {number} of {len(references)} has {len(reference)} line{'s' * (len(reference) != 1)}, "
-                    f"but there are {len(hypotheses)} hypotheses; line by line they must belong together"
+                    f"but there are {len(hypotheses)} hypotheses; line n of each must belong together"
                 )
         if self.missing_library:
             raise UserError(self.missing_library)
@@ -293,7 +293,7 @@ def count_by_sacrebleu_default(name: str, hypotheses: TextLines, references: Seq
 
 
 def count_by_sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Do what sacreBLEU's `corpus_score` does, in two steps that expose the counts of every line."""
+    """Compute the score of sacreBLEU's `corpus_score`, but in two steps, in order to get the counts of every line."""
     counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
     value = metric._aggregate_and_compute(counts).score
     return CountedScore(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
@@ -322,8 +322,8 @@ def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines
 def count_exact_matches(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Compute the percentage of lines that equal a reference. Several spaces equal one. 100 is perfect."""
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
-    right = [line.split() in [reference.split() for reference in row] for line, row in rows]
-    return make_percentage_score(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
+    counts = [(line.split() in [reference.split() for reference in row], 1) for line, row in rows]
+    return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
 def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -332,8 +332,8 @@ def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     Where a line is a word and its tokens are phones, as in grapheme-to-phoneme conversion, the field calls this the
     word error rate.
     """
-    _, signature, right_N2 = count_exact_matches(hypotheses, references)
-    return make_percentage_score(((1 - right, 1) for right, _ in right_N2), signature)
+    _, signature, correct_N2 = count_exact_matches(hypotheses, references)
+    return make_percentage_score(((1 - correct, 1) for correct, _ in correct_N2), signature)
 
 
 def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -348,15 +348,15 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
-def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
+def compute_edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     """Return the Levenshtein distance of two token sequences."""
-    previous = list(range(len(other) + 1))  # distances of a prefix of `one` from every prefix of `other`
-    for i, token in enumerate(one, 1):
+    distances = list(range(len(second) + 1))  # of a prefix of `first` from every prefix of `second`
+    for i, token in enumerate(first, 1):
         row = [i]
-        for j, other_token in enumerate(other):
-            row.append(min(previous[j] + (token != other_token), previous[j + 1] + 1, row[j] + 1))
-        previous = row
-    return previous[-1]
+        for j, second_token in enumerate(second):
+            row.append(min(distances[j] + (token != second_token), distances[j + 1] + 1, row[j] + 1))
+        distances = row
+    return distances[-1]
 
 
 def compute_metrics(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
@@ -369,11 +369,11 @@ def select_metrics(names: Sequence[str], *, tokenize: str = "") -> list[Metric]:
 
     A metric whose library is missing is refused here, before any work is done.
     """
-    found = [pick(METRICS, resolve_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
-    if message := next(filter(None, (metric.missing_library for metric in found)), ""):
+    metrics = [pick(METRICS, resolve_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
+    if message := next(filter(None, (metric.missing_library for metric in metrics)), ""):
         raise UserError(message)
     bleu = replace(METRICS["bleu"], count=partial(count_bleu, tokenize=tokenize))
-    return [bleu if tokenize and metric.name == "bleu" else metric for metric in found]
+    return [bleu if tokenize and metric.name == "bleu" else metric for metric in metrics]
 
 
 def choose_checkpoint_metric(name: str, task: str, data_metrics: Sequence[str] = ()) -> Metric | None:
@@ -411,7 +411,7 @@ def refuse_subwords(hypotheses: TextLines) -> None:
     if marked > MAX_SUBWORD_FRACTION * len(tokens):
         raise UserError(
             "the hypotheses look like subword text ('▁' or '@@' marks); detokenise them first, "
-            "since a score counted on subwords cannot be compared with any other"
+            "because scores of subword text are not comparable with other scores"
         )
 
 
@@ -427,7 +427,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("chrf", "chrF", partial(count_by_sacrebleu_default, "CHRF"), compute_chrf),
         # TER divides by the mean reference length, so a further reference can make the score worse.
-        Metric("ter", "TER", partial(count_by_sacrebleu_default, "TER"), higher_is_better=False, best_reference=False),
+        Metric("ter", "TER", partial(count_by_sacrebleu_default, "TER"), higher_is_better=False, monotonic=False),
         *(Metric(f"rouge{n}", f"ROUGE-{n}", partial(count_rouge, f"rouge{n}"), extra="rouge") for n in "12L"),
         Metric("exact", "exact match", count_exact_matches, scores_labels=True),
         Metric("accuracy", "accuracy", count_exact_matches, scores_labels=True),

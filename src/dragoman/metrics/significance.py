@@ -1,6 +1,6 @@
 """Confidence intervals of scores, and two significance tests of the difference between two systems on the same lines.
 
-Each trial of the bootstrap scores a resample: as many lines as the test set has, drawn with replacement. Each trial of
+Each trial of the bootstrap scores a resample: as many lines as the test set has, sampled with replacement. A trial of
 approximate randomisation swaps the outputs of the two systems for each line with probability 1/2. If the systems are
 equally good, differences as large as the observed one are frequent. The random numbers depend only on the seed and the
 number of lines, so that they are the same for all systems and metrics.
@@ -28,7 +28,7 @@ TOLERANCE = 1e-9  # scores that differ by less are equal
 
 Counts = Mapping[str, CountedScore]  # by the name of a metric
 Resamples = Mapping[str, Array]  # by the name of a metric: value_T, the scores of the bootstrap resamples
-OnProgress = Callable[[int], object]  # called with the number of trials done so far
+OnProgress = Callable[[int], object]  # called with the number of trials done so far; `id` by default: no effect
 
 
 class Difference(NamedTuple):
@@ -64,7 +64,7 @@ def compute_interval(value_T: Array) -> list[float]:
 
 
 def run_randomisation_test(
-    first: Counts, second: Counts, *, trials: int = RANDOMISATION_TRIALS, tick: OnProgress = id
+    first: Counts, second: Counts, *, trials: int = RANDOMISATION_TRIALS, on_progress: OnProgress = id
 ) -> dict[str, float]:
     """Return the p-value of each metric: how often two systems with randomly swapped lines differ as much as these."""
     rng, lines = np.random.default_rng(SEED), len(next(iter(first.values())).line_NK)
@@ -74,11 +74,11 @@ def run_randomisation_test(
         swap_TN = rng.integers(2, size=(chunk, lines), dtype=np.int8).astype(np.float64)
         for name in gaps:
             first_NK, second_NK = first[name].line_NK, second[name].line_NK
-            moved_TK = swap_TN @ (second_NK - first_NK)  # what swapping adds to the first system's sums
-            first_T = METRICS[name].compute_scores(first_NK.sum(0) + moved_TK)
-            second_T = METRICS[name].compute_scores(second_NK.sum(0) - moved_TK)
+            change_TK = swap_TN @ (second_NK - first_NK)  # what swapping adds to the first system's sums
+            first_T = METRICS[name].compute_scores(first_NK.sum(0) + change_TK)
+            second_T = METRICS[name].compute_scores(second_NK.sum(0) - change_TK)
             gaps[name].append(np.abs(first_T - second_T))
-        tick(done := done + chunk)
+        on_progress(done := done + chunk)
     return {
         name: compute_p_value(np.concatenate(parts), abs(second[name].value - first[name].value))
         for name, parts in gaps.items()
@@ -86,7 +86,7 @@ def run_randomisation_test(
 
 
 def compare_with_first(
-    first: Counts, second: Counts, first_values: Resamples, second_values: Resamples, *, tick: OnProgress = id
+    first: Counts, second: Counts, first_values: Resamples, second_values: Resamples, *, on_progress: OnProgress = id
 ) -> dict[str, Difference]:
     """Return the differences between the second system and the first, for the metrics that both have.
 
@@ -96,7 +96,8 @@ def compare_with_first(
     both = [name for name in second if name in first]
     if not both:
         return {}
-    p_values = run_randomisation_test({n: first[n] for n in both}, {n: second[n] for n in both}, tick=tick)
+    first_counts, second_counts = ({name: counts[name] for name in both} for counts in (first, second))
+    p_values = run_randomisation_test(first_counts, second_counts, on_progress=on_progress)
     differences = {}
     for name, p_randomisation in p_values.items():
         difference = second[name].value - first[name].value

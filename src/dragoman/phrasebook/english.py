@@ -9,10 +9,10 @@ from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
 from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
 
 OBJECT_PRONOUN_FORMS = {"I": "me", "we": "us", "he": "him", "she": "her", "they": "them"}
-PAST_MODALS = {"can": "could", "must": "had", "want": "wanted"}  # "may" and "should" appear in the present only
+PAST_MODALS = {"can": "could", "must": "had", "want": "wanted"}  # grammar.py samples no other modals in the past
 ENGLISH_BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 HAVE = ("have", "has", "have")
-FOLLOWED_BY_COMMA = (("of", "course"), ("unfortunately",))  # if they open the sentence
+FOLLOWED_BY_COMMA = (("of", "course"), ("unfortunately",))  # at the beginning of a clause
 DO = {"present": ("do", "does", "do"), "past": ("did", "did", "did")}
 
 
@@ -64,7 +64,7 @@ class English(Realizer):
         direct_object = clause.phrases.get("accusative")
         particle = (verb.particle, node + Offset.PARTICLE, node) if verb and verb.particle else None
         has_pronoun = direct_object and direct_object.pronoun and opening != "accusative"
-        particle_last = has_pronoun and verb and not verb.inseparable  # picks it up
+        particle_last = has_pronoun and verb and not verb.inseparable  # "picks it up", but "picks up the book"
         if particle and not particle_last:
             self.tokens.append(particle)
         self.write_constituents(clause, ("dative", "accusative", "prepositional"), head)
@@ -88,7 +88,7 @@ class English(Realizer):
                 self.fused[auxiliary] = node + Offset.NOT
             if modal != "want" and word != "had":
                 return (word, auxiliary, head), [infinitive]
-            to_infinitive = [("to", auxiliary + 1, head), infinitive]  # had to, wants to
+            to_infinitive = [("to", auxiliary + 1, head), infinitive]  # "had to go", "wants to go"
             if needs_do:
                 base = "have" if modal == "must" else modal
                 return (DO[tense][person], auxiliary + 2, head), [(base, auxiliary, head), *to_infinitive]

@@ -33,7 +33,7 @@ DIRECTIONS = ("en-de", "de-en")
 PERCENTILES = {"train": (0, 84), "dev": (84, 92), "test": (92, 100)}  # of the content hash
 SENTENCE_COUNT = 10**18  # a lower bound of the number of sentences; it ignores relative clauses, questions and more
 MAX_PHRASES = 1_000_000_000  # per call: the hashes of all sentences have to fit into memory
-MAX_REPEATS = 1_000_000  # after so many samples in a row without a new sentence, the split is considered exhausted
+MAX_REPEATS = 1_000_000  # after this many samples in a row without a new sentence, the split counts as exhausted
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ def check_request(split: str, count: int, direction: str) -> None:
     pick(dict.fromkeys(SPLITS), split, "split of the phrasebook")
     pick(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
     if count <= 0:
-        raise UserError(f"the phrasebook gives one phrase or more, not {count}")
+        raise UserError(f"the number of phrases must be at least 1, not {count}")
     if count > MAX_PHRASES:
         raise UserError(
-            f"the phrasebook gives at most {MAX_PHRASES:,} phrases of a split at a time, not {count:,} "
+            f"at most {MAX_PHRASES:,} phrases of the phrasebook can be generated at a time, not {count:,} "
             f"(it has about {SENTENCE_COUNT:.0e} sentences)"
         )
 
@@ -112,16 +112,16 @@ def realize_plans(
     grammar = Grammar(random, allow_held_out=split == "unseen")
     sources, targets = SentenceSet(count), SentenceSet(count)
     low, high = PERCENTILES.get(split, (0, 100))
-    found = repeats = 0
-    while found < count:
+    done = repeats = 0
+    while done < count:
         repeats += 1
         if repeats > MAX_REPEATS:
-            raise UserError(f"the split {split!r} of the phrasebook has about {found:,} phrases, not {count:,}")
+            raise UserError(f"the split {split!r} of the phrasebook has about {done:,} phrases, not {count:,}")
         try:
             plan = grammar.sample_plan()
         except NoFittingWord:
             continue
-        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64
+        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99, from a 64-bit hash
         if not (grammar.found_held_out if split == "unseen" else low <= percentile < high):
             continue
         english, german = English(), German()
@@ -131,7 +131,7 @@ def realize_plans(
         target_slot, target_fingerprint = targets.find_slot(german.text)
         if not sources.slots[source_slot] and not targets.slots[target_slot]:
             sources.slots[source_slot], targets.slots[target_slot] = source_fingerprint, target_fingerprint
-            found, repeats = found + 1, 0
+            done, repeats = done + 1, 0
             yield (plan, english, german) if direction == "en-de" else (plan, german, english)
 
 
@@ -206,8 +206,8 @@ def count_correct_phenomena(phrase: Phrase, hypothesis: str) -> dict[str, tuple[
     """
     counts: dict[str, tuple[int, int]] = {}
     for phenomenon, correct in judge_phenomena(phrase, hypothesis):
-        right, total = counts.get(phenomenon.name, (0, 0))
-        counts[phenomenon.name] = (right + correct, total + 1)
+        correct_count, total = counts.get(phenomenon.name, (0, 0))
+        counts[phenomenon.name] = (correct_count + correct, total + 1)
     return counts
 
 
@@ -228,6 +228,6 @@ def count_matches(words: Sequence[str], reference: Sequence[str], positions: tup
     ways = [int(word == reference[positions[0]]) for word in words]
     for previous, position in pairwise(positions):
         max_distance = 1 if position == previous + 1 else position - previous + 2
-        wanted = reference[position]
-        ways = [sum(ways[max(0, i - max_distance) : i]) if word == wanted else 0 for i, word in enumerate(words)]
+        expected = reference[position]
+        ways = [sum(ways[max(0, i - max_distance) : i]) if word == expected else 0 for i, word in enumerate(words)]
     return sum(ways)

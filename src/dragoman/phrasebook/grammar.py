@@ -90,7 +90,7 @@ class Grammar:
         self.noun_phrases: list[NounPhrase] = []
         # Words that may not be sampled again: nouns, verbs, adjectives, and the lemmas of the adjectives' opposites.
         self.used: set[object] = set()
-        return SENTENCE_TYPES[bisect(SENTENCE_LIMITS, self.random())](self)
+        return SENTENCE_TYPES[bisect(TYPE_LIMITS, self.random())](self)
 
     def sample_simple(self) -> SentencePlan:
         """Sample a sentence of one main clause, which may have a relative clause."""
@@ -538,5 +538,5 @@ SENTENCE_TYPES: tuple[Callable[[Grammar], SentencePlan], ...] = (
     Grammar.sample_controlled,
     Grammar.sample_question,
 )
-# Cumulative probabilities of the types but the last, which has the rest.
-SENTENCE_LIMITS = (0.42, 0.57, 0.75, 0.84, 0.88)
+# Cumulative probabilities of these types; the last type has the remaining probability.
+TYPE_LIMITS = (0.42, 0.57, 0.75, 0.84, 0.88)

@@ -296,8 +296,8 @@ def check_settings(recipe: Recipe) -> None:
     check_data(recipe)
     kinds = [tokenizer.kind, tokenizer.for_target().kind]
     pick(TOKENIZERS, kinds[1], "tokenizer.target_kind")
-    if tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
-        sampling_kinds = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
+    if tokenizer.sampling and not any(TOKENIZERS[kind].can_sample for kind in kinds):
+        sampling_kinds = " or ".join(name for name, kind in TOKENIZERS.items() if kind.can_sample)
         raise UserError(
             f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which has only one way to tokenize a text; "
             f"leave it out, or choose {sampling_kinds}"

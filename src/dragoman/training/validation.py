@@ -122,7 +122,7 @@ class Validator:
             tokens = sum(len(s.target_ids) for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
             tokens_per_character = tokens / sum(s.characters for s in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
-        labels = self.prepared.tokenizers.target.pieces  # ids -> names
+        labels = self.prepared.tokenizers.target.ids_to_tokens  # ids -> names
         outputs, references = (labels(predicted), [labels(right)]) if self.task == "classify" else self.translate(model)
         if not outputs:
             return Validation(loss)

@@ -101,7 +101,7 @@ def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]
     else:
         tokens = dict.fromkeys(SPECIALS)
         for number in range(len(SPECIALS), tokenizer.size):
-            piece = tokenizer.pieces([number])[0]
+            piece = tokenizer.ids_to_tokens([number])[0]
             while piece in tokens:
                 piece += f"<{number}>"
             tokens[piece] = None
