@@ -81,7 +81,7 @@ def test_lines_of_every_length(classifier: Classifier) -> None:
     assert empty.label == blank.label == ""
     assert empty.probabilities == {}
     assert long.label == endless.label == "no"
-    assert long.warnings == (f"longer than any text of training (60 tokens against {classifier.longest})",)
+    assert long.warnings == (f"longer than any text of training (60 tokens against {classifier.longest_source})",)
     assert [warning.split(" (")[0].split(":")[0] for warning in endless.warnings] == [
         "longer than any text of training",
         "too long for one piece",

@@ -66,7 +66,7 @@ def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[
     for name in ("there", "again"):
         import_huggingface(tmp_path / name, tmp_path / f"run {name}")
         back = open_run(tmp_path / f"run {name}", device="cpu")
-        assert back.longest == 9
+        assert back.longest_source == 9
         for one, other_tensor in zip(every(model), every(back.model), strict=True):
             assert torch.equal(one, other_tensor)
 
@@ -243,7 +243,7 @@ def test_pickled_weights_are_read_as_weights_alone(tmp_path: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     import_huggingface(folder, tmp_path / "run")
-    assert open_run(tmp_path / "run", device="cpu").longest == 9
+    assert open_run(tmp_path / "run", device="cpu").longest_source == 9
     torch.save({"x": Path("code")}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin' is damaged or contains more than weights"):
         import_huggingface(folder, tmp_path / "other")

@@ -47,7 +47,7 @@ def test_numbers_are_those_of_the_run(toy: Toy) -> None:
     assert about["vocabulary"] == {"source": 310, "target": 310}
     assert about["tokens_read"] == [r["tokens"] for r in records if r["event"] == "train"][-1]
     assert about["train_seconds"] > 0
-    assert about["longest_source"] == toy.translator.longest
+    assert about["longest_source"] == toy.translator.longest_source
     best = max((r for r in records if r["event"] == "validate"), key=lambda r: r["bleu"])
     assert about["validation"]["bleu"] == best["bleu"]
     assert json.loads(json.dumps(about)) == about

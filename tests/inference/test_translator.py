@@ -194,11 +194,11 @@ def test_where_sentences_end(parts: list[str]) -> None:
 
 
 def test_a_sentence_longer_than_training_stays_whole(translator: Translator) -> None:
-    line = " ".join(["ba"] * (translator.longest + 3)) + "."
+    line = " ".join(["ba"] * (translator.longest_source + 3)) + "."
     [one] = translator.translate([line])
-    assert len(one.source_tokens) == len(translator.tokenizers.source.encode(line)) > translator.longest
+    assert len(one.source_tokens) == len(translator.tokenizers.source.encode(line)) > translator.longest_source
     assert "longer than any sentence of training" in one.warnings[0]
-    assert str(translator.longest) in one.warnings[0]
+    assert str(translator.longest_source) in one.warnings[0]
 
 
 @pytest.mark.parametrize("line", ["ba " * 1500, "ba" * 1500])
@@ -215,7 +215,7 @@ def test_an_answer_at_its_limit_says_so(toy: Toy) -> None:
     recipe = held.recipe.model_copy(
         update={"search": held.recipe.search.model_copy(update={"max_extra": 0, "max_ratio": 0.3})}
     )
-    short = Translator(held.model, held.tokenizers, recipe, held.longest, held.device)
+    short = Translator(held.model, held.tokenizers, recipe, held.longest_source, held.device)
     [one] = short.translate(["ba del fo gri."])
     assert len(one.tokens) <= 3
     assert list_warning_kinds(one.warnings) == ["cut"]

@@ -56,30 +56,30 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
         [hypothesis] = translator.translate(["A man walks his dog."])
         print(hypothesis.text)
     """
-    opened = [open_run(path, device=device) for path in ([run] if isinstance(run, str | Path) else run)]
-    if not opened:
+    predictors = [open_run(path, device=device) for path in ([run] if isinstance(run, str | Path) else run)]
+    if not predictors:
         raise UserError("there is no run to load; name one or more run folders")
-    predictor = opened[0] if len(opened) == 1 else combine_predictors(opened)
+    predictor = predictors[0] if len(predictors) == 1 else combine_predictors(predictors)
     if isinstance(predictor, Translator):
         return replace(predictor, engine=open_engine(engine, predictor))
     return predictor
 
 
-def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> _P:
-    """Load a run as `load` does; raise a UserError if it is not of the class `predictor`."""
-    loaded = load(run, device=device, engine=engine)
-    if isinstance(loaded, predictor):
-        return loaded
-    expected = next(task for task, cls in PREDICTORS.items() if issubclass(predictor, cls))
-    actual = loaded.recipe.model.task
+def load_as(predictor_class: type[_P], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> _P:
+    """Load a run as `load` does; raise a UserError if the result is not of the class `predictor_class`."""
+    predictor = load(run, device=device, engine=engine)
+    if isinstance(predictor, predictor_class):
+        return predictor
+    expected_task = next(task for task, cls in PREDICTORS.items() if issubclass(predictor_class, cls))
+    task = predictor.recipe.model.task
     names = ", ".join(repr(str(path)) for path in ([run] if isinstance(run, str | Path) else run))
-    raise UserError(f"the model in {names} does not {expected}: it was trained to {actual}; use dragoman {actual}")
+    raise UserError(f"the model in {names} does not {expected_task}: it was trained to {task}; use dragoman {task}")
 
 
 def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator | Classifier:
     """Load the model in a run folder; a translator gets the default engine.
 
-    No files outside the folder are needed, and no code in the folder is executed.
+    No files outside the folder are needed, and no code from the folder is executed.
     """
     folder = RunFolder(run)
     recipe = folder.recipe()
@@ -101,18 +101,18 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
         weights = rename_tensors(weights)
     copy_weights(model, weights, repr(str(folder.model)), "its config.yaml")
     try:
-        longest = int(header["longest"])  # number of tokens of the longest source in the training data
-        # Translations that deviate from the training pairs (length ratio, copying, placeholders) are flagged.
+        longest_source = int(header["longest"])  # in tokens
+        # Statistics of the training pairs, to warn about translations with an unusual length ratio, copied words, ...
         statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
-        if longest not in range(1 << 31) or not all(map(math.isfinite, statistics or ())):
+        if not 0 <= longest_source < 2**31 or not all(map(math.isfinite, statistics or ())):  # damaged numbers
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        damage = f"the metadata in the header of {str(folder.model)!r} are damaged"
-        raise UserError(f"{damage}; copy it again or restore it") from None
+        problem = f"the metadata in the header of {str(folder.model)!r} are damaged"
+        raise UserError(f"{problem}; copy the file again, or restore it from a backup") from None
     torch_device = choose_device(device)
     model_on_device: Any = model.to(torch_device).eval()
-    predictor = PREDICTORS[recipe.model.task]
-    return predictor(model_on_device, tokenizers, recipe, longest, torch_device, statistics=statistics, run=str(run))
+    arguments = (model_on_device, tokenizers, recipe, longest_source, torch_device)
+    return PREDICTORS[recipe.model.task](*arguments, statistics=statistics, run=str(run))
 
 
 def make_torch_engine(predictor: Predictor[Model], _cache: Path | None = None, *, precision: str = "float32") -> Engine:
@@ -135,14 +135,14 @@ ENGINES: dict[str, Callable[[Predictor[Model], Path | None], Engine]] = {
 
 
 def open_engine(name: str, predictor: Predictor[Model], *, cache: Path | None = None) -> Engine:
-    """Return the engine called `name` for a model. Converted models are kept in `cache`."""
+    """Return the engine called `name` for a model. Converted models are stored in the folder `cache`."""
     return pick(ENGINES, name, "engine")(predictor, cache)
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:
     """Copy weights into a model; raise a UserError if names or shapes of the tensors differ.
 
-    Messages call the file of the weights `source`, and the file that defines the model `target`.
+    `source` and `target` are what error messages call the origin of the weights and the definition of the model.
     """
     tensors = collect_tensors(model)
     for name in sorted(set(tensors) ^ set(weights)):
@@ -150,7 +150,7 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, targ
     for name, tensor in tensors.items():
         if tensor.shape != weights[name].shape:
             sizes = [" x ".join(map(str, shape)) for shape in (weights[name].shape, tensor.shape)]
-            raise UserError(f"{source} does not fit {target}: tensor {name!r} is {sizes[0]} there and {sizes[1]} here")
+            raise UserError(f"{source} does not fit {target}: tensor {name!r} is {sizes[0]}, not {sizes[1]}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(weights[name])
@@ -159,14 +159,15 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, targ
 class EnsembleModel(Seq2Seq):
     """Several models with the same vocabulary, whose probabilities are averaged.
 
-    `forward` returns log-probabilities, which `project`, the identity, returns unchanged.
+    Other models return hidden states from `forward`, and logits from `project`. Here `forward` already returns
+    log-probabilities, and `project` is the identity.
     """
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
         self.members = list(models)
         self.aligns = any(model.aligns for model in models)
-        self.registered = nn.ModuleList(models)  # so that `to`, `train` and `eval` change the members
+        self.registered = nn.ModuleList(models)  # so that `to`, `train` and `eval` also apply to the members
         self.ensemble = Ensemble(models)
         self.project = nn.Identity()  # type: ignore[assignment]
 
@@ -175,7 +176,7 @@ class EnsembleModel(Seq2Seq):
         return mean_logp([model.project(model(batch)).float().log_softmax(-1) for model in self.members])
 
     def compute_alignment(self, batch: Batch) -> Tensor:
-        """Return weight_BTS: the mean alignment of the members that have alignments."""
+        """Return weight_BTS: the mean alignment of the those members that provide one."""
         return torch.stack([model.compute_alignment(batch) for model in self.members if model.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
@@ -186,7 +187,7 @@ class EnsembleModel(Seq2Seq):
 
 
 def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]) -> Translator:
-    """Return the ensemble of translators with the same vocabularies. Search settings are those of the first one."""
+    """Return the ensemble of several translators with equal vocabularies. The first one's search settings are used."""
     first, names = predictors[0], [predictor.run for predictor in predictors]
     translators = []
     for predictor, name in zip(predictors, names, strict=True):
@@ -196,18 +197,18 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
         if predictor.recipe.model.features != first.recipe.model.features:
-            used = [", ".join(member.recipe.model.features) or "none" for member in (first, predictor)]
-            features = f"different source features ({used[0]} and {used[1]})"
-            raise UserError(f"{names[0]!r} and {name!r} use {features}, so they cannot form an ensemble")
+            features = [", ".join(member.recipe.model.features) or "none" for member in (first, predictor)]
+            difference = f"different source features ({features[0]} and {features[1]})"
+            raise UserError(f"{names[0]!r} and {name!r} use {difference}, so they cannot form an ensemble")
         if not isinstance(predictor, Translator):
             raise UserError(f"{name!r} is not a translation model, so it cannot be part of an ensemble")
         translators.append(predictor)
-    shortest = min(translators, key=lambda translator: translator.max_tokens)  # a translation must fit into every model
+    # The recipe with the lowest limit on the length of a text, since every text must fit into all models
+    strictest = min(translators, key=lambda translator: translator.max_tokens).recipe
+    recipe = strictest.model_copy(update={"search": first.recipe.search})
     model = EnsembleModel([translator.model for translator in translators]).eval()
-    recipe = shortest.recipe.model_copy(update={"search": first.recipe.search})
-    longest = min(predictor.longest for predictor in predictors)
-    common = (first.tokenizers, recipe, longest, first.device)
-    return Translator(model, *common, statistics=first.statistics, run=", ".join(names))
+    arguments = (first.tokenizers, recipe, min(predictor.longest_source for predictor in predictors), first.device)
+    return Translator(model, *arguments, statistics=first.statistics, run=", ".join(names))
 
 
 def score(
@@ -217,8 +218,8 @@ def score(
 
     `tag`, for models trained with tags, is the tag of all sources.
 
-    scores = dragoman.score("runs/mine", sources=["A man walks."], targets=["Ein Mann geht."])
-    for score in scores:
-        print(score.logp, score.tokens, score.token_logps)
+        scores = dragoman.score("runs/mine", sources=["A man walks."], targets=["Ein Mann geht."])
+        for score in scores:
+            print(score.logp, score.tokens, score.token_logps)
     """
     return load_as(Translator, run, device=device).score(sources, targets, tag=tag)

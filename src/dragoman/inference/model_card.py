@@ -134,7 +134,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "versions": {"dragoman": provenance.dragoman, "torch": provenance.torch},
         "started": provenance.started,
         "ended": provenance.ended,
-        "longest_source": opened.longest,
+        "longest_source": opened.longest_source,
         "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # 0 for a model that was imported
         "epochs": round(position["epoch"] + position.get("passed", 0.0), 4) if position else None,
         "tokens_read": tokens,

@@ -45,7 +45,7 @@ class Predictor(Generic[_M]):
     model: _M
     tokenizers: Tokenizers
     recipe: Recipe
-    longest: int  # number of tokens of the longest source in the training data
+    longest_source: int  # number of tokens of the longest source in the training data
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)  # the run folder
@@ -57,7 +57,7 @@ class Predictor(Generic[_M]):
         longest_tag = max((len(tag.split()) for tag in tags), default=0)
         max_tokens = sys.maxsize if positions is None else positions - 1 - longest_tag
         object.__setattr__(self, "max_tokens", max_tokens)
-        object.__setattr__(self, "max_unsplit", min(max(self.longest, MAX_UNSPLIT), max_tokens))
+        object.__setattr__(self, "max_unsplit", min(max(self.longest_source, MAX_UNSPLIT), max_tokens))
 
     def __repr__(self) -> str:
         """Return text like Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
@@ -148,8 +148,8 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
             warnings.append(f"without a score: {length} tokens, but the maximum is {maximum}")
         elif not source_length and target:
             warnings.append("with an empty source")
-        elif source_length > predictor.longest:
-            lengths = f"{source_length} tokens against {predictor.longest}"
+        elif source_length > predictor.longest_source:
+            lengths = f"{source_length} tokens against {predictor.longest_source}"
             warnings.append(f"longer than any sentence of training ({lengths})")
         if UNK in target:
             warnings.append(f"with unknown tokens in the target: {target.count(UNK)}")

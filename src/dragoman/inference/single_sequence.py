@@ -221,11 +221,11 @@ class Classifier(Predictor[Model]):
         return [self.make_verdict(parts_of_line, [next(logps) for _ in parts_of_line]) for parts_of_line in parts]
 
     def split_ids(self, line: str) -> list[list[int]]:
-        """Return the ids of a line, split into parts of `longest` tokens if it has more than `max_unsplit`."""
+        """Return the ids of a line, split into parts of `longest_source` tokens if it has more than `max_unsplit`."""
         ids = self.tokenizers.source.encode(line) if line.strip() else []
         if len(ids) <= self.max_unsplit:
             return [ids] if ids else []
-        return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
+        return [ids[start : start + self.longest_source] for start in range(0, len(ids), self.longest_source)]
 
     @torch.inference_mode()
     def compute_logps(self, parts: Sequence[list[int]]) -> list[list[float]]:
@@ -246,8 +246,8 @@ class Classifier(Predictor[Model]):
             return Verdict("", 0.0, {})
         warnings = []
         length = sum(map(len, parts))
-        if length > self.longest:
-            warnings.append(f"longer than any text of training ({length} tokens against {self.longest})")
+        if length > self.longest_source:
+            warnings.append(f"longer than any text of training ({length} tokens against {self.longest_source})")
         if len(parts) > 1:
             warnings.append(f"too long for one piece: read in {len(parts)} parts")
         mean_V = np.average(np.array(logps), axis=0, weights=[len(part) for part in parts])

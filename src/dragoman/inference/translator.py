@@ -298,10 +298,10 @@ class Translator(Predictor[Seq2Seq]):
         if not text.strip():
             return []
         ids = encode(text) if ids is None else ids
-        if len(ids) <= min(self.longest, self.max_unsplit):
+        if len(ids) <= min(self.longest_source, self.max_unsplit):
             segments = [SourceSegment(text, ids, line, line_index)]
         else:
-            texts = postprocess.split_sentences(text) if len(ids) > self.longest else [text]
+            texts = postprocess.split_sentences(text) if len(ids) > self.longest_source else [text]
             for unit in (postprocess.NON_SPACES, postprocess.NON_SPACE):  # first between words, then between characters
                 texts = [part for text in texts for part in self._split_text(text, unit)]
             segments = [SourceSegment(part, encode(part), line, line_index) for part in texts]
@@ -310,7 +310,7 @@ class Translator(Predictor[Seq2Seq]):
         return segments
 
     def _split_text(self, text: str, unit: re.Pattern[str]) -> list[str]:
-        """Split a text of more than `max_unsplit` tokens into parts of at most `longest` tokens.
+        """Split a text of more than `max_unsplit` tokens into parts of at most `longest_source` tokens.
 
         `unit` matches what must not be split: a word or a character.
         """
@@ -320,7 +320,7 @@ class Translator(Predictor[Seq2Seq]):
         first, *others = (match.span() for match in unit.finditer(text))
         spans = [first]
         for start, end in others:
-            if len(encode(text[spans[-1][0] : end])) > self.longest:
+            if len(encode(text[spans[-1][0] : end])) > self.longest_source:
                 spans.append((start, end))
             else:
                 spans[-1] = (spans[-1][0], end)
@@ -405,8 +405,8 @@ class Translator(Predictor[Seq2Seq]):
         else:
             text = target.decode(result.tokens)
         warnings = [segment.warning] if segment.warning else []
-        if lengths[0] > self.longest:
-            warnings.append(f"longer than any sentence of training ({lengths[0]} tokens against {self.longest})")
+        if lengths[0] > self.longest_source:
+            warnings.append(f"longer than any sentence of training ({lengths[0]} tokens against {self.longest_source})")
         if not result.finished:
             is_full = lengths[1] == self.max_tokens
             limits = "model.max_length allows" if is_full else "search.max_ratio and max_extra allow"

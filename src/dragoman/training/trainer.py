@@ -88,7 +88,7 @@ def prepare_state(start: Start, prepared: Prepared, report: Report, group: Proce
     saved = checkpoint.load_state(start.newest) if start.newest else None
     plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
     if not saved:
-        longest = max(prepared.longest, start.parent.longest if start.parent else 0)
+        longest = max(prepared.longest, start.parent.longest_source if start.parent else 0)
         return TrainState(plan, prepared.digests, longest=longest, parent=start.init_from)
     if changed := find_changed_corpus(prepared.digests, saved.data):
         raise UserError(f"{changed} has changed since this run was started; restore it, or start a new run")

@@ -119,7 +119,7 @@ def save_huggingface(run: Predictor[Model], folder: Path) -> list[str]:
         )
     order_C = compute_feature_order(settings.width)
     tensors = {weight.name: reorder_features(weight, order_C) for weight in list_weights(model)}
-    max_output = int(search.max_ratio * run.longest) + search.max_extra + 1  # for the longest source
+    max_output = int(search.max_ratio * run.longest_source) + search.max_extra + 1  # for the longest source
     positions = max(MIN_POSITIONS, 1 + max_output)
     if pre_norm:  # Pegasus reads sinusoids from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
