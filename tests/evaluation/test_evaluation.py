@@ -209,7 +209,7 @@ def test_systems_are_compared_only_on_the_same_test_set() -> None:
     assert scorer.score("three", turned)["bleu"]["against"]["run"] == "two"
     assert scorer.score("four", make_output(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
     assert "against" not in scorer.score("five", make_output(RIGHT, "exact"))["exact"]
-    assert [len(sheets) for sheets in scorer.tests] == [3, 2]
+    assert [len(sheets) for sheets in scorer.systems_by_test] == [3, 2]
 
 
 # Breakdowns
@@ -271,9 +271,9 @@ def test_words_are_counted_in_existing_training_data(toy: Toy) -> None:
     gone = recipe.model_copy(update={"data": lost})
     found = Scorer(recipes={"moved": gone, "here": recipe}).training_words
     assert found is not None
-    assert found.where == "the training data of here"
+    assert found.counted_in == "the training data of here"
     lines = (toy.folder / "train.trg").read_text().splitlines()
-    assert found.times["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
+    assert found.frequencies["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
     assert Scorer(recipes={"moved": gone}).training_words is None
     assert count_words(["a b a.", "c", "a"]) == {"a": 3, "b": 1, "c": 1}
 
@@ -287,7 +287,7 @@ def test_breakdowns_are_optional() -> None:
     assert "word F1 by frequency in the references" in printed
     row = results[1]["rarity"]["buckets"][-1]
     assert any(line.endswith(f"{row['f1']:.2f}") for line in printed.splitlines())
-    labels = replace(make_output(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
+    labels = replace(make_output(["yes"] * 60, "accuracy"), details={"warnings": {}, "confusion": {}})
     assert "rarity" not in Scorer(recipes={}).score("labels", labels)
 
 

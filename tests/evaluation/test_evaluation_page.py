@@ -77,7 +77,9 @@ def corrupt_every(interval: int) -> list[str]:
 def test_page_has_scores_charts_and_lines() -> None:
     """The page has scores with significance tests, both charts, and all texts of every chosen line."""
     page = render_evaluation(
-        score_systems(("runs/one", corrupt_every(3)), ("runs/two", corrupt_every(5)), ("x/three", RIGHT)).tests
+        score_systems(
+            ("runs/one", corrupt_every(3)), ("runs/two", corrupt_every(5)), ("x/three", RIGHT)
+        ).systems_by_test
     )
     parser = PageParser(page)
     tags = [tag for tag, _ in parser.seen]
@@ -96,7 +98,7 @@ def test_page_has_scores_charts_and_lines() -> None:
 
 
 def test_page_has_no_external_resources() -> None:
-    page = render_evaluation(score_systems(("one", corrupt_every(3)), ("two", RIGHT)).tests)
+    page = render_evaluation(score_systems(("one", corrupt_every(3)), ("two", RIGHT)).systems_by_test)
     assert not re.search(r"https?://|@import|url\(|src=|href=\"[^#]|<link", page)
 
 
@@ -110,7 +112,7 @@ def test_texts_and_names_are_escaped() -> None:
     test = EvaluationSet(sources, [right], HOSTILE)
     for name, text in ((HOSTILE, HOSTILE), ("two", "nothing")):
         scorer.score(name, SystemOutput(test, [*RIGHT[:9], text], (), {"warnings": {}}))
-    page = render_evaluation(scorer.tests)
+    page = render_evaluation(scorer.systems_by_test)
     parser = PageParser(page)
     assert [tag for tag, _ in parser.seen].count("script") == 1
     assert not any(tag == "b" or "onclick" in attrs for tag, attrs in parser.seen)
@@ -118,7 +120,7 @@ def test_texts_and_names_are_escaped() -> None:
 
 
 def test_page_of_one_system_shows_its_worst_lines() -> None:
-    page = render_evaluation(score_systems(("one", corrupt_every(10))).tests)
+    page = render_evaluation(score_systems(("one", corrupt_every(10))).systems_by_test)
     parser = PageParser(page)
     assert "Lines with the lowest scores" in page
     assert [attrs["class"] for tag, attrs in parser.seen if tag == "mark" and "own" in str(attrs["class"])] == []
@@ -128,9 +130,9 @@ def test_page_of_one_system_shows_its_worst_lines() -> None:
 
 def test_language_model_has_no_page() -> None:
     scorer = Scorer()
-    scorer.score("lm", SystemOutput(EvaluationSet(["a"], []), [], about={"warnings": {}}))
+    scorer.score("lm", SystemOutput(EvaluationSet(["a"], []), [], details={"warnings": {}}))
     with pytest.raises(UserError, match="language model"):
-        render_evaluation(scorer.tests)
+        render_evaluation(scorer.systems_by_test)
 
 
 def test_find_differing_lines() -> None:

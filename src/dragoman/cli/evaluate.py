@@ -85,7 +85,7 @@ def evaluate_command(
         tables = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
         results_console().print(*tables, sep="\n")
     if page:
-        html = render_evaluation(scorer.tests)
+        html = render_evaluation(scorer.systems_by_test)
         with open_output(page) as file:
             file.write(html)
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
-from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
+from dragoman.evaluation.systems import TRAINING_DATA_PREFIX, ScoredSystem
 from dragoman.metrics import significance
 from dragoman.metrics.metrics import METRICS, WORD_OR_CHARACTER, Array
 
@@ -150,8 +150,8 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
 def describe_word_count_source(result: Result, runs: Mapping[str, str]) -> str:
     """Return in which text word frequencies were counted, with the short name of a run."""
     source: str = result["rarity"]["counted_in"]
-    run = source.removeprefix(TRAINING_DATA)
-    return f"{TRAINING_DATA}{runs[run]}" if run in runs else source
+    run = source.removeprefix(TRAINING_DATA_PREFIX)
+    return f"{TRAINING_DATA_PREFIX}{runs[run]}" if run in runs else source
 
 
 def format_bounds(bucket: Mapping[str, Any]) -> str:
