@@ -1,9 +1,8 @@
 """Measure a trained run for the report of a comparison.
 
-Measured are: scores, also by source length; speed, size and training cost; the learning curve; for the phrasebook, the
-accuracy of grammatical agreement by the distance between the words that must agree; gradient norms by the distance
-between tokens. Measurements are plain JSON, written beside the run folder. They contain everything that the report
-shows about the run.
+The measurements are: scores, also by source length; speed, size and training cost; the learning curve; gradient norms
+by the distance between tokens; and, for the phrasebook, the accuracy of grammatical agreement by the distance between
+the words that must agree. They are written as JSON beside the run folder, with all that the report shows about the run.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ DISTANCE_BINS = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
     """Return all measurements of a trained run."""
     predictor = load(run, device=device)
-    measured = {"version": MEASUREMENT_VERSION, "parameters": predictor.parameter_count, "training": read_training(run)}
+    result = {"version": MEASUREMENT_VERSION, "parameters": predictor.parameter_count, "training": read_training(run)}
     if isinstance(predictor, Translator):
-        return measured | measure_translator(predictor)
+        return result | measure_translator(predictor)
     tests = {
         name: describe_scores(predict_lines(predictor, read_test_corpus(predictor, corpus)))
         for name, corpus in list_test_corpora(predictor.recipe).items()
     }
-    return measured | {"tests": tests}
+    return result | {"tests": tests}
 
 
 def describe_scores(output: SystemOutput) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def describe_scores(output: SystemOutput) -> dict[str, Any]:
 def read_training(run: Path) -> dict[str, Any]:
     """Return the cost of training and the learning curve: the validation loss, with the seconds and FLOPs spent so far.
 
-    The speed is the median of the logged speeds, so that slow first steps and pauses for validation have no influence.
+    The speed is the median of the logged speeds, which slow first steps and pauses for validation do not change.
     """
     state, curve, speeds = RunFolder(run).state(), [], []
     spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
@@ -120,9 +119,9 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
     translate_pairs(translator, all_pairs[:8])  # warm up: the first call is slow
     results: dict[str, dict[str, Any]] = {}
     for name, pairs in tests.items():
-        begun = time.monotonic()
+        start = time.monotonic()
         texts = translate_pairs(translator, pairs)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start
         test = EvaluationSet([pair.source for pair in pairs], collect_references(pairs))
         results[name] = {
             **describe_scores(SystemOutput(test, texts, metrics)),
@@ -135,10 +134,10 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
             phrases = list(generate_phrases(split, count, seed=seed, direction=corpus_direction))
             results[name]["phenomena"] = score_phenomena(phrases, texts)
             results[name]["distances"] = measure_distances(phrases, texts)
-    timed, begun = all_pairs[:TIMED_SENTENCES], time.monotonic()
-    translate_pairs(translator, timed, beam=1)
-    speed = {  # sentences per second
-        "greedy": len(timed) / (time.monotonic() - begun),
+    timed_pairs, start = all_pairs[:TIMED_SENTENCES], time.monotonic()
+    translate_pairs(translator, timed_pairs, beam=1)
+    speed = {  # sentences per second, with greedy search and with the beam size of the recipe
+        "greedy": len(timed_pairs) / (time.monotonic() - start),
         "beam": len(all_pairs) / sum(result["seconds"] for result in results.values()),
         "width": translator.recipe.search.beam,  # of the beam
     }
@@ -156,54 +155,55 @@ def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int 
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
     """Return the score by source length: the metric on the sentences in each bin of LENGTH_BINS."""
 
-    def score(lines: Sequence[int]) -> float:
-        references = collect_references([pairs[line] for line in lines])
-        return compute_metrics([texts[line] for line in lines], references, [metric])[0].value
+    def score(indices: Sequence[int]) -> float:
+        references = collect_references([pairs[index] for index in indices])
+        return compute_metrics([texts[index] for index in indices], references, [metric])[0].value
 
     return measure_bins([len(pair.source.split()) for pair in pairs], LENGTH_BINS, score)
 
 
 def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the percentage of correct grammatical phenomena, by the distance between their first and last word."""
-    judged = [  # distance, and whether the translation is correct
+    judgements = [  # the distance, and whether the phenomenon is translated correctly
         (max(phenomenon.words) - min(phenomenon.words), correct)
         for phrase, text in zip(phrases, texts, strict=True)
         for phenomenon, correct in judge_phenomena(phrase, text)
     ]
 
     def score(indices: Sequence[int]) -> float:
-        return 100 * sum(judged[index][1] for index in indices) / len(indices)
+        return 100 * sum(judgements[index][1] for index in indices) / len(indices)
 
-    return measure_bins([distance for distance, _ in judged], DISTANCE_BINS, score)
+    return measure_bins([distance for distance, _ in judgements], DISTANCE_BINS, score)
 
 
 def measure_bins(
     numbers: Sequence[int], bins: Sequence[Bin], score: Callable[[Sequence[int]], float]
 ) -> list[dict[str, Any]]:
-    """Return the score of the items in each bin. `numbers` contains the number that assigns each item to a bin.
+    """Return the score of the items in each bin. An item belongs to the bin that contains its number in `numbers`.
 
     `score` is called with the indices of the items in a bin. A bin with too few items is merged with the previous one.
     """
-    filled: list[tuple[Bin, list[int]]] = []
+    contents: list[tuple[Bin, list[int]]] = []  # the bins that are not empty, with the indices of their items
     for low, high in bins:
-        inside = [index for index, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
-        if inside and filled and len(inside) < MIN_BIN_FRACTION * len(numbers):
-            (lower, _), previous = filled.pop()
-            filled.append(((lower, high), previous + inside))
-        elif inside:
-            filled.append(((low, high), inside))
-    return [{"low": low, "high": high, "lines": len(items), "value": score(items)} for (low, high), items in filled]
+        items = [index for index, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
+        if items and contents and len(items) < MIN_BIN_FRACTION * len(numbers):
+            (previous_low, _), previous_items = contents.pop()
+            contents.append(((previous_low, high), previous_items + items))
+        elif items:
+            contents.append(((low, high), items))
+    return [{"low": low, "high": high, "lines": len(items), "value": score(items)} for (low, high), items in contents]
 
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
     """Return gradient norms by token distance (inspection/gradient_flow.py), for the first segment of each line."""
     examples = [
         segment.make_example(translator.tokenizers.target.encode(pair.target))
-        for number, pair in enumerate(pairs)
-        for segment in islice(translator.split_line(Line(pair.source), tree=pair.tree, line_index=number), 1)
+        for index, pair in enumerate(pairs)
+        for segment in islice(translator.split_line(Line(pair.source), tree=pair.tree, line_index=index), 1)
     ]
-    widths = Widths(*(max(len(getattr(e, side)) for e in examples) + 1 for side in ("source", "target")))
-    batch = collate_pairs(BatchPlan([[line] for line in range(len(examples))], widths), examples).to(translator.device)
+    lengths = [(len(example.source) + 1, len(example.target) + 1) for example in examples]  # EOS included
+    plan = BatchPlan([[index] for index in range(len(examples))], Widths(*map(max, zip(*lengths, strict=True))))
+    batch = collate_pairs(plan, examples).to(translator.device)
     with eval_mode(translator.model), torch.enable_grad():
         flow = measure_gradient_flow(translator.model, batch)
     return {"target": flow.target, "source": flow.source}

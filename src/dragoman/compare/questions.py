@@ -2,7 +2,7 @@
 
 FIGURES has the functions that plot a figure from the models in report.json. Each point contains the values of all
 seeds, so that readers see how much the results vary by chance. Questions are in the file questions.yaml beside the
-recipes: they state what the comparison is meant to show. Answers are computed from the numbers of a figure:
+recipes: they state what the comparison is meant to show. Answers are computed from the numbers of a figure. Example:
 
 questions:
   - title: Does attention help with long sentences?
@@ -40,14 +40,14 @@ class FigureOptions(NamedTuple):
     test: str  # the name of a test set
     metric: str
     budget: str  # what limits the training: steps, epochs, minutes or flops
-    x: str  # of the figure "setting": the setting on the x axis, such as model.layers
-    lines: str  # of the figure "setting": the setting that has one value for each line
+    x: str  # only for the figure "setting": the setting on the x axis, such as model.layers
+    lines: str  # only for the figure "setting": models with the same value of this setting form a line
 
 
 def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> LineChart:
-    """Return the figure of a question of report.json. The default test set is the first one.
+    """Return the figure of a question in report.json. The default test set is the first one.
 
-    Scores are those of the first metric. The x axis of learning curves is what limits the training.
+    Scores are those of the first metric. The x axis of learning curves shows what limits the training.
     """
     test, budget = question.get("test") or next(iter(about["tests"]), ""), next(iter(about["budget"]), "steps")
     options = FigureOptions(test, about["metrics"][0], budget, question.get("x", ""), question.get("lines", ""))
@@ -63,37 +63,37 @@ def make_series(models: Sequence[ModelRecord], find_points: Callable[[ModelRecor
 def plot_scores(
     series: list[Series], options: FigureOptions, *, x_title: str, ticks: Sequence[str], unit: str = ""
 ) -> LineChart:
-    """Return a chart of values on the test set. Without a `unit` they are scores of the metric."""
+    """Return a chart of values on the test set: percentages if a `unit` is given, else scores of the metric."""
     metric = METRICS.get(options.metric)  # None for loss and perplexity of language models, where low is good
-    low = not unit and not (metric and metric.higher_is_better)
+    low_is_good = not unit and not (metric and metric.higher_is_better)
     unit = unit or SCORE_TITLES.get(options.metric, options.metric)
-    return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low)
+    return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low_is_good)
 
 
 def plot_bins(
     models: Sequence[ModelRecord], options: FigureOptions, *, key: str, x_title: str, unit: str = "", suffix: str = ""
 ) -> LineChart:
-    """Plot values by bin. The `key`, lengths or distances, selects a table of a test set with one row per bin."""
+    """Plot values by bin. `key` is "lengths" or "distances": a table in the results of a test, with one row per bin."""
 
     def read_tables(model: ModelRecord) -> list[Any]:
         return [run["tests"].get(options.test, {}).get(key, []) for run in model["runs"]]
 
     def find_points(model: ModelRecord) -> list[Point]:
-        rows = zip(labels, *read_tables(model))
-        return [Point(n, label, tuple(row["value"] for row in seeds)) for n, (label, *seeds) in enumerate(rows)]
+        bins = zip(labels, *read_tables(model))
+        return [Point(n, label, tuple(row["value"] for row in seeds)) for n, (label, *seeds) in enumerate(bins)]
 
-    first: Sequence[Mapping[str, Any]] = next((read_tables(model)[0] for model in models if model["runs"]), [])
-    labels = [f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{suffix}" for row in first]
-    ticks = [f"{format_bounds(row)}\n({row['lines']})" for row in first]  # "lines": number of cases in the bin
+    first_table: Sequence[Mapping[str, Any]] = next((read_tables(model)[0] for model in models if model["runs"]), [])
+    labels = [f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{suffix}" for row in first_table]
+    ticks = [f"{format_bounds(row)}\n({row['lines']})" for row in first_table]  # "lines": number of cases in the bin
     return plot_scores(make_series(models, find_points), options, x_title=x_title, ticks=ticks, unit=unit)
 
 
 def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str, x_title: str) -> LineChart:
-    """Plot the norm of the loss's gradient at the embeddings of one side by distance (inspection/gradient_flow.py)."""
+    """Plot the gradient norm of the source or target embeddings by distance (inspection/gradient_flow.py)."""
 
     def find_points(model: ModelRecord) -> list[Point]:
-        rows = [run["gradient"][side][: MAX_GRADIENT_DISTANCE + 1] for run in model["runs"] if "gradient" in run]
-        return [Point(d, f"{d} tokens", tuple(100 * n for n in norms)) for d, norms in enumerate(zip(*rows))]
+        seeds = [run["gradient"][side][: MAX_GRADIENT_DISTANCE + 1] for run in model["runs"] if "gradient" in run]
+        return [Point(d, f"{d} tokens", tuple(100 * norm for norm in norms)) for d, norms in enumerate(zip(*seeds))]
 
     title = "gradient norm, % of the norm at distance 0"
     return LineChart(make_series(models, find_points), x_title, title, "% of the gradient", logarithmic=True)
@@ -105,11 +105,11 @@ def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -
 
     def find_points(model: ModelRecord) -> list[Point]:
         points = []
-        for row in zip(*(run["training"]["curve"] for run in model["runs"])):
-            losses = tuple(point["loss"] for point in row)
+        for seeds in zip(*(run["training"]["curve"] for run in model["runs"])):
+            losses = tuple(point["loss"] for point in seeds)
             if None not in losses:
-                x = sum(point[x_key] for point in row) / len(row)
-                points.append(Point(x, f"{x_key} {row[0][x_key]:,.0f}", losses))
+                x = sum(point[x_key] for point in seeds) / len(seeds)
+                points.append(Point(x, f"{x_key} {seeds[0][x_key]:,.0f}", losses))
         return points
 
     lines, title = make_series(models, find_points), "validation loss, nats per token"
@@ -118,22 +118,22 @@ def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -
 
 def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot scores by the setting `x`, such as model.layers. Models with the same value of `lines` form a line."""
-    found: dict[str, dict[float, tuple[float, ...]]] = {}  # name of a line -> x -> scores of the seeds
+    scores_by_line: dict[str, dict[float, tuple[float, ...]]] = {}  # name of a line -> x -> scores of the seeds
     for model in models:
         x, name = locate_model(model, options.x, options.lines)
         scores = tuple(run["tests"][options.test]["scores"][options.metric] for run in model["runs"])
         if scores:
-            found.setdefault(name, {})[x] = scores
-    xs = sorted({x for line in found.values() for x in line})
+            scores_by_line.setdefault(name, {})[x] = scores
+    xs = sorted({x for line in scores_by_line.values() for x in line})
     lines = [
         Series(name, [Point(xs.index(x), f"{options.x} {x:g}", line[x]) for x in sorted(line)])
-        for name, line in found.items()
+        for name, line in scores_by_line.items()
     ]
     return plot_scores(lines, options, x_title=options.x, ticks=[f"{x:g}" for x in xs])
 
 
 def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
-    """Return where a model is in the figure "setting": the value of the setting `x`, and the name of its line."""
+    """Return the value of the setting `x` of a model and the name of its line, for the figure "setting"."""
 
     def find_setting(path: str) -> Any:
         try:
@@ -175,10 +175,10 @@ class Question(Settings):
     text: str = ""  # an introduction for readers of the report
     models: Annotated[tuple[str, ...], AsTuple] = ("*",)  # names of recipes, or patterns such as rnn-*
     better: str = ""  # the line that is expected to be better than `worse` at the last point of the figure
-    worse: str = ""  # given if `better` is given; if neither is, the answer ranks all lines
+    worse: str = ""  # required if there is a `better`; without both, the answer ranks all lines
     test: str = ""  # the name of a test set; by default the first one
-    x: str = ""  # of the figure "setting": the setting on the x axis, such as model.layers
-    lines: str = ""  # ... and the setting that has one value for each line, such as model.residual
+    x: str = ""  # only for the figure "setting": the setting on the x axis, such as model.layers
+    lines: str = ""  # only for the figure "setting": models with the same value of this setting form a line
 
     def match_models(self, names: Sequence[str]) -> list[str]:
         """Return the models that the question is about, in the order of `self.models`."""
@@ -196,20 +196,20 @@ def read_questions(paths: Sequence[Path]) -> Questions:
     """Return the questions of the first folder that has a questions.yaml."""
     for file in (path / QUESTIONS_FILE for path in paths if path.is_dir()):
         if file.exists():
-            found = build(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
-            for question in found.questions:
-                pick(FIGURES, question.figure, f"figure of {question.title!r}")
-            return found
+            content = build(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
+            for question in content.questions:
+                pick(FIGURES, question.figure, f"figure of {question.title!r}")  # raises an error if it is unknown
+            return content
     return Questions()
 
 
 def check_questions(questions: Questions, runs: Sequence[PlannedRun]) -> None:
-    """Refuse questions that cannot be answered. This happens before the runs start, since these may take days."""
+    """Refuse questions that cannot be answered, before the runs start, which may take days."""
     models = {run.name: {"name": run.name, "settings": run.recipe.model_dump(mode="json")} for run in runs}
     for question in questions.questions:
         lines = question.match_models(list(models))
         if not lines:
-            raise UserError(f"the question {question.title!r} asks about models that the comparison does not have")
+            raise UserError(f"no recipe matches `models` of the question {question.title!r}; correct the names")
         if bool(question.better) != bool(question.worse):
             raise UserError(f"the question {question.title!r} needs both better and worse, or neither")
         if question.figure == "setting":
@@ -226,8 +226,8 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
     records, about = {model["name"]: model for model in report["models"]}, report["about"]
     test = question.test or next(iter(about["tests"]), "")
     if test not in about["tests"]:
-        asked = f"the question {question.title!r} asks about a test {test!r}"
-        raise UserError(f"{asked}, but there are: {', '.join(about['tests'])}")
+        problem = f"the question {question.title!r} asks about the test set {test!r}, which does not exist"
+        raise UserError(f"{problem}; choose one of: {', '.join(about['tests'])}")
     names = question.match_models(list(records))
     seeds = [{run["seed"] for run in records[name]["runs"]} for name in names if records[name]["runs"]]
     common_seeds = set.intersection(*seeds) if seeds else set()
@@ -235,8 +235,8 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
         {**records[name], "runs": [run for run in records[name]["runs"] if run["seed"] in common_seeds]}
         for name in names
     ]
-    found = {**question.model_dump(mode="json"), "models": names, "test": test}
-    return {**found, "answer": describe_outcome(question, plot_figure(found, models, about))}
+    record = {**question.model_dump(mode="json"), "models": names, "test": test}
+    return {**record, "answer": describe_outcome(question, plot_figure(record, models, about))}
 
 
 def describe_outcome(question: Question, figure: LineChart) -> str:
@@ -261,29 +261,28 @@ def describe_outcome(question: Question, figure: LineChart) -> str:
     pairs = [(b, w) for b in lines[question.better] for w in lines[question.worse] if b.x == w.x]
     if not pairs:
         return f"No answer: {question.better} and {question.worse} have no point in common."
-    b, w = pairs[-1]
-    wins = sum((one < other) if figure.low_is_good else (one > other) for one, other in zip(b.values, w.values))
-    seeds = min(len(b.values), len(w.values))
+    better, worse = pairs[-1]
+    by_seed = list(zip(better.values, worse.values))
+    wins, seeds = sum((b < w) if figure.low_is_good else (b > w) for b, w in by_seed), len(by_seed)
     verdict = "As expected" if wins == seeds else "Not as expected" if wins == 0 else "Undecided"
-    found = (
-        f"{verdict}: at {b.label} {question.better} has {format_number(b.mean)} {figure.unit} and {question.worse} "
-        f"{format_number(w.mean)}, {describe_gaps(b.values, w.values, figure.logarithmic)}; "
+    outcome = (
+        f"{verdict}: at {better.label} {question.better} has {format_number(better.mean)} {figure.unit} and "
+        f"{question.worse} {format_number(worse.mean)}, {describe_difference(better, worse, figure.logarithmic)}; "
         f"it is ahead in {wins} of {seeds} seed{'s' * (seeds > 1)}"
     )
-    first_b, first_w = pairs[0]
-    if figure.logarithmic or first_b.x == b.x:
-        return found + "."
-    return f"{found}. At {first_b.label}: {describe_gaps(first_b.values, first_w.values, False)}."
+    first_better, first_worse = pairs[0]
+    if figure.logarithmic or first_better.x == better.x:
+        return outcome + "."
+    return f"{outcome}. At {first_better.label}: {describe_difference(first_better, first_worse, False)}."
 
 
-def describe_gaps(one: Sequence[float], other: Sequence[float], ratio: bool) -> str:
-    """Return the mean difference (or ratio) as text and, for several seeds, its range."""
-    found = [a / b if ratio else a - b for a, b in zip(one, other)]
-    mean, low, high = (
-        format_number(value, sign="" if ratio else "+") for value in (sum(found) / len(found), min(found), max(found))
-    )
+def describe_difference(point: Point, other: Point, ratio: bool) -> str:
+    """Return the mean difference (or ratio) of two points as text and, for several seeds, its range."""
+    values = [a / b if ratio else a - b for a, b in zip(point.values, other.values)]
+    numbers = (sum(values) / len(values), min(values), max(values))
+    mean, low, high = (format_number(number, sign="" if ratio else "+") for number in numbers)
     mean = f"{mean} times as much" if ratio else f"a difference of {mean}"
-    return mean if len(found) == 1 else f"{mean} (by seed {low} to {high})"
+    return mean if len(values) == 1 else f"{mean} (by seed {low} to {high})"
 
 
 def format_number(value: float, *, sign: str = "") -> str:

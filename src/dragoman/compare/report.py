@@ -31,11 +31,11 @@ from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 
 Measurements = Mapping[str, Any]  # of a run (measure.py)
-SAME_COST_RATIO = 1.05  # of FLOPs per token, up to which two runs should train equally fast
-SAME_SPEED_RATIO = 1.2  # of tokens per second, up to which two runs count as equally fast
-DATA_SPLITS = {"train": "training", "dev": "validation", "test": "test"}
-MAX_SERIES = 6  # in one chart; with more there is a chart for each family
-# Keys of report.yaml that the table on the terminal has, after the scores
+SAME_COST_RATIO = 1.05  # runs whose FLOPs per token differ by at most this factor should train equally fast
+SAME_SPEED_RATIO = 1.2  # runs whose tokens per second differ by at most this factor count as equally fast
+DATA_SPLITS = {"train": "training", "dev": "validation", "test": "test"}  # key in a recipe -> name in the report
+MAX_SERIES = 6  # lines in one chart; if there are more, each family of models gets its own chart
+# Columns in report.yaml that the table on the terminal shows after the scores
 TERMINAL_COLUMNS = ("dev_loss", "parameters", "steps", "tokens_per_second", "greedy_per_second", "peak_memory")
 
 
@@ -44,19 +44,19 @@ class Column(Settings):
 
     heading: str
     title: str
-    number: Annotated[tuple[str, ...], AsTuple]
+    path: Annotated[tuple[str, ...], AsTuple]
     format: str
     unit: float = 1.0
     device_headings: dict[str, str] = Field(default_factory=dict)
 
     def read(self, run: Measurements) -> float | None:
         """Return the number that this column shows for a run; None if the run has none."""
-        found: Any = reduce(lambda section, part: section.get(part, {}), self.number, run)
-        if isinstance(found, list):
-            return min((point["loss"] for point in found if point["loss"] is not None), default=None)
-        return None if found == {} else found
+        value: Any = reduce(lambda section, key: section.get(key, {}), self.path, run)
+        if isinstance(value, list):  # a learning curve
+            return min((point["loss"] for point in value if point["loss"] is not None), default=None)
+        return None if value == {} else value
 
-    def write(self, number: float) -> str:
+    def render(self, number: float) -> str:
         """Return a number in the unit and format of this column."""
         return self.format.format(number / self.unit)
 
@@ -79,7 +79,7 @@ TEXTS = build(ReportTexts, parse_yaml(Path(__file__).with_name("report.yaml").re
 def run_comparison(
     paths: Sequence[Path], *, out: Path, overrides: Sequence[str] = (), seeds: int = 1, jobs: int = 1
 ) -> dict[str, Any]:
-    """Train and measure all unfinished runs; write report.html and report.json into `out`; return the latter."""
+    """Train and measure all unfinished runs; write report.html and report.json into `out`; return report.json."""
     report = Report()
     runs = plan_runs(paths, out, overrides, seeds)
     questions = read_questions(paths)
@@ -109,7 +109,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the record of a comparison: for each model its settings, its measurements, and their means over seeds."""
     first = runs[0].recipe
-    trained = {
+    training = {
         f"{run.name} (seed {run.seed})": measurements[run.folder]["training"]
         for run in runs
         if run.folder in measurements
@@ -117,7 +117,7 @@ def summarise(
     about = {
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
-        "devices": sorted({training["device"] for training in trained.values()}),
+        "devices": sorted({run["device"] for run in training.values()}),
         "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
         "seeds": sorted({run.seed for run in runs}),
         "jobs": jobs,
@@ -140,16 +140,16 @@ def summarise(
             "runs": [{"seed": seed, **measured} for seed, measured in finished.items()],
             "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in planned if run.folder in failures],
         })  # fmt: skip
-    return {"about": about, "warnings": find_unfair_budgets(trained) if first.train.minutes else [], "models": models}
+    return {"about": about, "warnings": find_unfair_budgets(training) if first.train.minutes else [], "models": models}
 
 
 def make_score_columns(about: Mapping[str, Any]) -> dict[str, Column]:
-    """Return a column for each metric on each test set. The keys are those in the numbers of a model."""
+    """Return a column for each metric on each test set. The keys are also those of a model's "numbers"."""
     return {
         f"{metric} {test}": Column(
             heading=f"{SCORE_TITLES.get(metric, metric)} {test}",
             title=f"on the test set {test}",
-            number=("tests", test, "scores", metric),
+            path=("tests", test, "scores", metric),
             format="{:.2f}",
         )
         for test in about["tests"]
@@ -179,12 +179,12 @@ def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
     return ("Transformer" if model.attention == "full" else "Transformer, efficient attention"), []
 
 
-def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a warning if runs with equally many FLOPs per token made different numbers of steps in the same time.
+def find_unfair_budgets(training: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a warning if runs with the same FLOPs per token made different numbers of steps in the same time.
 
-    The speeds of such runs differ because of the machine, not because of the models, so scores cannot be compared.
+    The speeds of these runs differ because of the machine, not because of the models, so scores cannot be compared.
     """
-    runs = {name: run for name, run in trained.items() if run["tokens"] and run["seconds"]}
+    runs = {name: run for name, run in training.items() if run["tokens"] and run["seconds"]}
     cost = {name: run["flops"] / run["tokens"] for name, run in runs.items()}
     speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
     groups: list[list[str]] = []  # of runs with about the same cost per token
@@ -192,7 +192,7 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if not groups or cost[name] > SAME_COST_RATIO * cost[groups[-1][0]]:
             groups.append([])
         groups[-1].append(name)
-    unfair = []  # slowest and fastest run of a group
+    unfair = []  # slowest and fastest run of each group whose speeds differ too much
     for group in groups:
         slow, fast = min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)
         if speed[fast] > SAME_SPEED_RATIO * speed[slow] and runs[slow]["steps"] != runs[fast]["steps"]:
@@ -204,7 +204,7 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     others = f" So do the speeds in {len(unfair) - 1} more groups of runs." if len(unfair) > 1 else ""
     return [
         f"The budget in minutes is unfair: {slow} trained at {speed[slow]:,.0f} tokens/s ({slow_steps:,} steps) and "
-        f"{fast} at {speed[fast]:,.0f} ({fast_steps:,} steps). Both need as many FLOPs per token, so these speeds "
+        f"{fast} at {speed[fast]:,.0f} ({fast_steps:,} steps). Both need the same FLOPs per token, so these speeds "
         f"differ because of other work on the machine.{others} Set the budget in steps or FLOPs, such as "
         f"train.minutes=0 train.steps={fast_steps}."
     ]
@@ -221,7 +221,7 @@ def format_comparison(report: Mapping[str, Any]) -> Text:
     rows = [["model", *(column.heading_on(about["devices"]) for column in columns.values())]]
     for model in report["models"]:
         numbers = [(column, model["numbers"].get(key)) for key, column in columns.items()]
-        rows.append([model["name"], *(column.write(number["mean"]) if number else "-" for column, number in numbers)])
+        rows.append([model["name"], *(column.render(number["mean"]) if number else "-" for column, number in numbers)])
     lines = [align_columns(rows)]
     lines += [f"\n{question['title']}\n  {question['answer']}" for question in report["questions"]]
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
@@ -231,29 +231,29 @@ def render_comparison(report: Mapping[str, Any]) -> str:
     """Return report.html: the table, the questions with answers, the figures, versions and data."""
     about, models = report["about"], {model["name"]: model for model in report["models"]}
     sections = []
-    for question in [*report["questions"], *TEXTS.figures]:
-        chart = plot_figure(question, [models[name] for name in question.get("models", models)], about)
+    for section in [*report["questions"], *TEXTS.figures]:  # only questions have an "answer"
+        chart = plot_figure(section, [models[name] for name in section.get("models", models)], about)
         charts = [("", render_chart(chart, width=860))]
-        if "answer" not in question and len(chart.series) > MAX_SERIES:
+        if "answer" not in section and len(chart.series) > MAX_SERIES:
             charts = []  # one per family, with the other families in grey in the background
             for family in dict.fromkeys(models[series.name]["family"] for series in chart.series):
-                inside = [series for series in chart.series if models[series.name]["family"] == family]
-                others = [series for series in chart.series if series not in inside]
-                svg = render_chart(replace(chart, series=inside), width=620, height=300, behind=others)
+                members = [series for series in chart.series if models[series.name]["family"] == family]
+                others = [series for series in chart.series if series not in members]
+                svg = render_chart(replace(chart, series=members), width=620, height=300, behind=others)
                 charts.append((family, svg))
-        sections += [{**question, "charts": charts}] if chart.series or "answer" in question else []
+        sections += [{**section, "charts": charts}] if chart.series or "answer" in section else []
     phenomena: dict[str, dict[str, list[float]]] = {}  # per cent correct, by phenomenon and model
     for model in report["models"]:
         for test, result in (pair for run in model["runs"] for pair in run.get("tests", {}).items()):
             for name, count in result.get("phenomena", {}).items():
                 phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
     columns = make_score_columns(about) | TEXTS.columns
-    shown = {key for model in report["models"] for key, number in model["numbers"].items() if number}
+    used = {key for model in report["models"] for key, number in model["numbers"].items() if number}
     return render_page(
         "comparison.html",
         title=report["title"],
         report=report,
-        columns={key: column for key, column in columns.items() if key in shown},
+        columns={key: column for key, column in columns.items() if key in used},
         formats=TEXTS.columns,
         sections=sections,
         phenomena=phenomena,

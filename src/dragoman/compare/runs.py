@@ -1,4 +1,4 @@
-"""The runs of a comparison: each recipe with each seed, on the same data, with the same budget.
+"""The runs of a comparison: each recipe with each seed, on the same data, with the same training budget.
 
 `plan_runs` checks the recipes and lists the runs. `run_in_processes` trains and measures every run in a process of its
 own, so that its memory use can be measured. An interrupted run resumes, and a measured run is not repeated.
@@ -81,50 +81,49 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
     for run in runs:
         old = RunFolder(run.folder)
         if old.format_file.exists() and (change := find_changed_setting(old.recipe(), run.recipe, IGNORED_SETTINGS)):
-            name, was, now = change
-            raise UserError(
-                f"{str(run.folder)!r} was made with {name}={was!r}, not {now!r}; remove it, or choose another --out"
-            )
+            setting, before, now = change
+            difference = f"was trained with {setting}={before!r}, but the recipe has {now!r}"
+            raise UserError(f"{str(run.folder)!r} {difference}; remove the folder, or choose another --out")
     existing = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
     if others := sorted(existing - recipes.keys()):
         raise UserError(
-            f"{str(out)!r} contains runs of other recipes ({', '.join(others)}); name them too, or choose another --out"
+            f"{str(out)!r} has runs of other recipes ({', '.join(others)}); compare these too, or choose another --out"
         )
     return runs
 
 
 def find_recipes(paths: Sequence[Path]) -> list[Path]:
     """Return the recipe files: each path that is a file, and the *.yaml files of each folder, sorted by name."""
-    found: list[Path] = []
+    recipe_files: list[Path] = []
     for path in paths:
-        inside = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-        inside = [file for file in inside if file.name != QUESTIONS_FILE]
-        if not inside:
+        files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+        files = [file for file in files if file.name != QUESTIONS_FILE]
+        if not files:
             raise UserError(f"there is no recipe (*.yaml) in the folder {str(path)!r}")
-        found += inside
-    if not found:
-        raise UserError("compare needs recipes: files, or folders of them, such as recipes/lectures")
-    return found
+        recipe_files += files
+    if not recipe_files:
+        raise UserError("compare needs recipes: name files, or folders that contain recipes, such as recipes/lectures")
+    return recipe_files
 
 
 def check_comparable(recipes: Mapping[str, Recipe]) -> None:
     """Refuse recipes that differ in task, data or budget, or that have nothing to be evaluated on."""
     (first_name, first), *_ = recipes.items()
-    in_steps = any(recipe.train.steps for recipe in recipes.values())
+    has_step_budget = any(recipe.train.steps for recipe in recipes.values())
     # Settings that must be equal -> what to do if they are not
     remedies = {"model.task": "only models of one task (model.kind) can be compared"}
     remedies |= {f"data.{key}": "a comparison needs the same data for all" for key in DataSettings.model_fields}
     del remedies["data.cache"]  # has no effect on results
-    for key in (*LIMITS, *(BATCH_SETTINGS if in_steps else ())):
+    for key in (*LIMITS, *(BATCH_SETTINGS if has_step_budget else ())):
         example = f"train.{key}={getattr(first.train, key):g}"
         remedies[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
     for name, recipe in recipes.items():
         for key, remedy in remedies.items():
-            wanted, value = attrgetter(key)(first), attrgetter(key)(recipe)
-            if value != wanted:
+            first_value, value = attrgetter(key)(first), attrgetter(key)(recipe)
+            if value != first_value:
                 raise UserError(
                     f"{key} is not the same in {first_name!r} and {name!r} "
-                    f"({format_value(wanted)}, {format_value(value)}); {remedy}"
+                    f"({format_value(first_value)}, {format_value(value)}); {remedy}"
                 )
         if not (recipe.data.test or recipe.data.dev):
             raise UserError(f"{name!r} has nothing to be evaluated on; name a corpus under data.test or data.dev")
@@ -133,17 +132,19 @@ def check_comparable(recipes: Mapping[str, Recipe]) -> None:
 def format_value(value: object) -> str:
     """Return a setting's value as text for a message. Of a corpus, only the non-default settings are shown."""
     if isinstance(value, tuple):
-        return "[" + ", ".join(format_value(each) for each in value) + "]"
+        return "[" + ", ".join(format_value(item) for item in value) + "]"
     return str(value.model_dump(exclude_defaults=True)) if hasattr(value, "model_dump") else repr(value)
 
 
 def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
-    """Return the measurements of a finished run; None if the file is missing or of another MEASUREMENT_VERSION."""
-    with suppress(UserError):  # missing or truncated
-        found = read_json(run.file(".json"))
-        scored = {name for test in found.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
-        # Metrics that have been renamed since are measured again
-        return found if found.get("version") == MEASUREMENT_VERSION and not scored & set(METRIC_ALIASES) else None
+    """Return the measurements of a finished run; None if the run has to be measured (again).
+
+    This is the case if the file is missing or damaged, of another MEASUREMENT_VERSION, or has old names of metrics.
+    """
+    with suppress(UserError):
+        saved = read_json(run.file(".json"))
+        metrics = {name for test in saved.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
+        return saved if saved.get("version") == MEASUREMENT_VERSION and not metrics & set(METRIC_ALIASES) else None
     return None
 
 
@@ -160,8 +161,8 @@ def train_and_measure(recipe_file: Path, folder: Path) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     recipe = read_recipe(recipe_file)
     train(recipe, out=folder, resume=RunFolder(folder).format_file.exists())
-    measured = measure_run(folder, device=recipe.train.device)
-    write_text(folder.with_name(f"{folder.name}.json"), json.dumps(measured, indent=1) + "\n")
+    measurements = measure_run(folder, device=recipe.train.device)
+    write_text(folder.with_name(f"{folder.name}.json"), json.dumps(measurements, indent=1) + "\n")
 
 
 def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Path, str]:
@@ -171,7 +172,7 @@ def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -
     """
     waiting = [run for run in runs if read_measurements(run) is None]
     if len(waiting) < len(runs):
-        report.log(f"{len(runs) - len(waiting)} of {len(runs)} runs were done before")
+        report.log(f"{len(runs) - len(waiting)} of {len(runs)} runs were finished before")
     active: list[Worker] = []
     failures: dict[Path, str] = {}
     try:
@@ -192,7 +193,7 @@ def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -
                     failures[run.folder] = lines[-1].removeprefix("dragoman: ")
                     report.log(f"{run.name}, seed {run.seed} failed: {failures[run.folder]}")
                 elif jobs > 1:
-                    report.log(f"done: {run.name}, seed {run.seed}")
+                    report.log(f"finished: {run.name}, seed {run.seed}")
     finally:
         for worker in active:
             worker.process.terminate()
