@@ -108,7 +108,7 @@ def test_finished_runs_are_not_repeated(finished: Path, call: Call) -> None:
     assert answer.out.splitlines()[0].split()[:3] == ["model", "BLEU", "dev.src"]
     assert "Who?" in answer.out
     answer = call("compare", finished.parent / "recipes", "--out", finished, "--json")
-    assert "2 of 2 runs were done before" in answer.err
+    assert "2 of 2 runs were finished before" in answer.err
     assert json.loads(answer.out) == json.loads(bytes_before)
     assert read_tensor_files(finished) == before
     assert (finished / "report.json").read_bytes() == bytes_before

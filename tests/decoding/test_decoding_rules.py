@@ -64,7 +64,7 @@ def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None
     model = Toy(seed=seed, vocabulary=len(PIECES), sharp=6.0)
     constraints = [
         DecodingConstraints(text="0"),
-        DecodingConstraints(minimum=3, text="1"),
+        DecodingConstraints(min_tokens=3, text="1"),
         DecodingConstraints(prefix=(5, 5, 4), text="2"),
         DecodingConstraints(avoid=(term("ab"),), text="3"),
     ]
@@ -88,7 +88,7 @@ def test_rules_do_not_affect_other_sentences(seed: int, limit: int) -> None:
     for constraint in (
         DecodingConstraints(prefix=(4, 4)),
         DecodingConstraints(avoid=(term("a"), term("b"))),
-        DecodingConstraints(minimum=4),
+        DecodingConstraints(min_tokens=4),
     ):
         found = search_reference(
             make_toy_request(model, [4, 5, 6], [limit] * 3, [DecodingConstraints(), constraint, DecodingConstraints()])

@@ -30,13 +30,13 @@ def test_prefix_and_terms_raise_the_length_limit() -> None:
     line = Line("abc", ("dog",), ("cat",), "ab ")
     constraint = make_constraints(line, line.text, 3, BYTES, search, first=True)
     assert BYTES.target.decode(constraint.prefix) == "ab"
-    assert [term.text for term in constraint.must] == ["dog"]
+    assert [term.text for term in constraint.required] == ["dog"]
     assert [term.text for term in constraint.avoid] == ["cat"]
     assert constraint.minimum == 2
     assert limit_length(constraint, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and the word boundary after it
     assert limit_length(constraint, 3, search, 9) == 9
     later = make_constraints(line, "x", 1, BYTES, search, first=False)
-    assert (later.prefix, later.must, len(later.avoid), later.minimum) == ((), (), 1, 1)
+    assert (later.prefix, later.required, len(later.avoid), later.min_tokens) == ((), (), 1, 1)
     assert (
         limit_length(
             make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), first=True), 1, search, 100

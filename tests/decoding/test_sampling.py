@@ -97,7 +97,7 @@ def test_sampling_with_the_strictest_settings_is_greedy(seed: int, levels: int, 
         make_uniforms(3, 7, seed),
         torch.tensor(limits),
         SampleSettings.model_validate(options),
-        ends=True,
+        eos_ends=True,
     )
     for b in (0, 2):
         wanted = continue_greedily(model, some[b], limits[b])
@@ -109,11 +109,18 @@ def test_sampling_with_the_strictest_settings_is_greedy(seed: int, levels: int, 
 def test_a_row_depends_only_on_its_random_numbers() -> None:
     model, some, uniform_BT = ToyLm(seed=3), [[BOS], [BOS, 4, 5], [BOS, 5]], make_uniforms(3, 12)
     limit_B = torch.tensor([12, 4, 9])
-    together = sample_continuations(model, *collate_prompts(*some), uniform_BT, limit_B, SampleSettings(), ends=False)
+    together = sample_continuations(
+        model, *collate_prompts(*some), uniform_BT, limit_B, SampleSettings(), eos_ends=False
+    )
     assert [len(found.tokens) for found in together] == [12, 4, 9]
     for b in range(3):
         alone = sample_continuations(
-            model, *collate_prompts(some[b]), uniform_BT[b : b + 1], limit_B[b : b + 1], SampleSettings(), ends=False
+            model,
+            *collate_prompts(some[b]),
+            uniform_BT[b : b + 1],
+            limit_B[b : b + 1],
+            SampleSettings(),
+            eos_ends=False,
         )
         assert alone == [together[b]]
 
@@ -122,14 +129,14 @@ def test_eos_ends_a_row_only_with_ends() -> None:
     always = [-math.inf, -math.inf, -math.inf, 0.0, -math.inf]
     model = ScriptedLm(always)
     rows = (*collate_prompts([BOS]), make_uniforms(1, 5), torch.tensor([5]), SampleSettings())
-    assert sample_continuations(model, *rows, ends=True) == [SearchResult([], 0.0, 0.0, True)]
-    assert sample_continuations(model, *rows, ends=False) == [SearchResult([EOS] * 5, 0.0, 0.0, False)]
+    assert sample_continuations(model, *rows, eos_ends=True) == [SearchResult([], 0.0, 0.0, True)]
+    assert sample_continuations(model, *rows, eos_ends=False) == [SearchResult([EOS] * 5, 0.0, 0.0, False)]
 
 
 def test_a_broken_model_ends_the_row() -> None:
     model = ScriptedLm([math.nan] * 5)
     rows = (*collate_prompts([BOS, 4]), make_uniforms(1, 5), torch.tensor([5]), SampleSettings())
-    assert sample_continuations(model, *rows, ends=False) == [SearchResult([], 0.0, 0.0, False)]
+    assert sample_continuations(model, *rows, eos_ends=False) == [SearchResult([], 0.0, 0.0, False)]
 
 
 def test_sampled_tokens_follow_the_probabilities() -> None:

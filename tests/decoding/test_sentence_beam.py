@@ -32,7 +32,7 @@ def test_reference_and_fast_search_agree_to_the_bit(
     model = Toy(seed=seed, levels=levels)
     constraints = [
         DecodingConstraints(),
-        DecodingConstraints(minimum=2),
+        DecodingConstraints(min_tokens=2),
         DecodingConstraints(),
         DecodingConstraints(prefix=(5,)),
     ]

@@ -80,7 +80,7 @@ def test_every_method_and_constraint_flows(method: str, monkeypatch: Any) -> Non
     """Sentences that come and go, some with a prefix or a least length: as one at a time, to the bit."""
     model = prepare_model(model_of(width=64), CPU, "float32")
     search = apply_fixed_settings(SearchSettings(method=method, samples=4, no_repeat=3))
-    wishes: list[dict[str, Any]] = [{}, {"prefix": (7, 8)}, {"minimum": 6}]
+    wishes: list[dict[str, Any]] = [{}, {"prefix": (7, 8)}, {"min_tokens": 6}]
     jobs = [
         job._replace(constraints=DecodingConstraints(text=str(i), **wishes[i % 3]))
         for i, job in enumerate(random_jobs(12, longest=12))
@@ -239,6 +239,6 @@ def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None
         gpu = ours.gpu_scheduler
         few = memory == 1 << 21
         assert gpu.used_bytes <= 4 * gpu.pool_bytes if few else len(gpu.pools) > 1
-        assert (max(len(slots.numbers) for slots in gpu.pools.values()) < 32) is few
+        assert (max(len(slots.job_numbers) for slots in gpu.pools.values()) < 32) is few
     for one, other in zip(*found, strict=True):
         close(one, other)

@@ -39,7 +39,7 @@ def test_the_mean_is_of_probabilities() -> None:
     each = [one.step(token_N, one.start(*sources(4, 5)))[0] for one in model.models]
     assert torch.allclose(logp_NV.exp(), torch.stack([one.exp() for one in each]).mean(0))
     assert torch.allclose(logp_NV.exp().sum(-1), torch.ones(2))
-    assert len(state.select(torch.tensor([0])).each) == 3
+    assert len(state.select(torch.tensor([0])).states) == 3
     assert float(mean_logp([torch.zeros(1)] * 7)) == 0  # never above 0: the stop rules lean on it
 
 

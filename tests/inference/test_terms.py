@@ -35,7 +35,7 @@ def run(term: Term, ids: list[int]) -> tuple[bool, int]:
     state = 0
     for token in ids:
         state = int(term.next_SV[state, token])
-    return bool(term.ends_S[state]), int(term.left_S[state])
+    return bool(term.ends_S[state]), int(term.missing_S[state])
 
 
 @given(
@@ -69,7 +69,7 @@ def test_every_kind_of_vocabulary_spells_it(kind: str, text: str) -> None:
     """In a sentence as in one that only looks like it."""
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind, size=290))
     term = TermCompiler(tokenizer).term(text)
-    assert term.possible or not tokenizer.splits_punctuation
+    assert term.is_spellable or not tokenizer.splits_punctuation
     for line in (f"a {text} runs", text, f"the {text}", "a hotdog", "heißer Hunde", "dogs", "a dog, a hot bird", ""):
         ids = tokenizer.encode(line)
         if tokenizer.decode(ids) == line:
@@ -79,8 +79,8 @@ def test_every_kind_of_vocabulary_spells_it(kind: str, text: str) -> None:
 def test_a_term_of_unknown_words_cannot_be_said() -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind="word", size=290))
     term = TermCompiler(tokenizer).term("zebra")
-    assert not term.possible
-    assert term.left_S[0] == UNREACHABLE
+    assert not term.is_spellable
+    assert term.missing_S[0] == UNREACHABLE
     assert not run(term, tokenizer.encode("a dog and a hot dog"))[0]
 
 

@@ -8,7 +8,7 @@ If two hypotheses have equal scores, the one from the earlier step ranks higher,
 the one with the lower token id.
 
 Shapes   B sentences   W beams   N = B * W rows of the model   V vocabulary   T maximum target length
-         K = 2 * W candidates   G groups of vocabulary columns (in `..._BKG`: columns of a group)   C columns
+         K = 2 * W candidates   G groups of vocabulary columns   S columns of a group   C columns to choose from
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUP_SIZE = 64  # vocabulary columns in a group, see `find_candidates`
 
 
 class BeamState(NamedTuple):
-    """The active prefixes and the W best finished hypotheses (`end_...`), both best first."""
+    """The active prefixes, and the W best finished hypotheses (in the fields `end_...`), both best first."""
 
     token_BWT: Tensor
     logp_BW: Tensor  # -inf where there is no prefix
@@ -36,7 +36,7 @@ class BeamState(NamedTuple):
     end_score_BW: Tensor  # -inf where there is no hypothesis
     end_length_BW: Tensor  # including EOS
     limit_B: Tensor  # maximum length of a hypothesis, including EOS; 0 means no search
-    done_B: Tensor
+    done_B: Tensor  # whether the search of a sentence has ended
 
 
 class Candidates(NamedTuple):
@@ -58,10 +58,10 @@ class BeamSearch(Search):
 
     state: BeamState
 
-    def __init__(self, settings: BaseSearchSettings, longest: int, device: torch.device) -> None:
-        super().__init__(settings, settings.beam, longest, device)
+    def __init__(self, settings: BaseSearchSettings, max_length: int, device: torch.device) -> None:
+        super().__init__(settings, settings.beam, max_length, device)
         assert settings.nbest <= settings.beam
-        self.norm_T = LENGTH_NORMS[settings.length_norm](longest, settings.length_penalty)
+        self.norm_T = LENGTH_NORMS[settings.length_norm](max_length, settings.length_penalty)
         self.device_norm_T = self.norm_T.to(device)
         self.should_stop = STOP_RULES[settings.stop]
 
@@ -77,7 +77,7 @@ class BeamSearch(Search):
         """Return the initial state: one empty prefix per sentence, or none if the limit is 0."""
         B, W, device = len(jobs), self.width, self.device
         limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=device)
-        token_BWT = torch.full((B, W, self.longest), EOS, device=device)
+        token_BWT = torch.full((B, W, self.max_length), EOS, device=device)
         never_BW = torch.full((B, W), NEVER, device=device)
         length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
         logp_BW = never_BW.clone()
@@ -94,7 +94,7 @@ class BeamSearch(Search):
         # A hypothesis ends only if its EOS is among the W best candidates, so that width 1 is greedy search. The W best
         # of the old and new finished hypotheses are kept.
         length_B1 = (old.length_B + 1).clamp(max=len(norm_T) - 1)[:, None]
-        logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in candidates)
+        logp_BW, parent_BW, token_BW = (field_BK[:, :W] for field_BK in candidates)
         score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEVER)
         score_BK, order_BK = torch.cat([old.end_score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
         order_BW, end_score_BW = order_BK[:, :W], score_BK[:, :W]
@@ -104,7 +104,7 @@ class BeamSearch(Search):
 
         # The W best candidates other than EOS extend the prefixes. Prefixes of finished sentences do not change.
         order_BW = (candidates.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
-        logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in candidates)
+        logp_BW, parent_BW, token_BW = (field_BK.gather(1, order_BW) for field_BK in candidates)
         token_BWT = torch.take_along_dim(old.token_BWT, parent_BW[:, :, None], 1)
         position_BW1 = old.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, W, 1)
         token_BWT.scatter_(2, position_BW1, token_BW[:, :, None])
@@ -141,7 +141,7 @@ class BeamSearch(Search):
             (True, state.end_token_BWT, state.end_length_BW - 1, state.end_logp_BW, state.end_score_BW),
             (False, state.token_BWT, lengths_BW, state.logp_BW, unfinished_score_BW),
         ):
-            for b, rows in enumerate(zip(*(each_BW.tolist() for each_BW in numbers), strict=True)):
+            for b, rows in enumerate(zip(*(number_BW.tolist() for number_BW in numbers), strict=True)):
                 for w, (length, logp, score) in enumerate(zip(*rows, strict=True)):
                     if score > NEVER and len(results[b]) < self.settings.nbest:
                         results[b].append(SearchResult(token_BWT[b, w, :length].tolist(), logp, score, finished))
@@ -157,23 +157,23 @@ def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
     """
     B, W = logp_BW.shape
     N, V = logp_NV.shape
-    count = 2 * W
-    grouped = V // GROUP_SIZE * GROUP_SIZE
+    K = 2 * W
+    grouped = V // GROUP_SIZE * GROUP_SIZE  # columns in full groups; the remaining ones form a smaller group
     maxima = [logp_NV[:, :grouped].view(N, -1, GROUP_SIZE).amax(-1)] if grouped else []
     if grouped < V:
         maxima.append(logp_NV[:, grouped:].amax(-1, keepdim=True))
     max_NG = torch.cat(maxima, 1)
     broken_N1 = ~(max_NG.amax(-1, keepdim=True) < torch.inf)
     prefix_logp_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEVER)
-    max_BG = (prefix_logp_N1 + max_NG.masked_fill(broken_N1, NEVER)).view(B, -1)
-    group_BK = stable_topk(max_BG, count)[1]
+    max_BC = (prefix_logp_N1 + max_NG.masked_fill(broken_N1, NEVER)).view(B, -1)  # C = W * G
+    group_BK = stable_topk(max_BC, K)[1]
     beam_BK, start_BK = group_BK // max_NG.size(1), group_BK % max_NG.size(1) * GROUP_SIZE
-    column_BKG = start_BK[:, :, None] + torch.arange(GROUP_SIZE, device=logp_NV.device)
+    column_BKS = start_BK[:, :, None] + torch.arange(GROUP_SIZE, device=logp_NV.device)
     row_BK1 = (W * torch.arange(B, device=logp_NV.device)[:, None] + beam_BK)[:, :, None]
-    total_BKG = prefix_logp_N1[:, 0][row_BK1] + logp_NV[row_BK1, column_BKG.clamp(max=V - 1)]
-    total_BKG = total_BKG.nan_to_num(nan=NEVER, posinf=NEVER, neginf=NEVER).masked_fill(column_BKG >= V, NEVER)
-    index_BC = (beam_BK[:, :, None] * V + column_BKG).flatten(1)  # beam and token as one number, for ties
-    logp_BK, order_BK = stable_topk(total_BKG.flatten(1), count, index_BC)
+    total_BKS = prefix_logp_N1[:, 0][row_BK1] + logp_NV[row_BK1, column_BKS.clamp(max=V - 1)]
+    total_BKS = total_BKS.nan_to_num(nan=NEVER, posinf=NEVER, neginf=NEVER).masked_fill(column_BKS >= V, NEVER)
+    index_BC = (beam_BK[:, :, None] * V + column_BKS).flatten(1)  # by which equal scores are ordered: beam, then token
+    logp_BK, order_BK = stable_topk(total_BKS.flatten(1), K, index_BC)
     index_BK = index_BC.gather(1, order_BK)
     return Candidates(logp_BK, index_BK // V, index_BK % V)
 
@@ -217,24 +217,24 @@ def stop_at_limit(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:  # n
     return torch.zeros_like(bound_B, dtype=torch.bool)
 
 
-def divide_by_length(longest: int, alpha: float) -> Tensor:
+def divide_by_length(max_length: int, alpha: float) -> Tensor:
     """Return length ** alpha: with 1, scores are mean log-probabilities."""
-    return torch.tensor([float(max(length, 1)) ** alpha for length in range(longest + 1)])
+    return torch.tensor([float(max(length, 1)) ** alpha for length in range(max_length + 1)])
 
 
-def divide_by_gnmt(longest: int, alpha: float) -> Tensor:
+def divide_by_gnmt(max_length: int, alpha: float) -> Tensor:
     """Return ((5 + length) / 6) ** alpha, which is milder on short hypotheses (Wu 2016)."""
-    return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** alpha for length in range(longest + 1)])
+    return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** alpha for length in range(max_length + 1)])
 
 
-def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
+def divide_by_one(max_length: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
     """Return ones: the score is the log-probability."""
-    return torch.ones(longest + 1)
+    return torch.ones(max_length + 1)
 
 
-# Length normalization: functions of `longest` and alpha that return the divisor of the log-probability for every length
-# from 0 to `longest`, including EOS. The stop rules rely on divisors that are at least 1 and never decrease. They are
-# tables because a power computed inside the search may round differently from batch to batch.
+# Length normalization: functions that return the divisor of the log-probability for every length from 0 to
+# `max_length`, including EOS. The stop rules rely on divisors that are at least 1 and never decrease. They are tables
+# because a power computed inside the search may round differently from batch to batch.
 LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
     "length": divide_by_length,
     "gnmt": divide_by_gnmt,

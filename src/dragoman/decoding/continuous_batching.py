@@ -1,9 +1,9 @@
-"""Continuous batching: the loops that drive all searches.
+"""Continuous batching: the loops that run all searches.
 
 A finished sentence leaves its slot and a waiting sentence takes the slot, so a batch never waits for its slowest
 sentence. Results do not depend on which sentences are in the same batch. There are two schedulers:
 
-    Scheduler      runs any search in `Slots`. They are refilled as soon as enough of them are free. When no job is
+    Scheduler      runs any search in `Slots`, which are refilled as soon as enough of them are free. When no job is
                    waiting, free slots are removed
     GpuScheduler   runs beam search in `StaticSlots`, whose number and shape are fixed. One step of model and search is
                    captured as a CUDA graph and replayed, because launching its few hundred small kernels takes longer
@@ -17,6 +17,7 @@ Shapes   B slots   K selected slots   W beams per slot   N = B * W rows of the m
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
@@ -27,15 +28,7 @@ from torch import Tensor
 
 from dragoman.data.features import FEATURES
 from dragoman.decoding.beam import BeamSearch, BeamState
-from dragoman.decoding.protocol import (
-    Job,
-    Search,
-    SearchFactory,
-    SearchResult,
-    SearchState,
-    StepModel,
-    copy_to_device,
-)
+from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult, SearchState, StepModel, copy_to_device
 from dragoman.hardware import total_memory
 from dragoman.types import BOS, EOS, PAD
 
@@ -65,27 +58,27 @@ class SlotState(SearchState, Protocol):
 
 
 class Slots:
-    """Sentences that are decoded together, one per slot. `numbers` has the job number of each slot, or FREE."""
+    """Sentences that are decoded together, one per slot. `job_numbers` has the job number of each slot, or FREE."""
 
     def __init__(
         self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]
     ) -> None:
         """Make a slot for each job. `fresh` is the decoder state before the first token, with one row per job."""
-        self.model, self.search, self.numbers = model, search, list(numbers)
-        search.open(jobs)
+        self.model, self.search, self.job_numbers = model, search, list(numbers)
+        search.set_jobs(jobs)
         self.state = fresh.select(torch.arange(len(jobs), device=search.device).repeat_interleave(search.width))
         self.token_N = torch.full((len(jobs) * search.width,), BOS, device=search.device)
 
     @property
     def free(self) -> list[int]:
         """The slots without a sentence."""
-        return [slot for slot, number in enumerate(self.numbers) if number == FREE]
+        return [slot for slot, number in enumerate(self.job_numbers) if number == FREE]
 
     @property
     def done(self) -> list[int]:
         """The slots whose sentence is finished and has not been removed yet."""
         done = self.search.done_B.tolist()
-        return [slot for slot, number in enumerate(self.numbers) if done[slot] and number != FREE]
+        return [slot for slot, number in enumerate(self.job_numbers) if done[slot] and number != FREE]
 
     def step(self) -> None:
         """Advance every sentence by one token."""
@@ -99,18 +92,18 @@ class Slots:
         fresh_row_M = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
         self.state = self.state.put(index_K, fresh.select(fresh_row_M))
         self.search.put(slots, jobs)
-        self.token_N.view(len(self.numbers), -1)[index_K] = BOS
+        self.token_N.view(len(self.job_numbers), -1)[index_K] = BOS
         for slot, number in zip(slots, numbers, strict=True):
-            self.numbers[slot] = number
+            self.job_numbers[slot] = number
 
     def shrink(self) -> None:
         """Remove the free slots."""
-        slots = [slot for slot, number in enumerate(self.numbers) if number != FREE]
+        slots = [slot for slot, number in enumerate(self.job_numbers) if number != FREE]
         index_K = copy_to_device(slots, self.search.device)
         self.state = self.state.keep(index_K)
         self.search.keep(slots)
-        self.token_N = self.token_N.view(len(self.numbers), -1)[index_K].flatten()
-        self.numbers = [self.numbers[slot] for slot in slots]
+        self.token_N = self.token_N.view(len(self.job_numbers), -1)[index_K].flatten()
+        self.job_numbers = [self.job_numbers[slot] for slot in slots]
 
 
 class StaticSlots(Slots):
@@ -124,8 +117,8 @@ class StaticSlots(Slots):
     ) -> None:
         super().__init__(model, search, numbers, fresh, jobs)
         search.state = BeamState(*[tensor.clone() for tensor in search.state])  # no two tensors may share memory
-        self.initial = search.make_state([Job([], 1)])  # of one new sentence; `fill` sets `limit_B`
-        self.state = self.state.make_indirect(capacity=search.longest + 1)
+        self.initial = search.make_state([Job([], 1)])  # the state of one new sentence; `fill` sets its `limit_B`
+        self.state = self.state.make_indirect(capacity=search.max_length + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if search.device.type == "cuda":
             side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -147,30 +140,30 @@ class StaticSlots(Slots):
         if self.graph:
             self.graph.replay()
             return
-        static, static_token_N, static_state = self.search.state, self.token_N, self.state
+        static_search, static_token_N, static_cache = self.search.state, self.token_N, self.state
         super().step()
-        state = self.state.reset_finished(self.search.done_B)
-        old = (*static, static_token_N, static_state.length_B, static_state.beam_indices_NK)
-        new = (*self.search.state, self.token_N, state.length_B, state.beam_indices_NK)
+        cache = self.state.reset_finished(self.search.done_B)
+        old = (*static_search, static_token_N, static_cache.length_B, static_cache.beam_indices_NK)
+        new = (*self.search.state, self.token_N, cache.length_B, cache.beam_indices_NK)
         for tensor, value in zip(old, new, strict=True):
             tensor.copy_(value)
-        self.search.state, self.token_N, self.state = static, static_token_N, static_state
+        self.search.state, self.token_N, self.state = static_search, static_token_N, static_cache
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], Results]:
         """Start copying the results of these slots to the host; return a function that waits for and returns them."""
-        parts = self.search.select(slots)
-        # All results are joined in one tensor and copied at once. float64 represents ids and float32 values exactly.
-        flat = torch.cat([part.double().reshape(len(slots), -1) for part in parts], 1)
-        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
-        host.copy_(flat, non_blocking=True)
-        copied = torch.cuda.current_stream().record_event() if flat.is_cuda else None
+        state = self.search.select(slots)
+        # All tensors are joined to one and copied at once. float64 represents ids and float32 values exactly.
+        joined = torch.cat([field.double().reshape(len(slots), -1) for field in state], 1)
+        on_host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=joined.is_cuda)
+        on_host.copy_(joined, non_blocking=True)
+        end_of_copy = torch.cuda.current_stream().record_event() if joined.is_cuda else None
 
         def wait() -> Results:
-            if copied:
-                copied.synchronize()
-            columns = torch.split(host, [part[0].numel() for part in parts], 1)
-            tensors = [column.reshape(part.shape).to(part.dtype) for column, part in zip(columns, parts, strict=True)]
-            return self.search.results(BeamState(*tensors))
+            if end_of_copy:
+                end_of_copy.synchronize()
+            parts = torch.split(on_host, [field[0].numel() for field in state], 1)
+            fields = [part.reshape(field.shape).to(field.dtype) for part, field in zip(parts, state, strict=True)]
+            return self.search.results(BeamState(*fields))
 
         return wait
 
@@ -184,29 +177,29 @@ class StaticSlots(Slots):
         for tensor, initial in zip(self.search.state, self.initial, strict=True):
             tensor.index_copy_(0, index_K, initial.expand(len(slots), *initial.shape[1:]))
         self.search.state.limit_B.index_copy_(0, index_K, limit_K)
-        self.token_N.view(len(self.numbers), -1).index_fill_(0, index_K, BOS)
+        self.token_N.view(len(self.job_numbers), -1).index_fill_(0, index_K, BOS)
         for slot, number in zip(slots, numbers, strict=True):
-            self.numbers[slot] = number
+            self.job_numbers[slot] = number
 
 
 class JobQueue:
-    """The jobs `numbers` of a list, whose sources are padded to one width. Several workers may take jobs from a queue.
+    """The jobs with these `numbers` in the list `jobs`, longest source first. Sources are padded to the same width.
 
-    The longest sources come first.
+    Several workers may take jobs from a queue.
     """
 
     def __init__(self, jobs: Sequence[Job], numbers: Sequence[int]) -> None:
         self.jobs, self.lock = jobs, threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))  # the next job is the last
         self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)  # with EOS
-        self.longest = max(jobs[number].limit for number in numbers)  # maximum target length
+        self.max_length = max(jobs[number].limit for number in numbers)  # maximum target length
 
     def next(self, count: int) -> list[int]:
         """Remove and return the numbers of the next jobs."""
         with self.lock:
-            taken = self.waiting[-count:][::-1]
+            numbers = self.waiting[-count:][::-1]
             del self.waiting[-count:]
-            return taken
+            return numbers
 
 
 class Scheduler:
@@ -230,18 +223,18 @@ class Scheduler:
         observe: Observer | None = None,
     ) -> None:
         """Decode until the queue is empty or `cancelled` is set; store the results of job n in `results[n]`."""
-        search = make_search(queue.longest, self.device)
-        min_slots = self.fixed_slots or -(-MIN_ROWS // search.width)
+        search = make_search(queue.max_length, self.device)
+        min_slots = self.fixed_slots or math.ceil(MIN_ROWS / search.width)
         numbers = queue.next(self.fixed_slots or max(self.rows // search.width, min_slots))
         if not numbers:  # other workers have taken all jobs
             return
         numbers += [FREE] * (min_slots - len(numbers))
-        slots = Slots(self.model, search, numbers, *self.read_sources(queue, numbers))
+        slots = Slots(self.model, search, numbers, *self.encode_sources(queue, numbers))
         while not cancelled.is_set():
-            free, used = slots.free, len(slots.numbers) - len(slots.free)
-            if len(free) * REFILL_DIVISOR >= len(slots.numbers):
+            free, used = slots.free, len(slots.job_numbers) - len(slots.free)
+            if len(free) * REFILL_DIVISOR >= len(slots.job_numbers):
                 if new := queue.next(len(free)):
-                    slots.fill(free[: len(new)], new, *self.read_sources(queue, new))
+                    slots.fill(free[: len(new)], new, *self.encode_sources(queue, new))
                 elif not used:
                     return
                 elif used >= min_slots:
@@ -251,11 +244,11 @@ class Scheduler:
             if observe:
                 observe(search.state)
             if done := slots.done:
-                for slot, found in zip(done, search.results(search.select(done)), strict=True):
-                    results[slots.numbers[slot]] = found
-                    slots.numbers[slot] = FREE
+                for slot, slot_results in zip(done, search.results(search.select(done)), strict=True):
+                    results[slots.job_numbers[slot]] = slot_results
+                    slots.job_numbers[slot] = FREE
 
-    def read_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[Job]]:
+    def encode_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[Job]]:
         """Encode the sources of these jobs; return the state before the first token, and the jobs.
 
         FREE numbers must come last. Their job is EMPTY_JOB, and their source is empty.
@@ -295,25 +288,25 @@ class GpuScheduler(Scheduler):
     ) -> None:
         """Decode until the queue is empty; store the results of job n in `results[n]`."""
         slots = self.get_pool(queue, make_search)
-        prefetcher = Prefetcher(self, queue, len(slots.numbers), max(len(slots.numbers) // self.GROUPS, 1))
+        prefetcher = Prefetcher(self, queue, len(slots.job_numbers), max(len(slots.job_numbers) // self.GROUPS, 1))
         group = prefetcher.next()
         pending: list[int] = []  # jobs whose results are being copied to the host
         wait: Callable[[], Results] = list  # waits for and returns these results; `list` returns none
-        while group or len(slots.free) < len(slots.numbers):
+        while group or len(slots.free) < len(slots.job_numbers):
             while group and len(free := slots.free) >= len(group[0]):
                 slots.fill(free[: len(group[0])], *group)
                 group = prefetcher.next()
             for _ in range(self.STEPS_PER_CHECK):
                 slots.step()
-            for number, found in zip(pending, wait(), strict=True):  # while the GPU runs the steps launched above
-                results[number] = found
-            prefetcher.read()
+            for number, job_results in zip(pending, wait(), strict=True):  # while the GPU runs the steps launched above
+                results[number] = job_results
+            prefetcher.encode_batch()
             done = slots.done
-            pending, wait = [slots.numbers[slot] for slot in done], slots.fetch(done) if done else list
+            pending, wait = [slots.job_numbers[slot] for slot in done], slots.fetch(done) if done else list
             for slot in done:
-                slots.numbers[slot] = FREE
-        for number, found in zip(pending, wait(), strict=True):
-            results[number] = found
+                slots.job_numbers[slot] = FREE
+        for number, job_results in zip(pending, wait(), strict=True):
+            results[number] = job_results
 
     def get_pool(self, queue: JobQueue, make_search: SearchFactory) -> StaticSlots:
         """Return the pool of slots for the shapes and settings of a search. If memory is short, other pools are freed.
@@ -321,21 +314,22 @@ class GpuScheduler(Scheduler):
         Pools with other settings are freed first, then the newest: source widths recur in the same order, so the oldest
         pool is needed next.
         """
-        longest = -(-queue.longest // 64) * 64  # rounded up to a multiple of 64, so that few shapes occur
-        search = make_search(longest, self.device)
+        max_length = math.ceil(queue.max_length / 64) * 64  # rounded up, so that few shapes occur
+        search = make_search(max_length, self.device)
         assert isinstance(search, BeamSearch)
-        chosen = search.settings
-        settings = (chosen.beam, chosen.nbest, chosen.length_penalty, chosen.length_norm, chosen.stop)
-        shape = (queue.width, longest, settings)
-        if shape not in self.pools:
-            slot_bytes = self.read_sources(queue, [FREE])[0].make_indirect(capacity=longest + 1).nbytes * search.width
+        options = search.settings
+        settings = (options.beam, options.nbest, options.length_penalty, options.length_norm, options.stop)
+        key = (queue.width, max_length, settings)
+        if key not in self.pools:
+            cache = self.encode_sources(queue, [FREE])[0].make_indirect(capacity=max_length + 1)
+            slot_bytes = cache.nbytes * search.width
             count = max(min(self.rows // search.width, self.pool_bytes // slot_bytes), 1)
             while self.pools and slot_bytes * count + self.used_bytes > self.MAX_POOLS * self.pool_bytes:
-                others = [key for key in self.pools if key[-1] != settings]
+                others = [other for other in self.pools if other[-1] != settings]
                 del self.pools[others[0] if others else next(reversed(self.pools))]
             free = [FREE] * count
-            self.pools[shape] = StaticSlots(self.model, search, free, *self.read_sources(queue, free))
-        return self.pools[shape]
+            self.pools[key] = StaticSlots(self.model, search, free, *self.encode_sources(queue, free))
+        return self.pools[key]
 
     @property
     def used_bytes(self) -> int:
@@ -349,20 +343,20 @@ class Prefetcher:
     def __init__(self, scheduler: Scheduler, queue: JobQueue, batch_size: int, group_size: int) -> None:
         self.scheduler, self.queue, self.batch_size, self.group_size = scheduler, queue, batch_size, group_size
         self.numbers: list[int] = []  # jobs that are encoded and not yet returned
-        self.returned = 0  # sentences of the current batch that were returned
-        self.fresh: Any = None
+        self.returned = 0  # number of sentences of the current batch that were returned
+        self.fresh: Any = None  # the decoder state of the current batch before the first token
 
-    def read(self) -> None:
+    def encode_batch(self) -> None:
         """Encode the next batch if all sentences of the current one were returned."""
         if not self.numbers and (numbers := self.queue.next(self.batch_size)):
             padded = [*numbers, *[FREE] * (self.batch_size - len(numbers))]
-            fresh, _ = self.scheduler.read_sources(self.queue, padded)
+            fresh, _ = self.scheduler.encode_sources(self.queue, padded)
             self.fresh = fresh.make_indirect(capacity=0)  # `fill` copies only the encoded sources
             self.numbers, self.returned = numbers, 0
 
     def next(self) -> tuple[list[int], Any, list[Job]] | None:
         """Return the job numbers of the next group, their initial state, and the jobs, or None at the end."""
-        self.read()
+        self.encode_batch()
         group, self.numbers = self.numbers[: self.group_size], self.numbers[self.group_size :]
         if not group:
             return None

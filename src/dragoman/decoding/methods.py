@@ -53,18 +53,18 @@ def rank_by_agreement(
     return sorted(by_text.values(), key=lambda result: -result.score)
 
 
-def count_ngrams(ngrams_of: Sequence[Sequence[str]]) -> Floats:
-    """Return how often each n-gram occurs in each hypothesis, count_HF, from the n-grams of each hypothesis."""
-    column_of: dict[str, int] = {}
-    columns_of = [[column_of.setdefault(ngram, len(column_of)) for ngram in ngrams] for ngrams in ngrams_of]
-    count_HF = np.zeros((len(ngrams_of), len(column_of)))
-    for row, columns in enumerate(columns_of):
+def count_ngrams(ngram_lists: Sequence[Sequence[str]]) -> Floats:
+    """Return count_HF: how often each n-gram occurs in each hypothesis, given a list of n-grams per hypothesis."""
+    index: dict[str, int] = {}  # n-gram -> column of count_HF
+    column_lists = [[index.setdefault(ngram, len(index)) for ngram in ngrams] for ngrams in ngram_lists]
+    count_HF = np.zeros((len(ngram_lists), len(index)))
+    for row, columns in enumerate(column_lists):
         np.add.at(count_HF[row], columns, 1)
     return count_HF
 
 
 def count_shared_ngrams(count_HF: Floats) -> Floats:
-    """Return how many n-grams each pair of hypotheses shares, counted with multiplicity: match_HH."""
+    """Return match_HH: how many n-grams each pair of hypotheses shares, counted with multiplicity."""
     match_HH = np.empty((len(count_HF), len(count_HF)))
     for row, count_F in enumerate(count_HF):
         present_F = count_F > 0
@@ -103,13 +103,14 @@ def pairwise_bleu(texts: Sequence[str]) -> Floats:
     from sacrebleu.metrics.bleu import BLEU
 
     tokenize = BLEU(tokenize="13a").tokenizer
-    words_of = [tokenize(text.rstrip()).split() for text in texts]
-    length_H = np.array([len(words) for words in words_of], dtype=np.float64)
+    word_lists = [tokenize(text.rstrip()).split() for text in texts]
+    length_H = np.array([len(words) for words in word_lists], dtype=np.float64)
     H = len(texts)
     log_sum_HH, orders_HH, matches_HH = np.zeros((3, H, H))
     smooth_HH = np.ones((H, H))
     for n in range(1, BLEU_ORDER + 1):
-        count_HF = count_ngrams([["\0".join(ws[i : i + n]) for i in range(len(ws) - n + 1)] for ws in words_of])
+        ngram_lists = [["\0".join(words[i : i + n]) for i in range(len(words) - n + 1)] for words in word_lists]
+        count_HF = count_ngrams(ngram_lists)
         total_H1, match_HH = count_HF.sum(1)[:, None], count_shared_ngrams(count_HF)
         has_ngrams_HH = np.broadcast_to(total_H1 > 0, (H, H))
         smooth_HH = np.where(match_HH > 0, smooth_HH, smooth_HH / 2)
@@ -144,10 +145,10 @@ class Request:
     run: Callable[[Sequence[Job], SearchFactory], list[list[SearchResult]]]  # runs one search and returns its results
     decode: Callable[[Sequence[int]], str]  # converts token ids to text
 
-    def only(self, chosen: Sequence[bool]) -> Request:
+    def skip_except(self, chosen: Sequence[bool]) -> Request:
         """Return this request with a limit of 0 tokens for the jobs that are not chosen: they get no results."""
         pairs = zip(self.jobs, chosen, strict=True)
-        return replace(self, jobs=[job if keep else job._replace(limit=0) for job, keep in pairs])
+        return replace(self, jobs=[job if is_chosen else job._replace(limit=0) for job, is_chosen in pairs])
 
 
 def decode(request: Request) -> list[list[SearchResult]]:
@@ -158,11 +159,11 @@ def decode(request: Request) -> list[list[SearchResult]]:
     """
     request = replace(request, settings=apply_fixed_settings(request.settings))
     decode_by_method = METHODS[request.settings.method].decode
-    if not any(job.constraints.must for job in request.jobs):
+    if not any(job.constraints.required for job in request.jobs):
         return decode_by_method(request)
     constrained = decode_constrained(request)
-    others = decode_by_method(request.only([not results for results in constrained]))
-    return [results or other for results, other in zip(constrained, others, strict=True)]
+    fallback = decode_by_method(request.skip_except([not results for results in constrained]))
+    return [results or others for results, others in zip(constrained, fallback, strict=True)]
 
 
 def decode_constrained(request: Request) -> list[list[SearchResult]]:
@@ -173,9 +174,9 @@ def decode_constrained(request: Request) -> list[list[SearchResult]]:
     settings, results = request.settings, [list[SearchResult]() for _ in request.jobs]
     widths = [choose_width(job.constraints, settings.beam) for job in request.jobs]
     for width in sorted(set(widths) - {0}):
-        jobs = request.only([each == width for each in widths]).jobs
-        found = request.run(jobs, partial(SentenceSearches, ConstrainedBeam, settings, width))
-        results = [old or new for old, new in zip(results, found, strict=True)]
+        jobs = request.skip_except([job_width == width for job_width in widths]).jobs
+        new_results = request.run(jobs, partial(SentenceSearches, ConstrainedBeam, settings, width))
+        results = [old or new for old, new in zip(results, new_results, strict=True)]
     return results
 
 
@@ -216,23 +217,23 @@ def decode_samples(request: Request) -> list[list[SearchResult]]:
 
 def decode_mbr(request: Request) -> list[list[SearchResult]]:
     """Run MBR decoding. The candidates are samples, or the results of beam search weighted by their probability."""
-    settings, by_beam = request.settings, request.settings.candidates == "beam"
-    count = settings.beam if by_beam else settings.samples
-    wider = replace(request, settings=settings.model_copy(update={"nbest": count}))
+    settings, use_beam = request.settings, request.settings.candidates == "beam"
+    count = settings.beam if use_beam else settings.samples
+    candidate_request = replace(request, settings=settings.model_copy(update={"nbest": count}))
     ranked = []
-    for candidates in decode_beam(wider) if by_beam else decode_samples(wider):
-        best = max((candidate.logp for candidate in candidates), default=0.0)
+    for candidates in decode_beam(candidate_request) if use_beam else decode_samples(candidate_request):
+        max_logp = max((candidate.logp for candidate in candidates), default=0.0)
         # The most probable samples occur most often, so samples have equal weights.
-        weights = [math.exp(candidate.logp - best) if by_beam else 1.0 for candidate in candidates]
+        weights = [math.exp(candidate.logp - max_logp) if use_beam else 1.0 for candidate in candidates]
         texts = [request.decode(candidate.tokens) for candidate in candidates]
         ranked.append(rank_by_agreement(candidates, texts, weights, settings.metric)[: settings.nbest])
     return ranked
 
 
-def check_count(settings: SearchSettings, maximum: int, origin: str) -> None:
-    """Refuse more results than a method can return; `origin` names what limits them and the remedy."""
+def check_count(settings: SearchSettings, maximum: int, limit: str) -> None:
+    """Refuse more results than a method can return. `limit` ends the message: what limits them, and what to do."""
     if settings.nbest > maximum:
-        raise UserError(f"{settings.nbest} answers cannot come from {origin}")
+        raise UserError(f"{settings.nbest} answers cannot come from {limit}")
 
 
 def check_beam(settings: SearchSettings) -> None:
@@ -249,8 +250,8 @@ def check_mbr(settings: SearchSettings) -> None:
     """Refuse an `nbest` larger than the number of candidates."""
     if settings.candidates == "beam":
         return check_beam(settings)
-    origin = f"search.samples={settings.samples}; set it to {settings.nbest} or more"
-    return check_count(settings, settings.samples, origin)
+    limit = f"search.samples={settings.samples}; set it to {settings.nbest} or more"
+    return check_count(settings, settings.samples, limit)
 
 
 def check_diverse(settings: SearchSettings) -> None:
@@ -295,6 +296,6 @@ def check_search_settings(settings: SearchSettings) -> None:
 
 
 def apply_fixed_settings(settings: SearchSettings) -> SearchSettings:
-    """Return the settings, with the fixed values of the method in place of those that a user has set."""
+    """Return the settings, in which the fixed values of the method replace those of the user."""
     fixed = METHODS[settings.method].fixed
     return settings.model_copy(update=dict(fixed)) if fixed else settings

@@ -7,9 +7,9 @@
 A search is independent of the kind of model; an `Ensemble` implements the same protocol. A `Search` decodes several
 sentences together, each in a slot; the schedulers in continuous_batching.py drive it.
 
-A term that must or must not appear is given as text, and "Hund" may be tokenized as one token, as "Hu" and "nd", or
-letter by letter. So a term is compiled into an automaton over the bytes of the text, and then into a table of the state
-after each token. A term matches whole words only: "Hund" does not appear in "Hundertwasser".
+Constraints can require or forbid terms, given as text. The term "Hund" may be tokenized as one token, as "Hu" and "nd",
+or letter by letter. So a term is compiled into a finite automaton over the bytes of the text, and then into a table of
+the state after each token. A term matches whole words only: "Hund" does not appear in "Hundertwasser".
 
 Shapes   B sentences, one per slot   S source width, or states of an automaton   N rows of the model   V vocabulary
          W rows per sentence (N = B * W)   L bytes of the longest token   T tokens of the longest prefix
@@ -34,12 +34,12 @@ from dragoman.config.settings import SampleSettings, Seed, setting
 from dragoman.types import BOS, EOS, PAD, TokenFeature
 
 ByteSet = frozenset[int]
-Spelling = tuple[ByteSet, ...]  # the bytes allowed at each position
-UNREACHABLE = 1 << 20  # `left_S` of states from which the vocabulary cannot complete the term
+BytePattern = tuple[ByteSet, ...]  # the bytes allowed at each position of a text
+UNREACHABLE = 1 << 20  # `missing_S` of states from which the vocabulary cannot complete the term
 ANY_BYTE: ByteSet = frozenset(range(256))
 CONTINUATION: ByteSet = frozenset(range(0x80, 0xC0))  # the bytes of a character in UTF-8 after the first
 ASCII_BREAKS: ByteSet = frozenset(b for b in range(0x80) if not chr(b).isalnum())
-WORD_BREAKS: list[Spelling] = [  # characters that are not part of words, in UTF-8
+WORD_BREAKS: list[BytePattern] = [  # characters that are not part of words, in UTF-8
     (ASCII_BREAKS,),
     (frozenset({0xC2}), CONTINUATION),  # Latin-1 punctuation
     (frozenset({0xE2}), frozenset({0x80, 0x81}), CONTINUATION),  # general punctuation
@@ -50,20 +50,20 @@ WORD_BREAKS: list[Spelling] = [  # characters that are not part of words, in UTF
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """The automaton of a term over tokens.
+    """A term, as a finite automaton that reads the tokens of a text.
 
     State 0 is the start of a text. State S - 1, which the automaton never leaves, means that the term has occurred.
     """
 
     text: str
     next_SV: NDArray[np.int16]  # the state after each token
-    left_S: NDArray[np.int32]  # the minimum number of tokens until the term has occurred
+    missing_S: NDArray[np.int32]  # the minimum number of tokens until the term has occurred
     ends_S: NDArray[np.bool_]  # whether the term has occurred if the text ends in this state
 
     @property
-    def possible(self) -> bool:
+    def is_spellable(self) -> bool:
         """Whether the vocabulary can spell the term."""
-        return int(self.left_S[0]) < UNREACHABLE
+        return int(self.missing_S[0]) < UNREACHABLE
 
 
 class SpellingTable:
@@ -73,15 +73,15 @@ class SpellingTable:
     """
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        self.length_V = np.array([len(each) for each in token_bytes])
+        self.length_V = np.array([len(spelling) for spelling in token_bytes])
         self.order_V = np.argsort(-self.length_V, kind="stable")
         self.byte_VL = np.zeros((len(token_bytes), max(self.length_V)), dtype=np.uint8)
         for row, token in enumerate(self.order_V):
             self.byte_VL[row, : len(token_bytes[token])] = np.frombuffer(token_bytes[token], dtype=np.uint8)
 
-    def build_term(self, text: str, bodies: Iterable[bytes], *, before: bool, after: bool) -> Term:
-        """Build a term's automaton. `bodies` are its spellings; `before` and `after` require word boundaries."""
-        next_S256, ends_S = build_automaton(bodies, before=before, after=after)
+    def build_term(self, text: str, spellings: Iterable[bytes], *, before: bool, after: bool) -> Term:
+        """Build the automaton of a term. `before` and `after`: whether it needs a word boundary on that side."""
+        next_S256, ends_S = build_automaton(spellings, before=before, after=after)
         states = len(next_S256)
         # Feed the bytes of all tokens to the automaton, from every state, one column of bytes after the other.
         sorted_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
@@ -91,41 +91,43 @@ class SpellingTable:
         next_SV = np.empty_like(sorted_SV)
         next_SV[:, self.order_V] = sorted_SV
         # Shortest paths to the accepting state.
-        left_S = np.full(states, UNREACHABLE, dtype=np.int32)
-        left_S[-1] = 0
-        while (shorter_S := np.minimum(left_S, left_S[next_SV].min(1) + 1)).tolist() != left_S.tolist():
-            left_S = shorter_S
-        return Term(text, next_SV, left_S, ends_S)
+        missing_S = np.full(states, UNREACHABLE, dtype=np.int32)
+        missing_S[-1] = 0
+        while (shorter_S := np.minimum(missing_S, missing_S[next_SV].min(1) + 1)).tolist() != missing_S.tolist():
+            missing_S = shorter_S
+        return Term(text, next_SV, missing_S, ends_S)
 
 
 def build_automaton(
-    bodies: Iterable[bytes], *, before: bool, after: bool
+    spellings: Iterable[bytes], *, before: bool, after: bool
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """Build the automaton of a term over bytes: return the state after each byte, next_S256, and ends_S as in `Term`.
 
-    A state is the set of the remaining spellings of all occurrences that have begun. The empty spelling remains when an
-    occurrence is complete. An occurrence may begin at every byte; the start of the text counts as a word boundary.
+    A state is the set of what remains to be read of all occurrences that have begun, as patterns. The empty pattern
+    remains when an occurrence is complete. An occurrence may begin at every byte; the start of the text counts as a
+    word boundary.
     """
     ends = WORD_BREAKS if after else [()]
-    from_boundary = [(*(frozenset({byte}) for byte in body), *end) for body in bodies for end in ends]
-    occurrences = [(*begin, *rest) for begin in (WORD_BREAKS if before else [(ANY_BYTE,)]) for rest in from_boundary]
-    byte_sets = list({byte_set for spelling in occurrences for byte_set in spelling})
-    classes: dict[tuple[bool, ...], list[int]] = {}  # bytes that are in the same byte sets lead to the same states
+    at_start = [(*(frozenset({byte}) for byte in spelling), *end) for spelling in spellings for end in ends]
+    patterns = [(*begin, *rest) for begin in (WORD_BREAKS if before else [(ANY_BYTE,)]) for rest in at_start]
+    byte_sets = list({byte_set for pattern in patterns for byte_set in pattern})
+    byte_classes: dict[tuple[bool, ...], list[int]] = {}  # bytes in the same byte sets lead to the same states
     for byte in range(256):
-        classes.setdefault(tuple(byte in byte_set for byte_set in byte_sets), []).append(byte)
-    begun = {same[0]: [rest[1:] for rest in occurrences if same[0] in rest[0]] for same in classes.values()}
-    complete: frozenset[Spelling] = frozenset({()})
-    states, rows = [frozenset(from_boundary)], []
-    number_of = {states[0]: 0}
+        byte_classes.setdefault(tuple(byte in byte_set for byte_set in byte_sets), []).append(byte)
+    begun = {byte: [pattern[1:] for pattern in patterns if byte in pattern[0]] for byte, *_ in byte_classes.values()}
+    complete: frozenset[BytePattern] = frozenset({()})
+    states, rows = [frozenset(at_start)], []
+    state_numbers = {states[0]: 0}
     for state in states:  # new states are appended while the loop runs
         row = np.zeros(256, dtype=np.int64)
-        for same in classes.values():
-            following = frozenset([*begun[same[0]], *(rest[1:] for rest in state if rest and same[0] in rest[0])])
-            following = complete if state == complete or () in following else following
-            if following not in number_of:
-                number_of[following] = len(states)
-                states.append(following)
-            row[same] = number_of[following]
+        for byte_class in byte_classes.values():
+            byte = byte_class[0]  # any byte of the class
+            next_state = frozenset([*begun[byte], *(rest[1:] for rest in state if rest and byte in rest[0])])
+            next_state = complete if state == complete or () in next_state else next_state
+            if next_state not in state_numbers:
+                state_numbers[next_state] = len(states)
+                states.append(next_state)
+            row[byte_class] = state_numbers[next_state]
         rows.append(row)
     order = sorted(range(len(states)), key=lambda i: states[i] == complete)  # the accepting state comes last
     next_S256 = np.argsort(order)[np.stack(rows)[order]].astype(np.int16)
@@ -136,7 +138,7 @@ NEVER = float("-inf")  # log-probability of tokens that must not be generated
 
 
 class BaseSearchSettings(SampleSettings):
-    """The settings that several decoding methods have. The inherited ones are for the methods sample and mbr."""
+    """The settings that several decoding methods share. The inherited ones are for the methods sample and mbr."""
 
     method: str = setting("beam", "decoding method")
     beam: int = setting(4, "number of hypotheses kept at each step; 1 is greedy search", ge=1, le=1000)
@@ -155,7 +157,7 @@ class BaseSearchSettings(SampleSettings):
 
 
 class SearchState(Protocol):
-    """The state of a model after reading the prefixes of a search, one row per prefix."""
+    """The state of a model after reading the prefixes (the tokens so far) of a search, one row per prefix."""
 
     def select(self, rows_N: Tensor) -> Self:
         """Return the state of these rows, in this order. Rows may repeat, and their number may change."""
@@ -173,7 +175,7 @@ class StepModel(Protocol[StateT]):
         ...
 
     def step(self, token_N: Tensor, state: StateT) -> tuple[Tensor, StateT]:
-        """Append one token to every prefix, first BOS; return the log-probabilities logp_NV and the new state."""
+        """Read the next token of every prefix, first BOS; return the log-probabilities logp_NV and the new state."""
         ...
 
 
@@ -182,25 +184,25 @@ class DecodingConstraints:
     """Constraints on the translation of one sentence."""
 
     prefix: tuple[int, ...] = ()  # tokens that the translation must start with
-    must: tuple[Term, ...] = ()  # terms that must appear
+    required: tuple[Term, ...] = ()  # terms that must appear
     avoid: tuple[Term, ...] = ()  # terms that must not appear
-    minimum: int = 0  # minimum number of tokens, without EOS
+    min_tokens: int = 0  # minimum number of tokens, without EOS
     text: str = ""  # the source text, from which the random numbers of a sentence are derived
 
     @property
     def any(self) -> bool:
         """Whether there is any constraint."""
-        return bool(self.prefix or self.must or self.avoid or self.minimum)
+        return bool(self.prefix or self.required or self.avoid or self.min_tokens)
 
     @property
     def spellable(self) -> list[Term]:
         """The required terms that the vocabulary can spell."""
-        return [term for term in self.must if term.possible]
+        return [term for term in self.required if term.is_spellable]
 
     @property
     def needed_tokens(self) -> int:
         """The minimum number of tokens of the required terms that the vocabulary can spell."""
-        return sum(int(term.left_S[0]) for term in self.spellable)
+        return sum(int(term.missing_S[0]) for term in self.spellable)
 
 
 class Job(NamedTuple):
@@ -224,23 +226,23 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The states of all models of an ensemble. Its methods apply to each of them."""
+    """The states of all models of an ensemble. Its methods call those of every state (see `SlotState`)."""
 
-    each: tuple[Any, ...]  # one state per model
+    states: tuple[Any, ...]  # one state per model
 
     def select(self, rows_N: Tensor) -> EnsembleState:
-        return EnsembleState(tuple(state.select(rows_N) for state in self.each))
+        return EnsembleState(tuple(state.select(rows_N) for state in self.states))
 
     def keep(self, sentences_K: Tensor) -> EnsembleState:
-        return EnsembleState(tuple(state.keep(sentences_K) for state in self.each))
+        return EnsembleState(tuple(state.keep(sentences_K) for state in self.states))
 
     def put(self, sentences_K: Tensor, fresh: EnsembleState) -> EnsembleState:
         return EnsembleState(
-            tuple(state.put(sentences_K, new) for state, new in zip(self.each, fresh.each, strict=True))
+            tuple(state.put(sentences_K, new) for state, new in zip(self.states, fresh.states, strict=True))
         )
 
     def reset_finished(self, done_B: Tensor) -> EnsembleState:
-        return EnsembleState(tuple(state.reset_finished(done_B) for state in self.each))
+        return EnsembleState(tuple(state.reset_finished(done_B) for state in self.states))
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,8 @@ class Ensemble:
         return EnsembleState(tuple(model.start(source_BS, real_BS, *features) for model in self.models))
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-        stepped = [model.step(token_N, one) for model, one in zip(self.models, state.each, strict=True)]
-        return mean_logp([logp_NV for logp_NV, _ in stepped]), EnsembleState(tuple(one for _, one in stepped))
+        pairs = [model.step(token_N, member) for model, member in zip(self.models, state.states, strict=True)]
+        return mean_logp([logp_NV for logp_NV, _ in pairs]), EnsembleState(tuple(member for _, member in pairs))
 
 
 def mean_logp(logps: Sequence[Tensor]) -> Tensor:
@@ -286,18 +288,18 @@ def copy_to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
 class Search(ABC):
     """The search for the translations of several sentences, one per slot, with `width` adjacent rows of the model each.
 
-    `longest` is the maximum limit of all jobs to decode. A job with limit 0 is done from the beginning. By default,
-    `state` is a NamedTuple of tensors whose first axis is the slots; a subclass with another state overrides `put` and
+    `max_length` is the greatest `limit` of all jobs. A job with limit 0 is done from the beginning. By default, `state`
+    is a NamedTuple of tensors whose first axis is the slots; a subclass with another state overrides `put` and
     `select`.
     """
 
     state: Any
 
-    def __init__(self, settings: BaseSearchSettings, width: int, longest: int, device: torch.device) -> None:
-        self.settings, self.width, self.longest, self.device = settings, width, longest, device
+    def __init__(self, settings: BaseSearchSettings, width: int, max_length: int, device: torch.device) -> None:
+        self.settings, self.width, self.max_length, self.device = settings, width, max_length, device
 
-    def open(self, jobs: Sequence[Job], state: Any = None) -> None:
-        """Set the jobs of all slots and make their rules. `state` is given if their search has already begun."""
+    def set_jobs(self, jobs: Sequence[Job], state: Any = None) -> None:
+        """Set the jobs of all slots and make their rules. Without a `state`, start their search."""
         self.jobs = list(jobs)
         self.rules = make_rules([job.constraints for job in jobs], self.settings, self.device)
         self.state = self.make_state(jobs) if state is None else state
@@ -307,16 +309,16 @@ class Search(ABC):
         index_K, new = copy_to_device(slots, self.device), dict(zip(slots, jobs, strict=True))
         pairs = zip(self.state, self.make_state(jobs), strict=True)
         state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
-        self.open([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
+        self.set_jobs([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Keep these slots, in this order, and remove all others."""
-        self.open([self.jobs[slot] for slot in slots], self.select(slots))
+        self.set_jobs([self.jobs[slot] for slot in slots], self.select(slots))
 
     def select(self, slots: Sequence[int]) -> Any:
         """Return the state of these slots."""
         index_K = copy_to_device(slots, self.device)
-        return type(self.state)(*[each.index_select(0, index_K) for each in self.state])
+        return type(self.state)(*[tensor.index_select(0, index_K) for tensor in self.state])
 
     def advance(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
         """Extend the hypotheses of every slot by one token, after forbidding PAD, BOS and what the rules forbid.
@@ -357,7 +359,7 @@ class Search(ABC):
         """Return the results of every slot of a state, best first."""
 
 
-SearchFactory = Callable[[int, torch.device], Search]  # takes `longest` and the device
+SearchFactory = Callable[[int, torch.device], Search]  # takes `max_length` and the device
 
 
 def sanitize_logp(logp_NV: Tensor) -> Tensor:
@@ -375,24 +377,25 @@ def make_rules(
 
     If a prefix is required, there is a single rule: it forces the prefix and applies the other rules after it.
     """
-    if not settings.no_repeat and not any(each.any for each in constraints):
+    if not settings.no_repeat and not any(slot.any for slot in constraints):
         return []
-    rules = [rule for make in RULES.values() if (rule := make(constraints, settings, device))]
-    if not any(each.prefix for each in constraints):
+    rules = [rule for make_rule in RULES.values() if (rule := make_rule(constraints, settings, device))]
+    prefixes = [slot.prefix for slot in constraints]
+    if not any(prefixes):
         return rules
-    P = max(len(each.prefix) for each in constraints)
-    required_BP = torch.tensor([[*each.prefix, *[PAD] * (P - len(each.prefix))] for each in constraints], device=device)
-    length_B = torch.tensor([len(each.prefix) for each in constraints], device=device)
+    P = max(map(len, prefixes))
+    required_BP = torch.tensor([[*prefix, *[PAD] * (P - len(prefix))] for prefix in prefixes], device=device)
+    length_B = torch.tensor([len(prefix) for prefix in prefixes], device=device)
 
     def force_prefixes(logp_NV: Tensor, prefix: Prefix) -> Tensor:
         W = len(logp_NV) // len(length_B)
-        inside_N = prefix.length_N < length_B.repeat_interleave(W)
+        is_forced_N = prefix.length_N < length_B.repeat_interleave(W)
         position_N1 = prefix.length_N.clamp(max=P - 1)[:, None]
         token_N1 = required_BP.repeat_interleave(W, 0).gather(1, position_N1)
-        only_NV = torch.full_like(logp_NV, NEVER).scatter(1, token_N1, logp_NV.gather(1, token_N1))
+        forced_NV = torch.full_like(logp_NV, NEVER).scatter(1, token_N1, logp_NV.gather(1, token_N1))
         for rule in rules:
             logp_NV = rule(logp_NV, prefix)
-        return torch.where(inside_N[:, None], only_NV, logp_NV)
+        return torch.where(is_forced_N[:, None], forced_NV, logp_NV)
 
     return [force_prefixes]
 
@@ -406,10 +409,10 @@ def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSetting
         if token_NT.size(1) < n:
             return logp_NV
         ngram_NGn = token_NT.unfold(1, n, 1)
-        begin_G = torch.arange(ngram_NGn.size(1), device=token_NT.device)
-        back_n = torch.arange(1 - n, 0, device=token_NT.device)  # n - 1 entries: the last n - 1 tokens of a prefix
-        last_Nn = token_NT.gather(1, (length_N[:, None] + back_n).clamp(min=0))
-        repeated_NG = (begin_G + n <= length_N[:, None]) & (ngram_NGn[:, :, :-1] == last_Nn[:, None]).all(-1)
+        start_G = torch.arange(ngram_NGn.size(1), device=token_NT.device)
+        offset_n = torch.arange(1 - n, 0, device=token_NT.device)  # of the last n - 1 tokens from the end of a prefix
+        last_Nn = token_NT.gather(1, (length_N[:, None] + offset_n).clamp(min=0))
+        repeated_NG = (start_G + n <= length_N[:, None]) & (ngram_NGn[:, :, :-1] == last_Nn[:, None]).all(-1)
         token_NG = torch.where(repeated_NG, ngram_NGn[:, :, -1], PAD)  # PAD is forbidden in any case
         return logp_NV.scatter(1, token_NG, NEVER)
 
@@ -420,12 +423,12 @@ def forbid_early_end(
     constraints: Sequence[DecodingConstraints], _: BaseSearchSettings, device: torch.device
 ) -> Rule | None:
     """Forbid EOS before the minimum length of a sentence."""
-    if not any(each.minimum for each in constraints):
+    if not any(slot.min_tokens for slot in constraints):
         return None
-    minimum_B = torch.tensor([each.minimum for each in constraints], device=device)
+    min_tokens_B = torch.tensor([slot.min_tokens for slot in constraints], device=device)
 
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
-        early_N = prefix.length_N < minimum_B.repeat_interleave(len(logp_NV) // len(minimum_B))
+        early_N = prefix.length_N < min_tokens_B.repeat_interleave(len(logp_NV) // len(min_tokens_B))
         is_eos_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
         return logp_NV.masked_fill(early_N[:, None] & is_eos_V, NEVER)
 
@@ -440,18 +443,18 @@ def forbid_terms(
     All automata are in one table: state 0 belongs to an automaton that never accepts, and the states of each term
     follow those of the previous one. Sentences with fewer than K terms run the automaton of state 0 in addition.
     """
-    terms_of = [each.avoid for each in constraints]
-    if not any(terms_of):
+    terms_by_slot = [slot.avoid for slot in constraints]
+    if not any(terms_by_slot):
         return None
-    distinct = list({id(term): term for terms in terms_of for term in terms}.values())
-    first_state = dict(zip(map(id, distinct), np.cumsum([1, *(len(term.left_S) for term in distinct)]).tolist()))
-    K, V = max(map(len, terms_of)), distinct[0].next_SV.shape[1]
+    distinct = list({id(term): term for terms in terms_by_slot for term in terms}.values())
+    first_state = dict(zip(map(id, distinct), np.cumsum([1, *(len(term.missing_S) for term in distinct)]).tolist()))
+    K, V = max(map(len, terms_by_slot)), distinct[0].next_SV.shape[1]
     idle_1V = np.zeros((1, V), dtype=np.int32)
     shifted = [term.next_SV.astype(np.int32) + first_state[id(term)] for term in distinct]
     next_SV = torch.tensor(np.vstack([idle_1V, *shifted]), device=device)
-    accepts_S = torch.tensor(np.concatenate([[False], *(term.left_S == 0 for term in distinct)]), device=device)
+    accepts_S = torch.tensor(np.concatenate([[False], *(term.missing_S == 0 for term in distinct)]), device=device)
     ends_S = torch.tensor(np.concatenate([[False], *(term.ends_S for term in distinct)]), device=device)
-    starts = [[*(first_state[id(term)] for term in terms), *[0] * (K - len(terms))] for terms in terms_of]
+    starts = [[*(first_state[id(term)] for term in terms), *[0] * (K - len(terms))] for terms in terms_by_slot]
     start_BK = torch.tensor(starts, dtype=torch.int32, device=device)
 
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
@@ -467,9 +470,9 @@ def forbid_terms(
     return rule
 
 
-# Each function returns the rule for these constraints and settings, or None if it would forbid nothing.
+# Functions that return the rule for the constraints of all slots, or None if it would forbid nothing.
 RULES: dict[str, Callable[[Sequence[DecodingConstraints], BaseSearchSettings, torch.device], Rule | None]] = {
     "no_repeat": forbid_repeats,
-    "minimum": forbid_early_end,
+    "min_tokens": forbid_early_end,
     "avoid": forbid_terms,
 }

@@ -36,7 +36,7 @@ from dragoman.types import EOS
 class SampleState(NamedTuple):
     """The samples of every sentence."""
 
-    token_BWT: Tensor  # with EOS
+    token_BWT: Tensor  # including EOS
     logp_BW: Tensor
     length_BW: Tensor  # including EOS
     done_BW: Tensor
@@ -52,11 +52,11 @@ class SampleState(NamedTuple):
 
 
 def extend_samples(
-    state: SampleState, logp_NV: Tensor, settings: SampleSettings, wait_BW: Tensor, *, ends: bool = True
+    state: SampleState, logp_NV: Tensor, settings: SampleSettings, wait_BW: Tensor, *, eos_ends: bool = True
 ) -> tuple[SampleState, Tensor]:
     """Extend every sample by one token, except where `wait_BW` is True; return the new state and the tokens.
 
-    With `ends`, EOS ends a sample. The rows of finished and waiting samples are computed too, so that shapes never
+    If `eos_ends`, EOS ends a sample. The rows of finished and waiting samples are computed too, so that shapes never
     change, but their tokens are not stored.
     """
     shape, T = state.done_BW.shape, state.token_BWT.size(2)
@@ -67,35 +67,35 @@ def extend_samples(
     for name, apply_filter in FILTERS.items():
         filtered_NV = apply_filter(filtered_NV, getattr(settings, name))
     token_N = pick_sampled_tokens(filtered_NV, uniform_N)
-    step_BW, token_BW = clean_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
-    done_BW = state.done_BW | (~wait_BW & (step_BW == NEVER))
-    writes_BW = ~wait_BW & ~done_BW
-    length_BW = state.length_BW + writes_BW.long()
-    new_BW1 = torch.where(writes_BW[:, :, None], token_BW[:, :, None], state.token_BWT.gather(2, position_BW1))
-    done_BW = done_BW | (length_BW >= state.limit_B[:, None]) | (writes_BW & (token_BW == EOS) & ends)
+    token_logp_BW, token_BW = clean_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
+    done_BW = state.done_BW | (~wait_BW & (token_logp_BW == NEVER))
+    grows_BW = ~wait_BW & ~done_BW
+    length_BW = state.length_BW + grows_BW.long()
+    new_BW1 = torch.where(grows_BW[:, :, None], token_BW[:, :, None], state.token_BWT.gather(2, position_BW1))
+    done_BW = done_BW | (length_BW >= state.limit_B[:, None]) | (grows_BW & (token_BW == EOS) & eos_ends)
     state = SampleState(
         state.token_BWT.scatter(2, position_BW1, new_BW1),
-        torch.where(writes_BW, state.logp_BW + step_BW, state.logp_BW),
+        torch.where(grows_BW, state.logp_BW + token_logp_BW, state.logp_BW),
         length_BW,
         done_BW,
         state.limit_B,
         state.uniform_BWT,
     )
-    return state, token_BW.masked_fill(step_BW == NEVER, EOS).flatten()
+    return state, token_BW.masked_fill(token_logp_BW == NEVER, EOS).flatten()
 
 
 class SampleSearch(Search):
-    """Sample translations of every sentence. The samples of a sentence are numbered; these `numbers` are computed.
+    """Sample translations of every sentence: those with these `numbers`.
 
     A sample depends only on the model, the settings, the source text and its number.
     """
 
     state: SampleState
 
-    def __init__(self, settings: BaseSearchSettings, numbers: range, longest: int, device: torch.device) -> None:
-        super().__init__(settings, len(numbers), longest, device)
+    def __init__(self, settings: BaseSearchSettings, numbers: range, max_length: int, device: torch.device) -> None:
+        super().__init__(settings, len(numbers), max_length, device)
         self.numbers = numbers
-        self.norm_T = LENGTH_NORMS[settings.length_norm](longest, settings.length_penalty).to(device)
+        self.norm_T = LENGTH_NORMS[settings.length_norm](max_length, settings.length_penalty).to(device)
 
     @property
     def done_B(self) -> Tensor:
@@ -107,7 +107,7 @@ class SampleSearch(Search):
 
     def make_state(self, jobs: Sequence[Job]) -> SampleState:
         limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=self.device)
-        uniform_BWT = make_uniforms(jobs, self.settings.seed, self.numbers, self.longest)
+        uniform_BWT = make_uniforms(jobs, self.settings.seed, self.numbers, self.max_length)
         return SampleState.start(limit_B, uniform_BWT.to(self.device))
 
     def extend(self, logp_NV: Tensor) -> tuple[None, Tensor]:
@@ -121,7 +121,7 @@ class SampleSearch(Search):
         score_BW = state.logp_BW / self.norm_T[state.length_BW]
         columns = (state.token_BWT, state.length_BW, state.logp_BW, score_BW)
         results = []
-        for limit, *rows in zip(state.limit_B.tolist(), *(each.tolist() for each in columns), strict=True):
+        for limit, *rows in zip(state.limit_B.tolist(), *(tensor.tolist() for tensor in columns), strict=True):
             samples = []
             for tokens, length, logp, score in zip(*rows, strict=True):
                 finished = length > 0 and tokens[length - 1] == EOS
@@ -130,9 +130,9 @@ class SampleSearch(Search):
         return results
 
 
-def make_uniforms(jobs: Sequence[Job], seed: int, numbers: range, longest: int) -> Tensor:
+def make_uniforms(jobs: Sequence[Job], seed: int, numbers: range, max_length: int) -> Tensor:
     """Return uniform_BWT, the random numbers of these samples. They depend only on seed, source text and number."""
-    uniform_BWT = np.zeros((len(jobs), len(numbers), longest))
+    uniform_BWT = np.zeros((len(jobs), len(numbers), max_length))
     for row, job in enumerate(jobs):
         text = job.constraints.text.encode(errors="surrogatepass")
         digest = memoryview(hashlib.blake2b(text, digest_size=16).digest()).cast("I")
@@ -150,27 +150,27 @@ def sample_continuations(
     limit_B: Tensor,
     settings: SampleSettings,
     *,
-    ends: bool,
+    eos_ends: bool,
 ) -> list[SearchResult]:
     """Read a prompt per row, which starts with BOS and has `length_B` tokens, and sample a continuation of each.
 
     `uniform_BT` holds a random number from [0, 1) for every new token. `limit_B` is the maximum number of new tokens.
-    With `ends`, EOS ends a continuation; otherwise it is a token like any other.
+    If `eos_ends`, EOS ends a continuation; otherwise it is a token like any other.
     """
     model_state, token_B = model.start(prompt_BP[:, :0], prompt_BP[:, :0] > 0), prompt_BP[:, 0]
     state = SampleState.start(limit_B, uniform_BT[:, None])
-    read = 0  # number of tokens that the model has read
+    tokens_read = 0
     while not bool(state.done_BW.all()):
-        read += 1
+        tokens_read += 1
         logp_BV, model_state = model.step(token_B, model_state)
-        reading_B = length_B > read
-        state, token_B = extend_samples(state, logp_BV, settings, reading_B[:, None], ends=ends)
-        token_B = torch.where(reading_B, prompt_BP[:, min(read, prompt_BP.size(1) - 1)], token_B)
+        in_prompt_B = length_B > tokens_read
+        state, token_B = extend_samples(state, logp_BV, settings, in_prompt_B[:, None], eos_ends=eos_ends)
+        token_B = torch.where(in_prompt_B, prompt_BP[:, min(tokens_read, prompt_BP.size(1) - 1)], token_B)
     columns = (state.token_BWT, state.length_BW, state.logp_BW)
     results = []
-    for row, length, logp in zip(*(each[:, 0].tolist() for each in columns), strict=True):
+    for row, length, logp in zip(*(tensor[:, 0].tolist() for tensor in columns), strict=True):
         tokens = row[:length]
-        finished = ends and tokens[-1:] == [EOS]
+        finished = eos_ends and tokens[-1:] == [EOS]
         score = logp / max(length, 1)
         results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
     return results
@@ -178,9 +178,9 @@ def sample_continuations(
 
 def pick_sampled_tokens(logp_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """Return, for each row, the first token at which the cumulative probability exceeds the number from [0, 1)."""
-    sum_NV = logp_NV.double().softmax(-1).nan_to_num().cumsum(-1)
-    threshold_N1 = uniform_N.double()[:, None] * sum_NV[:, -1:]
-    return torch.searchsorted(sum_NV, threshold_N1, right=True)[:, 0].clamp(max=logp_NV.size(1) - 1)
+    cumulative_NV = logp_NV.double().softmax(-1).nan_to_num().cumsum(-1)
+    threshold_N1 = uniform_N.double()[:, None] * cumulative_NV[:, -1:]
+    return torch.searchsorted(cumulative_NV, threshold_N1, right=True)[:, 0].clamp(max=logp_NV.size(1) - 1)
 
 
 def apply_temperature(logp_NV: Tensor, value: float) -> Tensor:
@@ -207,7 +207,7 @@ def keep_ranks(logp_NV: Tensor, keep: Tensor) -> Tensor:
     return logp_NV.masked_fill(~keep.expand_as(logp_NV).gather(1, order_NV.argsort(-1)), NEVER)
 
 
-# Filters of log-probabilities, applied in this order, by the setting that is their second argument.
+# Filters of log-probabilities, applied in this order: name of a setting -> function of logp_NV and the setting's value.
 FILTERS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "temperature": apply_temperature,
     "top_k": apply_top_k,

@@ -3,10 +3,10 @@
 `SentenceBeam` is the readable reference implementation of beam.py, which decodes many sentences at once. The variants
 differ in the candidates that they keep at each step:
 
-    DiverseBeam      the beam is divided into groups; a token that one group has just chosen is penalized in the others
+    DiverseBeam      the beam is divided into groups; a token that one group has just chosen is penalized in later ones
     ConstrainedBeam  the beam is divided into banks, by the number of missing tokens of the required terms
 
-`SentenceSearches` runs one such search per slot.
+`SentenceSearches` runs one of these searches per slot.
 
 Shapes   W beams of a sentence   N rows of the model   V vocabulary   L active beams   K terms   T length of a result
 """
@@ -56,9 +56,10 @@ class SentenceBeam:
         self.done = self.limit == 0
 
     def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:
-        """Extend the beams by one token, given its log-probabilities; return the at most W extensions that stay active.
+        """Extend the beams by one token; return the extensions that stay active, at most W.
 
-        Candidates are ranked by their log-probability minus `cost_V`, which does not count in scores.
+        `logp_WV` are the log-probabilities of the token. Candidates are ranked by their total log-probability minus
+        `cost_V`; scores do not include this cost.
         """
         total_LV = self.add_logp(logp_WV)
         best = self.find_candidates(total_LV, total_LV - cost_V, 2 * self.width)
@@ -95,8 +96,8 @@ class SentenceBeam:
         self.done = not active or len(self.active[0][0]) >= self.limit
         if not self.done:
             scores = [result.score for result in self.finished] + [NEVER] * (self.width - len(self.finished))
-            bound_1 = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.limit]
-            self.done = bool(self.should_stop(torch.tensor([scores]), bound_1, self.nbest))
+            bound_B = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.limit]  # B = 1
+            self.done = bool(self.should_stop(torch.tensor([scores]), bound_B, self.nbest))
         return active
 
     def score(self, logp: float, length: int) -> float:
@@ -149,11 +150,11 @@ class DiverseBeam:
 
     def results(self) -> list[SearchResult]:
         """Take the best of each group, then the second of each, and so on without repeats; sort them by score."""
-        lists = [group.results() for group in self.groups]
-        chosen: dict[tuple[int, ...], SearchResult] = {}
-        for result in (results[rank] for rank in range(self.width) for results in lists if rank < len(results)):
-            chosen.setdefault(tuple(result.tokens), result)
-        return sorted(list(chosen.values())[: self.nbest], key=lambda result: (not result.finished, -result.score))
+        by_group = [group.results() for group in self.groups]
+        by_tokens: dict[tuple[int, ...], SearchResult] = {}
+        for result in (results[rank] for rank in range(self.width) for results in by_group if rank < len(results)):
+            by_tokens.setdefault(tuple(result.tokens), result)
+        return sorted(list(by_tokens.values())[: self.nbest], key=lambda result: (not result.finished, -result.score))
 
 
 class ConstrainedBeam(SentenceBeam):
@@ -161,7 +162,7 @@ class ConstrainedBeam(SentenceBeam):
 
     Plain beam search drops a prefix with an unlikely term before the term is complete. So the beams are divided into
     banks, one for each number of tokens that the terms still need, and each bank keeps its best beams (Post and Vilar
-    2018). The automata of the terms (see `Term`) return this number for every beam, however a term is tokenized; it
+    2018). The automata of the terms (see `Term`) give this number for every beam, however a term is tokenized; it
     rises again if a beam starts a term and does not complete it. For each term, every beam also tries the most probable
     token that lowers the number. A beam cannot end before all terms are complete.
     """
@@ -169,9 +170,9 @@ class ConstrainedBeam(SentenceBeam):
     def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:
         super().__init__(job, settings, width, device)
         terms = job.constraints.spellable
-        # One tensor per term: the automaton, see `Term`.
+        # The tables of each term's automaton, which `Term` explains
         self.next = [torch.tensor(term.next_SV, device=device) for term in terms]
-        self.left = [torch.tensor(term.left_S, device=device) for term in terms]
+        self.missing = [torch.tensor(term.missing_S, device=device) for term in terms]
         self.ends = [torch.tensor(term.ends_S, device=device) for term in terms]
         self.states: list[list[int]] = [[0] * len(terms)]  # for each active beam, the state of each term's automaton
 
@@ -179,28 +180,31 @@ class ConstrainedBeam(SentenceBeam):
         """Extend the beams by one token; keep the best candidate of each bank, then the second best, and so on."""
         total_LV = self.add_logp(logp_WV)
         state_KL = torch.tensor(self.states, device=total_LV.device).T
-        left_KLV = torch.stack(
-            [left[table[state_L].int()] for left, table, state_L in zip(self.left, self.next, state_KL, strict=True)]
-        )
-        may_end_L = torch.stack([ends[state_L] for ends, state_L in zip(self.ends, state_KL, strict=True)]).all(0)
-        total_LV[:, EOS] = torch.where(may_end_L, total_LV[:, EOS], NEVER)
-        left_LV = left_KLV.sum(0)
-        left_LV[:, EOS] = 0  # a beam that may end has all terms
+        terms = zip(self.next, self.missing, self.ends, state_KL, strict=True)
+        tables = [(missing_S[next_SV[state_L].int()], ends_S[state_L]) for next_SV, missing_S, ends_S, state_L in terms]
+        missing_KLV, may_end_KL = (torch.stack(tensors) for tensors in zip(*tables, strict=True))
+        total_LV[:, EOS] = torch.where(may_end_KL.all(0), total_LV[:, EOS], NEVER)
+        missing_LV = missing_KLV.sum(0)
+        missing_LV[:, EOS] = 0  # a beam that may end has all terms
         # EOS has no bytes and leaves the automata unchanged, so its column has the missing tokens before this step.
-        progress_KLV = left_KLV < left_KLV[:, :, EOS, None]
+        progress_KLV = missing_KLV < missing_KLV[:, :, EOS, None]
         banks = defaultdict(list)
         for candidate in self.list_candidates(total_LV, progress_KLV):
-            banks[int(left_LV[candidate.row, candidate.token])].append(candidate)
+            banks[int(missing_LV[candidate.row, candidate.token])].append(candidate)
         ends = [candidate for candidate in banks[0][: self.width] if candidate.token == EOS]
-        by_bank = [[candidate for candidate in banks[left] if candidate.token != EOS] for left in sorted(banks)]
+        by_bank = [[candidate for candidate in banks[missing] if candidate.token != EOS] for missing in sorted(banks)]
         active = [candidate for rank in zip_longest(*by_bank) for candidate in rank if candidate][: self.width]
-        states = [[int(t[self.states[new.row][k], new.token]) for k, t in enumerate(self.next)] for new in active]
+        parents = [(self.states[new.row], new.token) for new in active]
+        states = [[int(table[s, token]) for table, s in zip(self.next, old, strict=True)] for old, token in parents]
         extensions = self.extend(ends, active)
         self.states = states or self.states
         return extensions
 
     def list_candidates(self, total_LV: Tensor, progress_KLV: Tensor) -> list[Extension]:
-        """Return the 2W best candidates, the best of each beam, and the best of each beam that advances each term."""
+        """Return the 2W best candidates, the best of each beam, and the best of each beam that advances each term.
+
+        `progress_KLV` is True where a token lowers the number of missing tokens of a term.
+        """
         advancing_KLV = torch.where(progress_KLV, total_LV, NEVER)
         logp, token = torch.cat([total_LV[None], advancing_KLV]).max(-1)
         best_of_beams = [
@@ -209,12 +213,12 @@ class ConstrainedBeam(SentenceBeam):
             for row, token_and_logp in enumerate(zip(tokens, logps, strict=True))
         ]
         candidates = best_of_beams + self.find_candidates(total_LV, total_LV, 2 * self.width)
-        unique = {(each.row, each.token): each for each in candidates if each.logp > NEVER}
-        return sorted(unique.values(), key=lambda each: (-each.logp, each.row, each.token))
+        unique = {(item.row, item.token): item for item in candidates if item.logp > NEVER}
+        return sorted(unique.values(), key=lambda item: (-item.logp, item.row, item.token))
 
     def results(self) -> list[SearchResult]:
         """Return the results that contain all terms; there may be none."""
-        complete = [all(bool(ends[s]) for ends, s in zip(self.ends, states, strict=True)) for states in self.states]
+        complete = [all(bool(ends_S[s]) for ends_S, s in zip(self.ends, states, strict=True)) for states in self.states]
         self.active = [beam for beam, has_terms in zip(self.active, complete, strict=False) if has_terms]
         return super().results()
 
@@ -226,7 +230,7 @@ class SentenceSlot(NamedTuple):
     """The search of one sentence."""
 
     search: SentenceSearch
-    rows: list[list[int]]  # the tokens so far of each of the W rows, for the rules
+    prefixes: list[list[int]]  # the tokens so far of each of the W rows, for the rules
 
 
 class SentenceSearches(Search):
@@ -236,14 +240,14 @@ class SentenceSearches(Search):
 
     def __init__(
         self,
-        make: Callable[[Job, DiverseSettings, int, torch.device], SentenceSearch],
+        search_class: Callable[[Job, DiverseSettings, int, torch.device], SentenceSearch],
         settings: DiverseSettings,
         width: int,
-        longest: int,
+        max_length: int,
         device: torch.device,
     ) -> None:
-        super().__init__(settings, width, longest, device)
-        self.make: Callable[[Job], SentenceSearch] = lambda job: make(job, settings, width, device)
+        super().__init__(settings, width, max_length, device)
+        self.make_search: Callable[[Job], SentenceSearch] = lambda job: search_class(job, settings, width, device)
 
     @property
     def done_B(self) -> Tensor:
@@ -251,20 +255,19 @@ class SentenceSearches(Search):
 
     @property
     def prefix(self) -> Prefix:
-        rows = [tokens for slot in self.state for tokens in slot.rows]
-        T = max(map(len, rows))
-        padded = [[*tokens, *[PAD] * (T - len(tokens))] for tokens in rows]
-        length_N = torch.tensor([len(tokens) for tokens in rows], device=self.device)
+        prefixes = [tokens for slot in self.state for tokens in slot.prefixes]
+        T = max(map(len, prefixes))
+        padded = [[*tokens, *[PAD] * (T - len(tokens))] for tokens in prefixes]
+        length_N = torch.tensor([len(tokens) for tokens in prefixes], device=self.device)
         return Prefix(torch.tensor(padded, dtype=torch.long, device=self.device), length_N)
 
     def make_state(self, jobs: Sequence[Job]) -> list[SentenceSlot]:
-        searches = [self.make(job) for job in jobs]
-        return [SentenceSlot(search, [[]] * self.width) for search in searches]
+        return [SentenceSlot(self.make_search(job), [[]] * self.width) for job in jobs]
 
     def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
         for slot, job, new in zip(slots, jobs, self.make_state(jobs), strict=True):
             self.jobs[slot], self.state[slot] = job, new
-        self.open(self.jobs, self.state)
+        self.set_jobs(self.jobs, self.state)
 
     def select(self, slots: Sequence[int]) -> list[SentenceSlot]:
         return [self.state[slot] for slot in slots]
@@ -277,9 +280,9 @@ class SentenceSearches(Search):
         ):
             extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
             if not slot.search.done:
-                self.state[b] = SentenceSlot(slot.search, [[*slot.rows[one.row], one.token] for one in extensions])
-            rows += [b * self.width + one.row for one in extensions]
-            tokens += [one.token for one in extensions]
+                self.state[b] = slot._replace(prefixes=[[*slot.prefixes[row], token] for row, token, _ in extensions])
+            rows += [b * self.width + extension.row for extension in extensions]
+            tokens += [extension.token for extension in extensions]
         return torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device)
 
     def results(self, state: list[SentenceSlot]) -> list[list[SearchResult]]:

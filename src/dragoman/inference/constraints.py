@@ -126,9 +126,9 @@ class Glossary:
 
     def __init__(self, must: Sequence[tuple[str, str]], avoid: Sequence[tuple[str, str]], never: Sequence[str]) -> None:
         self.never = tuple(never)
-        self.must: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        self.required: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.avoid: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        for index, pairs in ((self.must, must), (self.avoid, avoid)):
+        for index, pairs in ((self.required, must), (self.avoid, avoid)):
             for pair in pairs:
                 index[INDEX_WORD.findall(pair[0])[0].casefold()].append(pair)
 
@@ -137,7 +137,7 @@ class Glossary:
         words = {match[0].casefold() for match in INDEX_WORD.finditer(line.text)}
         must, avoid = (
             sorted(pair for word in words for pair in index.get(word, ()) if source_contains(pair[0], line.text))
-            for index in (self.must, self.avoid)
+            for index in (self.required, self.avoid)
         )
         return replace(line, terms=(*line.terms, *must), avoid=(*line.avoid, *self.never, *avoid))
 
@@ -189,16 +189,16 @@ def make_constraints(
     terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
     return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
-        must=tuple(get_term_compiler(tokenizers.target).term(term) for term in terms),
+        required=tuple(get_term_compiler(tokenizers.target).term(term) for term in terms),
         avoid=tuple(get_term_compiler(tokenizers.target).term(term, all_caps=True) for term in avoid),
-        minimum=math.ceil(search.min_ratio * tokens),
+        min_tokens=math.ceil(search.min_ratio * tokens),
         text=text,
     )
 
 
 def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:
     """Return a warning for each constraint that the text does not meet."""
-    must, avoid = ([term.text for term in terms] for terms in (constraints.must, constraints.avoid))
+    must, avoid = ([term.text for term in terms] for terms in (constraints.required, constraints.avoid))
     warnings = [f"without a term that was asked for: {term!r}" for term in must if not output_contains(term, text)]
     avoid = [term for term in avoid if output_contains(term, text, all_caps=True)]
     warnings += [f"with a term to be avoided: {term!r}" for term in avoid]

@@ -134,7 +134,7 @@ class Generator(Predictor[LanguageModel]):
             length_B[row], limit_B[row] = len(ids), limit
         prompt_BP, length_B, random_BT, limit_B = (x.to(self.device) for x in (prompt_BP, length_B, random_BT, limit_B))
         results = sample_continuations(
-            self.model, prompt_BP, length_B, random_BT, limit_B, settings, ends=not self.whole_files
+            self.model, prompt_BP, length_B, random_BT, limit_B, settings, eos_ends=not self.whole_files
         )
         for text, result, limit in zip(texts, results, limits):
             text.random_T = text.random_T[limit:] if len(result.tokens) == limit else text.random_T[:0]

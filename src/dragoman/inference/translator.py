@@ -351,7 +351,7 @@ class Translator(Predictor[Seq2Seq]):
         with eval_mode(self.model):
             # The common prefix of a beam is final if nothing reorders or changes the hypotheses after the search.
             is_final = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
-            if observe and isinstance(engine, TorchEngine) and is_final and not segments[0].constraints.must:
+            if observe and isinstance(engine, TorchEngine) and is_final and not segments[0].constraints.required:
                 results = engine.iter_results(jobs, search, observe)
             else:
                 # Get all results of the beam: some may have the same text, and reranking changes their order.
@@ -460,7 +460,7 @@ def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSe
     The tokens of a forced prefix and of required terms are added to the usual maximum.
     """
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
-    return min(max(usual, constraints.minimum + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
+    return min(max(usual, constraints.min_tokens + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
 
 
 class StreamClosed(Exception):
