@@ -134,7 +134,7 @@ def test_int8_products_are_exact_sums_of_integers(features: CpuFeatures, rows: i
     x_NI = torch.rand(rows, inputs) * 2 - 1
     x_NI[:, : inputs // 2] = 1.0
     made = Int8Linear(linear, features)
-    largest = Int8Linear.WIDE if features.exact_int8 else Int8Linear.SAFE
+    largest = Int8Linear.MAX_WEIGHT if features.exact_int8 else Int8Linear.MAX_WEIGHT_WITHOUT_VNNI
     assert features.exact_int8 or 2 * 255 * largest < 2**15
     weight_OI = (linear.weight.detach() / made.scale_O[:, None]).round().long()
     assert weight_OI.abs().max() == largest

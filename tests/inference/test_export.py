@@ -68,7 +68,7 @@ def test_it_is_said_which_precision_was_compared(toy: Toy, call: Call, tmp_path:
     """No CPU computes in float16: CTranslate2 takes the nearest that it has."""
     said = call("export", toy.run, "--to", "ctranslate2", "--quantization", "float16", tmp_path / "out")
     assert said.code == 0, said.err
-    assert "on this cpu, CTranslate2 computes float16 as float32" in said.err
+    assert "on this cpu, CTranslate2 computes in float32 instead of float16" in said.err
 
 
 def test_what_is_exported_needs_only_ctranslate2(toy: Toy, call: Call, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_wrong_conversion_is_not_written(
     monkeypatch.setattr(ctranslate2, "fill_parts", wrong)
     said = call("export", toy.run, "--to", "ctranslate2", tmp_path / "out")
     assert said.code == 2
-    assert "nothing was written, since its translations differ from those of the run (beam 1: " in said.err
+    assert "nothing was written, since translations of the new model differ (beam 1: " in said.err
     assert "must be the same); a model that was trained for longer usually agrees" in said.err
     assert not list(tmp_path.iterdir())
     said = call("export", toy.run, "--to", "ctranslate2", "--force", tmp_path / "out")

@@ -157,7 +157,7 @@ def test_unknown_words_are_said(tmp_path: Path) -> None:
 
 
 def test_lists_must_belong_together(toy: Toy) -> None:
-    with pytest.raises(UserError, match="as many targets"):
+    with pytest.raises(UserError, match="give one for each source"):
         toy.translator.score(["ba."], [])
     for sources, targets in (("ba.", ["ak."]), (["ba."], "a")):
         with pytest.raises(UserError, match="takes a list of lines"):

@@ -68,7 +68,7 @@ def test_what_is_left_is_the_shortest_way(ids: list[int], body: str) -> None:
 def test_every_kind_of_vocabulary_spells_it(kind: str, text: str) -> None:
     """In a sentence as in one that only looks like it."""
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind, size=290))
-    term = TermCompiler(tokenizer).term(text)
+    term = TermCompiler(tokenizer).get(text)
     assert term.is_spellable or not tokenizer.splits_punctuation
     for line in (f"a {text} runs", text, f"the {text}", "a hotdog", "heißer Hunde", "dogs", "a dog, a hot bird", ""):
         ids = tokenizer.encode(line)
@@ -78,7 +78,7 @@ def test_every_kind_of_vocabulary_spells_it(kind: str, text: str) -> None:
 
 def test_a_term_of_unknown_words_cannot_be_said() -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind="word", size=290))
-    term = TermCompiler(tokenizer).term("zebra")
+    term = TermCompiler(tokenizer).get("zebra")
     assert not term.is_spellable
     assert term.missing_S[0] == UNREACHABLE
     assert not run(term, tokenizer.encode("a dog and a hot dog"))[0]
@@ -89,10 +89,10 @@ def test_a_term_of_unknown_words_cannot_be_said() -> None:
 )
 def test_words_end_where_their_script_says(text: str, line: str, there: bool) -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind="byte"))
-    assert run(TermCompiler(tokenizer).term(text), tokenizer.encode(line))[0] == output_contains(text, line) == there
+    assert run(TermCompiler(tokenizer).get(text), tokenizer.encode(line))[0] == output_contains(text, line) == there
 
 
 def test_the_last_terms_are_kept() -> None:
     speller = TermCompiler(train_tokenizer(LINES, TokenizerSettings(kind="byte")))
-    assert speller.term("dog") is speller.term("dog")
-    assert speller.term("dog") is not speller.term("dog", all_caps=True)
+    assert speller.get("dog") is speller.get("dog")
+    assert speller.get("dog") is not speller.get("dog", all_caps=True)

@@ -28,6 +28,7 @@ from dragoman.errors import UserError
 from dragoman.io import read_lines
 from dragoman.types import Line
 
+TermPair = tuple[str, str]  # a term of the source and its translation
 MAX_TERMS = 128  # maximum number of required terms of a line, and of forbidden ones
 MAX_TERM_CHARACTERS = 200
 CACHED_TERMS = 2 * MAX_TERMS  # number of compiled terms in the cache of a vocabulary: enough for any line
@@ -69,12 +70,12 @@ def spell_term(term: str, *, all_caps: bool = False) -> list[str]:
 
 
 class TermCompiler:
-    """Compiles terms to finite automata over the tokens of a vocabulary. `term` is `compile` with a cache."""
+    """Compiles terms to finite automata over the tokens of a vocabulary. `get` is `compile` with a cache."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.token_bytes = tokenizer, tokenizer.token_bytes()
         self.table = SpellingTable(self.token_bytes)
-        self.term = lru_cache(maxsize=CACHED_TERMS)(self.compile)
+        self.get = lru_cache(maxsize=CACHED_TERMS)(self.compile)
 
     def compile(self, text: str, *, all_caps: bool = False) -> Term:
         """Return the automaton that accepts all spellings of a term.
@@ -82,27 +83,27 @@ class TermCompiler:
         If the vocabulary cannot spell the term, the accepting state is unreachable.
         """
         encode, decode = self.tokenizer.encode, self.tokenizer.decode
-        spellings = [form for form in spell_term(text, all_caps=all_caps) if decode(encode(form)) == form]
+        spellings = [term for term in spell_term(text, all_caps=all_caps) if decode(encode(term)) == term]
         if not spellings:
             state_SV = np.zeros((2, len(self.token_bytes)), dtype=np.int16)  # every token leads to state 0
             return Term(text, state_SV, np.array([UNREACHABLE, 0], dtype=np.int32), np.array([False, True]))
-        bodies = [b"".join(self.token_bytes[i] for i in encode(spelling)).lstrip(b" ") for spelling in spellings]
+        in_bytes = [b"".join(self.token_bytes[i] for i in encode(spelling)).lstrip(b" ") for spelling in spellings]
         before, after = needs_boundaries(text)
-        return self.table.build_term(text, bodies, before=before, after=after)
+        return self.table.build_term(text, in_bytes, before=before, after=after)
 
 
 get_term_compiler = lru_cache(maxsize=2)(TermCompiler)  # keeps the compilers of two vocabularies
 
 
-def select_terms(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) -> list[str]:
+def select_terms(terms: Sequence[str | TermPair], text: str, *, first: bool) -> list[str]:
     """Return the terms that apply to a segment of a line, `text`, without duplicates.
 
-    A pair applies if its source term is in the text. Terms without a source term apply only if the segment is `first`.
+    A pair applies if its source term is in the text. Terms without a source term apply only to the `first` segment.
     """
     selected = [term for term in terms if isinstance(term, str)] if first else []
     selected += [pair[1] for pair in terms if not isinstance(pair, str) and source_contains(pair[0], text)]
     if not all(term.strip() for term in selected):
-        raise UserError("a term must not be empty; leave it out, or write what must appear")
+        raise UserError("a term must not be empty; leave it out, or write what must (not) appear")
     return check_terms(list(dict.fromkeys(term.strip() for term in selected)), f"the line {text[:40]!r}")
 
 
@@ -124,27 +125,27 @@ class Glossary:
     The pairs are indexed by the first word of the source term, so that large glossaries are fast.
     """
 
-    def __init__(self, must: Sequence[tuple[str, str]], avoid: Sequence[tuple[str, str]], never: Sequence[str]) -> None:
+    def __init__(self, required: Sequence[TermPair], avoid: Sequence[TermPair], never: Sequence[str]) -> None:
         self.never = tuple(never)
-        self.required: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        self.avoid: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        for index, pairs in ((self.required, must), (self.avoid, avoid)):
+        self.required: dict[str, list[TermPair]] = defaultdict(list)
+        self.avoid: dict[str, list[TermPair]] = defaultdict(list)
+        for index, pairs in ((self.required, required), (self.avoid, avoid)):
             for pair in pairs:
                 index[INDEX_WORD.findall(pair[0])[0].casefold()].append(pair)
 
     def add_terms(self, line: Line) -> Line:
         """Return the line with the terms of the glossary that apply to it, in addition to its other constraints."""
         words = {match[0].casefold() for match in INDEX_WORD.finditer(line.text)}
-        must, avoid = (
+        required, avoid = (
             sorted(pair for word in words for pair in index.get(word, ()) if source_contains(pair[0], line.text))
             for index in (self.required, self.avoid)
         )
-        return replace(line, terms=(*line.terms, *must), avoid=(*line.avoid, *self.never, *avoid))
+        return replace(line, terms=(*line.terms, *required), avoid=(*line.avoid, *self.never, *avoid))
 
 
 def read_glossary(path: Path) -> Glossary:
     """Read a glossary file; the docstring of this module describes the format."""
-    must, avoid, never = [], [], []
+    required, avoid, never = [], [], []
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
@@ -160,11 +161,11 @@ def read_glossary(path: Path) -> Glossary:
         elif target.startswith("!"):
             avoid.append((source, target[1:].strip()))
         elif target:
-            must.append((source, target))
+            required.append((source, target))
         else:
             avoid.append((source, source))
         check_terms([target or source], f"{path}, line {number}")
-    return Glossary(must, avoid, check_terms(never, str(path)))
+    return Glossary(required, avoid, check_terms(never, str(path)))
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
@@ -182,15 +183,15 @@ def read_dictionary(path: Path) -> dict[str, str]:
 def make_constraints(
     line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool
 ) -> DecodingConstraints:
-    """Return the constraints on the translation of a segment of a line: its `text`, which has so many `tokens`.
+    """Return the constraints on the translation of a segment of a line, with its `text` and number of `tokens`.
 
-    The forced prefix and required terms without a source term apply to the `first` segment.
+    The forced prefix and required terms without a source term apply only to the `first` segment of the line.
     """
-    terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
+    required, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
     return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
-        required=tuple(get_term_compiler(tokenizers.target).term(term) for term in terms),
-        avoid=tuple(get_term_compiler(tokenizers.target).term(term, all_caps=True) for term in avoid),
+        required=tuple(get_term_compiler(tokenizers.target).get(term) for term in required),
+        avoid=tuple(get_term_compiler(tokenizers.target).get(term, all_caps=True) for term in avoid),
         min_tokens=math.ceil(search.min_ratio * tokens),
         text=text,
     )
@@ -198,10 +199,11 @@ def make_constraints(
 
 def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:
     """Return a warning for each constraint that the text does not meet."""
-    must, avoid = ([term.text for term in terms] for terms in (constraints.required, constraints.avoid))
-    warnings = [f"without a term that was asked for: {term!r}" for term in must if not output_contains(term, text)]
-    avoid = [term for term in avoid if output_contains(term, text, all_caps=True)]
-    warnings += [f"with a term to be avoided: {term!r}" for term in avoid]
+    required, avoid = ([term.text for term in terms] for terms in (constraints.required, constraints.avoid))
+    missing = [term for term in required if not output_contains(term, text)]
+    unwanted = [term for term in avoid if output_contains(term, text, all_caps=True)]
+    warnings = [f"without a term that was asked for: {term!r}" for term in missing]
+    warnings += [f"with a term to be avoided: {term!r}" for term in unwanted]
     if constraints.prefix and not text.startswith(line.begin.rstrip()):
         warnings.append(f"not beginning as it was asked to: {line.begin!r}")
     return warnings

@@ -116,20 +116,20 @@ def export(
     translator = load_as(Translator, run, device="cpu")
     agreements: list[Agreement] = []
 
-    def write(made: Path) -> None:
+    def write(folder: Path) -> None:
         try:
-            made.mkdir(parents=True)
-            for note in target.save(translator, made, quantization) or ():
+            folder.mkdir(parents=True)
+            for note in target.save(translator, folder, quantization) or ():
                 log(note)
-            translator.tokenizers.save(made / "tokenizer")
-            RunFolder(made).save_recipe(translator.recipe)
+            translator.tokenizers.save(folder / "tokenizer")
+            RunFolder(folder).save_recipe(translator.recipe)
             if to == "huggingface":
-                write_text(made / "README.md", render_card(run, exported=out.name))
+                write_text(folder / "README.md", render_card(run, exported=out.name))
         except OSError as error:
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
-        engine = target.engine(translator, made, quantization)
+        engine = target.engine(translator, folder, quantization)
         if isinstance(engine, CTranslate2Engine) and (note := engine.describe_precision_fallback(quantization)):
             log(note)
         agreements.extend(compare_translations(translator, engine, target.sample))
@@ -145,14 +145,14 @@ def import_run(folder: Path, out: Path) -> list[Agreement]:
     check_free(out)
     agreements: list[Agreement] = []
 
-    def write(made: Path) -> None:
-        import_huggingface(folder, made)
+    def write(run: Path) -> None:
+        import_huggingface(folder, run)
         try:
             engine = HuggingFaceEngine(folder)
         except UserError as error:
-            log(f"not compared: {error}")
+            log(f"translations are not compared: {error}")
             return
-        translator = load_as(Translator, made, device="cpu")
+        translator = load_as(Translator, run, device="cpu")
         agreements.extend(compare_translations(translator, engine, SAMPLE_LINES))
         check_agreements(agreements, exact=True)
 
@@ -191,13 +191,13 @@ def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterat
     log(f"comparing the translations of {len(lines)} sentences")
     theirs = replace(ours, engine=engine)
     for beam in sorted({1, ours.recipe.search.beam}):
-        a, b = (translator.translate(lines, beam=beam, align=False) for translator in (ours, theirs))
-        gaps = [abs(one.score - other.score) for one, other in zip(a, b, strict=True)]  # differences of scores
-        same = [one.text == other.text for one, other in zip(a, b, strict=True)]
+        results = [translator.translate(lines, beam=beam, align=False) for translator in (ours, theirs)]
+        gaps = [abs(our.score - their.score) for our, their in zip(*results, strict=True)]  # differences of scores
+        same = [our.text == their.text for our, their in zip(*results, strict=True)]
         near = sum(not equal and gap <= SCORE_TOLERANCE for equal, gap in zip(same, gaps, strict=True))
         agreement = Agreement(beam, len(lines), sum(same), near, max(gaps))
         if not all(same):  # equal texts count as 100; the metrics of empty texts are lower even if these are equal
-            references, hypotheses = ([hypothesis.text for hypothesis in side] for side in (a, b))
+            references, hypotheses = ([hypothesis.text for hypothesis in side] for side in results)
             bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
             agreement = agreement._replace(bleu=bleu, chrf=chrf)
         yield agreement
@@ -212,9 +212,9 @@ def check_agreements(agreements: Sequence[Agreement], *, exact: bool, force: boo
         if force:
             log(f"written because of --force: {reason}")
             return
-        longer = "a model that was trained for longer"
-        remedy = f"{longer} usually agrees" if exact else f"quantization float32 or {longer} agrees more often"
+        better = "a model that was trained for longer"
+        remedy = f"{better} usually agrees" if exact else f"quantization float32 or {better} agrees more often"
         override = "" if force is None else ", and --force (force=True) writes it in any case"
         raise Disagreement(
-            f"nothing was written, since its translations differ from those of the run ({reason}); {remedy}{override}"
+            f"nothing was written, since translations of the new model differ ({reason}); {remedy}{override}"
         )

@@ -36,7 +36,7 @@ RENAMED_KEYS = {  # key written by an earlier release -> current key
     **{f"{old}_by_corpus": f"{new}_by_corpus" for old, new in METRIC_ALIASES.items()},
 }
 LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # "en" in names of files such as train.en.gz
-R = TypeVar("R", bound=BaseModel)
+_R = TypeVar("_R", bound=BaseModel)
 Sections = dict[str, dict[str, str]]  # section of the card -> name of a row -> text
 
 
@@ -89,7 +89,7 @@ class TestRecord(BaseModel):
     scores: dict[str, TestScore]
 
 
-def check_record(cls: type[R], record: dict[str, Any], path: Path) -> R:
+def check_record(cls: type[_R], record: dict[str, Any], path: Path) -> _R:
     """Return a record of a file in a run folder as an object; raise a UserError if the record is damaged."""
     try:
         return cls.model_validate(record)
@@ -100,32 +100,33 @@ def check_record(cls: type[R], record: dict[str, Any], path: Path) -> R:
 def read_card(run: str | Path) -> dict[str, Any]:
     """Return the contents of the card, read from the run folder, as a dict that can be written as JSON."""
     folder = RunFolder(run)
-    opened = open_run(run, device="cpu")
-    recipe, target = opened.recipe, opened.tokenizers.target
+    predictor = open_run(run, device="cpu")
+    recipe, tokenizers, target = predictor.recipe, predictor.tokenizers, predictor.tokenizers.target
     events = list(read_events(folder.metrics))
-    trained = [event for event in events if event["event"] == "train"]
-    validated = [event for event in events if event["event"] == "validate"]
+    train_events = [event for event in events if event["event"] == "train"]
+    validations = [event for event in events if event["event"] == "validate"]
     task = recipe.model.task
-    best = max(validated, key=lambda event: rank_validation(event, recipe), default=None)
+    best = max(validations, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
-    last = state or (trained[-1] if trained else {})  # the state is in the checkpoints, which users may remove
-    tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
+    # Totals of training: in the last checkpoint or, if users have removed the checkpoints, in the last train event
+    totals = state or (train_events[-1] if train_events else {})
+    tokens, seconds = totals.get("tokens") or 0, totals.get("seconds") or 0.0
     position = state.get("place")  # position in the training data; state.json keeps the key of earlier releases
     return {
         "run": str(folder.path),
         "format": int(folder.format_file.read_text()),
         "digest": read_digest(folder.model),
         "task": task,
-        "parameters": opened.parameter_count,
+        "parameters": predictor.parameter_count,
         "model": recipe.model.model_dump(mode="json", exclude_unset=True),
         "settings": recipe.model.get_effective_settings(),
         "tokenizer": recipe.tokenizer.model_dump(),
-        "vocabulary": {"source": opened.tokenizers.source.size, "target": target.size},
-        "vocabulary_shared": opened.tokenizers.joint if task == "translate" else None,
+        "vocabulary": {"source": tokenizers.source.size, "target": target.size},
+        "vocabulary_shared": tokenizers.joint if task == "translate" else None,
         "languages": list_languages(recipe) if task == "translate" else [],
         "tags": [tag for tag in recipe.data.tags if tag],
-        "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
-        "data": {name: [name_corpus(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
+        "direction": recipe.data.direction if any(corpus.phrasebook for corpus in recipe.data.train) else "",
+        "data": {split: [name_corpus(corpus) for corpus in getattr(recipe.data, split)] for split in ("train", "dev")},
         "corpora": list_corpora(recipe, provenance),
         "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
         "labels": target.ids_to_tokens(range(target.size)) if task == "classify" else [],
@@ -134,7 +135,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "versions": {"dragoman": provenance.dragoman, "torch": provenance.torch},
         "started": provenance.started,
         "ended": provenance.ended,
-        "longest_source": opened.longest_source,
+        "longest_source": predictor.longest_source,
         "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # 0 for a model that was imported
         "epochs": round(position["epoch"] + position.get("passed", 0.0), 4) if position else None,
         "tokens_read": tokens,
@@ -230,8 +231,8 @@ def format_card(about: dict[str, Any]) -> Sections:
 
     def row(section: str, name: str, caller: Callable[[], str]) -> str:  # called by each `row` block of the template
         rows = sections.setdefault(section, {})
-        same = sum(other == name or other.startswith(f"{name} (") for other in rows)
-        rows[f"{name} ({same + 1})" if same else name] = caller()
+        repeats = sum(other == name or other.startswith(f"{name} (") for other in rows)
+        rows[f"{name} ({repeats + 1})" if repeats else name] = caller()
         return ""
 
     duration = timedelta(seconds=round(about["train_seconds"]))

@@ -1,4 +1,4 @@
-"""Steps before and after the search.
+"""Processing of texts before and after the search.
 
 In the order of this file: flags and warnings about hypotheses, n-best lists and joining of segments, reranking by
 coverage, replacement of unknown words, and splitting of lines into sentences.
@@ -42,7 +42,7 @@ MIN_PLACEHOLDER_PAIRS = 10  # minimum denominator of this fraction: very few pai
 MAX_NAMED = 10  # maximum number of placeholders that one warning lists
 PLACEHOLDER_MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
 # Matching takes linear time on any text: every alternative starts with a distinct character or at the start of a word,
-# and its repetitions are possessive.
+# and its repetitions are possessive (they never backtrack).
 PLACEHOLDER = re.compile(
     r"""
       (?<!\w)(?:(?:https?|ftp)://|www\.) (?:[\-.~:/?#\[\]@!$&'()*+,;=%] | [^\W\u2e80-\ua4cf\uac00-\ud7af])++
@@ -64,16 +64,16 @@ class PairStatistics(NamedTuple):
     min_ratio: float  # minimum and maximum of target tokens per source token
     max_ratio: float
     copies: float  # fraction of pairs whose target copies the source
-    rewritten: float = 0.0  # fraction of pairs with placeholders whose target changes them; earlier runs lack it
+    rewritten: float = 0.0  # fraction of pairs with placeholders whose target changes them; not stored in earlier runs
 
     @classmethod
     def measure(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
         """Compute the statistics from the token lengths of pairs and the texts of a sample of pairs.
 
-        One pair in a thousand is outside the minimum and maximum, half of them on each side.
+        Outliers are ignored: one pair in a thousand is below the minimum or above the maximum.
         """
         ratios = sorted((target + RATIO_SMOOTHING) / (source + RATIO_SMOOTHING) for source, target in lengths)
-        outside = len(ratios) // 2000  # on each side
+        outside = len(ratios) // 2000  # number of pairs below the minimum, and of pairs above the maximum
         copied, unchanged = [], []
         for source, target in texts:
             copied.append(is_copy(extract_casefolded_words(source), extract_casefolded_words(target)))
@@ -175,7 +175,7 @@ def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
 
 
 def list_warning_kinds(warnings: Iterable[str]) -> list[str]:
-    """Return the distinct kinds of some warnings: their texts without numbers and details, for counting."""
+    """Return the distinct kinds of warnings: their texts up to the first number or detail, for counting."""
     return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
 
 
@@ -186,10 +186,10 @@ MAX_ALIGNMENT_CELLS = 4_000_000  # a line of very many segments, with a larger a
 
 def drop_duplicates(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return the first hypothesis of each distinct text: different subwords can spell the same text."""
-    first: dict[str, Hypothesis] = {}
+    by_text: dict[str, Hypothesis] = {}
     for hypothesis in hypotheses:
-        first.setdefault(hypothesis.text, hypothesis)
-    return list(first.values())
+        by_text.setdefault(hypothesis.text, hypothesis)
+    return list(by_text.values())
 
 
 def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
@@ -201,7 +201,7 @@ def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
         return parts[0] if parts else Hypothesis("", 0.0, [], [], [], 0.0)
     tokens = [token for part in parts for token in part.tokens]
     source_tokens = [token for part in parts for token in part.source_tokens]
-    with_eos = sum(len(part.tokens) + 1 for part in parts)
+    token_count = sum(len(part.tokens) + 1 for part in parts)  # EOS included
     warnings = [f"longer than any sentence of training: translated in {len(parts)} parts"]
     warnings += dict.fromkeys(warning for part in parts for warning in part.warnings)
     alignment: AlignmentRows = []
@@ -216,7 +216,7 @@ def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
             warnings.append("too long for an alignment")
     return Hypothesis(
         text=" ".join(part.text for part in parts),
-        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / with_eos,
+        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / token_count,
         tokens=tokens,
         alignment=alignment,
         source_tokens=source_tokens,
@@ -230,8 +230,8 @@ def rerank_by_coverage(
     results: Sequence[tuple[SearchResult, AlignmentRows]], beta: float
 ) -> list[tuple[SearchResult, AlignmentRows]]:
     """Add `beta` times the coverage penalty to the scores, and sort: finished results first, then by score."""
-    scored = [(replace(item, score=item.score + beta * coverage_penalty(rows)), rows) for item, rows in results]
-    return sorted(scored, key=lambda pair: (not pair[0].finished, -pair[0].score))
+    rescored = [(replace(result, score=result.score + beta * coverage_penalty(rows)), rows) for result, rows in results]
+    return sorted(rescored, key=lambda pair: (not pair[0].finished, -pair[0].score))
 
 
 def coverage_penalty(alignment: AlignmentRows) -> float:
@@ -239,8 +239,8 @@ def coverage_penalty(alignment: AlignmentRows) -> float:
     return sum(math.log(min(max(sum(column), MIN_COVERAGE), 1.0)) for column in zip(*alignment))
 
 
-# Values of search.unknown: functions from the aligned source word and a dictionary to the replacement of <unk>. Copying
-# suits names and numbers, which are the same in many languages, and words that are not in the dictionary.
+# Value of search.unknown -> function of the aligned source word and a dictionary that returns the replacement of <unk>.
+# Copying suits names and numbers, which are the same in many languages, and words that are not in the dictionary.
 UNKNOWN_WORD_METHODS: dict[str, Callable[[str, Mapping[str, str]], str]] = {
     "drop": lambda _, __: "",
     "keep": lambda _, __: SPECIALS[UNK],
@@ -252,7 +252,7 @@ UNKNOWN_WORD_METHODS: dict[str, Callable[[str, Mapping[str, str]], str]] = {
 def fill_unknowns(ids: Sequence[int], alignment: AlignmentRows, target: Tokenizer, replacements: Sequence[str]) -> str:
     """Return the text of tokens of a word vocabulary, with <unk> replaced.
 
-    `replacements` has an entry for each source token; the one of the token with the most attention is used.
+    `replacements` has an entry for each source token; the entry of the token with the most attention is used.
     """
     texts = target.ids_to_tokens(ids)
     for index, (token, row) in enumerate(zip(ids, alignment, strict=True)):

@@ -76,23 +76,23 @@ class Predictor(Generic[_M]):
     def iter_batches(
         self,
         examples: Sequence[Example],
-        widths: Callable[[Example], Widths],
+        choose_widths: Callable[[Example], Widths],
         collate: Callable[[BatchPlan, Sequence[Example]], Batch] = collate_pairs,
         max_cells: int = sys.maxsize,
     ) -> Iterator[tuple[list[int], Batch]]:
-        """Yield batches and the indices of their examples. A batch has one example per row, all with equal `widths`.
+        """Yield batches and the indices of their examples. A batch has one example per row, all of the same widths.
 
         All batches of the same widths have the same number of rows; `max_cells` limits rows * width ** 2.
         """
         groups: dict[Widths, list[int]] = {}
         for index, example in enumerate(examples):
-            groups.setdefault(widths(example), []).append(index)
-        for group_widths, group in groups.items():
-            height = max(1, min(self.rows, max_cells // max(group_widths) ** 2))
-            for start in range(0, len(group), height):
-                indices = group[start : start + height]
-                rows = [[index] for index in indices] + [[]] * (height - len(indices))
-                yield indices, collate(BatchPlan(rows, group_widths), examples).to(self.device)
+            groups.setdefault(choose_widths(example), []).append(index)
+        for widths, group in groups.items():
+            row_count = max(1, min(self.rows, max_cells // max(widths) ** 2))
+            for start in range(0, len(group), row_count):
+                indices = group[start : start + row_count]
+                rows = [[index] for index in indices] + [[]] * (row_count - len(indices))
+                yield indices, collate(BatchPlan(rows, widths), examples).to(self.device)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def bucket_widths(example: Example) -> Widths:
 def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
     """Return the score of each pair. A pair that is too long for the model gets a warning and the score NaN."""
     maximum = min(MAX_SCORED - 1, predictor.max_tokens)
-    fitting = [i for i, item in enumerate(examples) if max(len(item.source), len(item.target)) <= maximum]
+    fitting = [i for i, pair in enumerate(examples) if max(len(pair.source), len(pair.target)) <= maximum]
     with eval_mode(predictor.model):
         logps = dict(zip(fitting, compute_logps(predictor, [examples[i] for i in fitting]), strict=True))
     scores = []

@@ -55,7 +55,7 @@ class TextLikelihood:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 100.0))
+        return math.exp(min(self.loss, 100.0))  # limited, since a very high loss would overflow
 
     @property
     def bits_per_character(self) -> float:
@@ -68,7 +68,7 @@ class PartialText:
     """A text that is being generated."""
 
     ids: list[int]  # the prompt and the tokens generated so far, after BOS or EOS
-    prompt: int  # number of ids of the prompt
+    prompt_length: int  # number of ids of the prompt, BOS or EOS included
     random_T: NDArray[np.float64]  # a random number for each token that may still be generated
     logp: float = 0.0
     finished: bool = False
@@ -92,7 +92,7 @@ class Generator(Predictor[LanguageModel]):
         The n-th continuation depends only on the prompt, n and the seed. Temperature 0 is greedy decoding.
         """
         prompts = check_lines(prompts, "generate")
-        texts = [self.start_text(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
+        texts = [self.start_text(prompt, tokens, seeds=(seed, n)) for prompt in prompts for n in range(count)]
         context = self.model.settings.context
         with eval_mode(self.model):
             for start in range(0, len(texts), self.rows):
@@ -105,14 +105,14 @@ class Generator(Predictor[LanguageModel]):
             for i, prompt in enumerate(prompts)
         ]
 
-    def start_text(self, prompt: str, tokens: int, key: tuple[int, int]) -> PartialText:
-        """Return the encoded prompt with random numbers for up to `tokens` new tokens, seeded with `key`."""
+    def start_text(self, prompt: str, tokens: int, *, seeds: tuple[int, int]) -> PartialText:
+        """Return the encoded prompt with random numbers for up to `tokens` new tokens."""
         if self.whole_files:
             ids = [EOS, *self.encode_lines(prompt.split("\n"))[:-1]]
         else:
             ids = [BOS, *self.tokenizers.target.encode(prompt)]
             tokens = min(tokens, max(self.recipe.data.max_length + 1 - len(ids), 0))
-        return PartialText(ids, len(ids), np.random.default_rng(key).random(tokens))
+        return PartialText(ids, len(ids), np.random.default_rng(seeds).random(tokens))
 
     def fill_window(self, texts: list[PartialText], settings: SampleSettings, history: int) -> None:
         """Read the last `history` tokens of each text and extend it until the window is full or the text has ended.
@@ -145,7 +145,7 @@ class Generator(Predictor[LanguageModel]):
     def make_continuation(self, prompt: str, generated: PartialText) -> Continuation:
         """Return the decoded text, in which EOS becomes a line break, with warnings."""
         warnings = []
-        if UNK in generated.ids[: generated.prompt]:
+        if UNK in generated.ids[: generated.prompt_length]:
             warnings.append("the prompt contains tokens that the tokenizer does not know")
         maximum = self.recipe.data.max_length
         if not self.whole_files and not generated.finished and len(generated.ids) > maximum:
@@ -156,8 +156,9 @@ class Generator(Predictor[LanguageModel]):
                 lines.append([])
             else:
                 lines[-1].append(token)
-        text, tokens = "\n".join(map(self.tokenizers.target.decode, lines)), len(generated.ids) - generated.prompt
-        return Continuation(prompt, text, tokens, generated.logp, generated.finished, tuple(warnings))
+        text = "\n".join(map(self.tokenizers.target.decode, lines))
+        new_tokens = len(generated.ids) - generated.prompt_length
+        return Continuation(prompt, text, new_tokens, generated.logp, generated.finished, tuple(warnings))
 
     def encode_lines(self, lines: Sequence[str]) -> list[int]:
         """Return the ids of several lines, each followed by EOS."""
@@ -175,19 +176,19 @@ class Generator(Predictor[LanguageModel]):
             targets = [np.array(ids, dtype=np.int64) for ids in self.tokenizers.target.encode_all(lines)]
             examples = [Example(target[:0], target, i) for i, target in enumerate(targets)]
         if not examples:
-            raise UserError("there is no text to measure")
+            raise UserError("there is no text to measure; give at least one line that is not empty")
         collate = EXAMPLE_FORMATS["windows" if self.whole_files else "lines"].collate
-        total, count = 0.0, 0
+        total_loss, count = 0.0, 0
         with eval_mode(self.model), torch.inference_mode():
             for _, batch in self.iter_batches(
                 examples, lambda example: Widths(0, round_to_bucket(len(example.target) + 1)), collate
             ):
                 real_BT = batch.target_segment_BT > 0
                 logits_NV = self.model.project(self.model(batch)[real_BT]).float()
-                total += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
+                total_loss += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
                 count += batch.target_tokens
         tokens = sum(len(ids) + 1 for ids in self.tokenizers.target.encode_all(lines))
-        return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total / count)
+        return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total_loss / count)
 
     @property
     def whole_files(self) -> bool:
@@ -256,5 +257,5 @@ class Classifier(Predictor[Model]):
         ranked = {names[i]: float(probability_V[i]) for i in np.argsort(-probability_V, kind="stable")}
         label = next(iter(ranked))
         if not math.isfinite(ranked[label]):
-            raise UserError("the model's outputs are not finite, since its training went wrong; use a smaller train.lr")
+            raise UserError("the model's outputs are not finite: training has diverged; train with a smaller train.lr")
         return Verdict(label, ranked[label], ranked, tuple(warnings))

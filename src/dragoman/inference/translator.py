@@ -212,7 +212,7 @@ class Translator(Predictor[Seq2Seq]):
         """Return the log-probability of each target as the translation of its source. Long lines are not split."""
         sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
         if len(sources) != len(targets):
-            raise UserError("score takes a list of sources and a list of as many targets")
+            raise UserError(f"there are {len(sources)} sources but {len(targets)} targets; give one for each source")
         trees = self.check_trees(trees, len(sources))
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
         tag_ids = self.encode_tag(tag)
@@ -233,17 +233,15 @@ class Translator(Predictor[Seq2Seq]):
         """
         if not (tag or self.tokenizers.tags):
             return ()
-        known = self.recipe.data.tags
-        named = [name for name in known if name]
-        if not tag and named and "" not in known:  # "": some of the training data had no tag
-            if len(named) > 1:
-                raise UserError(f"this model was trained with tags; choose one of: {', '.join(named)}")
-            [tag] = named
-        if tag and tag not in named:
-            choices = (
-                f"{suggest_name(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
-            )
-            raise UserError(f"this model has no tag {tag!r}{choices}")
+        known = self.recipe.data.tags  # "" if some of the training data had no tag
+        names = [name for name in known if name]
+        if not tag and names and "" not in known:
+            if len(names) > 1:
+                raise UserError(f"this model was trained with tags; choose one of: {', '.join(names)}")
+            [tag] = names
+        if tag and tag not in names:
+            choices = f"{suggest_name(tag, names)} (there are: {', '.join(names)})"
+            raise UserError(f"this model has no tag {tag!r}{choices if names else '; it was trained without tags'}")
         return self.tokenizers.tag_ids(tag)
 
     @property
@@ -376,17 +374,17 @@ class Translator(Predictor[Seq2Seq]):
         With `coverage`, the weight of the coverage penalty, sort the results of each segment by score and penalty.
         Alignments are empty if the model has no attention over source tokens.
         """
-        flat = [(index, result) for index in range(len(segments)) for result in results[index]]
-        alignments: list[AlignmentRows] = [[] for _ in flat]
-        examples = [segments[index].make_example(result.tokens) for index, result in flat] if self.model.aligns else []
+        all_results = [(index, result) for index in range(len(segments)) for result in results[index]]
+        alignments: list[AlignmentRows] = [[] for _ in all_results]
+        examples = [segments[n].make_example(result.tokens) for n, result in all_results] if self.model.aligns else []
         for indices, batch in self.iter_batches(examples, bucket_widths):
             weight_BTS = self.model.compute_alignment(batch).cpu()
             for row, i in enumerate(indices):
-                start, end = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
+                start, end = len(segments[all_results[i][0]].tag_ids), len(examples[i].source)
                 weight_TS = weight_BTS[row, : len(examples[i].target), start:end]  # without the attention to the tag
                 alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
-        for (index, result), alignment in zip(flat, alignments, strict=True):
+        for (index, result), alignment in zip(all_results, alignments, strict=True):
             aligned[index].append((result, alignment))
         return [postprocess.rerank_by_coverage(pairs, coverage) for pairs in aligned] if coverage else aligned
 
@@ -411,8 +409,8 @@ class Translator(Predictor[Seq2Seq]):
             is_full = lengths[1] == self.max_tokens
             limits = "model.max_length allows" if is_full else "search.max_ratio and max_extra allow"
             warnings.append(f"cut at {lengths[1]} tokens, the most that {limits}")
-        flags = postprocess.find_flags(segment.text, text, lengths, self.statistics)
-        dropped = [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
+        flags = list(postprocess.find_flags(segment.text, text, lengths, self.statistics))
+        flags += [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
         placeholder_warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
         if segment.constraints.any:
             warnings += list_unmet(segment.line, segment.constraints, text)
@@ -424,12 +422,12 @@ class Translator(Predictor[Seq2Seq]):
             source_tokens=source.ids_to_tokens(segment.ids),
             logp=result.logp,
             warnings=(*warnings, *placeholder_warnings),
-            flags=(*flags, *dropped, *postprocess.list_warning_kinds(placeholder_warnings)),
+            flags=(*flags, *postprocess.list_warning_kinds(placeholder_warnings)),
         )
 
 
 def merge_search(
-    settings_of_run: SearchSettings,
+    run_settings: SearchSettings,
     changes: Mapping[str, Any] | None = None,
     *,
     beam: int | None = None,
@@ -440,27 +438,27 @@ def merge_search(
 
     `aligns`: whether the model's attention distinguishes source tokens, which some settings need.
     """
-    given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
-    settings = build(SearchSettings, {**settings_of_run.model_dump(), **(changes or {}), **given}, where="search")
+    numbers = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
+    settings = build(SearchSettings, {**run_settings.model_dump(), **(changes or {}), **numbers}, where="search")
     check_search_settings(settings)
     pick(postprocess.UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
-    needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
-    needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
-    if needs and not aligns:
+    need_alignment = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
+    need_alignment += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
+    if need_alignment and not aligns:
         raise UserError(
-            f"{needs[0]} needs the source word that each target word attends to, which this model's attention "
+            f"{need_alignment[0]} needs the source word that each target word attends to, which this model's attention "
             "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
         )
     return apply_fixed_settings(settings)
 
 
 def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
-    """Return the maximum number of tokens, EOS included, of the translation of a source with so many tokens.
+    """Return the maximum number of tokens, EOS included, of the translation of a source with `tokens` tokens.
 
-    The tokens of a forced prefix and of required terms are added to the usual maximum.
+    The tokens of a forced prefix and of required terms are added to the limit of the search settings.
     """
-    usual = int(search.max_ratio * tokens) + search.max_extra + 1
-    return min(max(usual, constraints.min_tokens + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
+    limit = max(int(search.max_ratio * tokens) + search.max_extra, constraints.min_tokens) + 1
+    return min(limit + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
 
 
 class StreamClosed(Exception):
@@ -477,8 +475,8 @@ def find_certain_prefix(beams: BeamState) -> list[int]:
     candidates = [tokens[:length] for tokens, logp in rows if logp > NEVER]
     if float(beams.end_score_BW[0, 0]) > NEVER:
         candidates.append(beams.end_token_BWT[0, 0, : int(beams.end_length_BW[0, 0]) - 1].tolist())
-    same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
-    return [tokens[0] for tokens in same]
+    common = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
+    return [tokens[0] for tokens in common]
 
 
 def keep_complete_words(text: str) -> str:

@@ -70,9 +70,9 @@ def require_exportable(model: nn.Module, library: str, *, equal_head_widths: boo
     With `equal_head_widths`, the widths of queries and values must equal the model width.
     """
     if not isinstance(model, Transformer):
-        kind = getattr(model, "settings", None)
-        what = f"model.kind={kind.kind}" if kind else "an ensemble"
-        raise UserError(f"{what} cannot be exported to {library}, which supports model.kind=transformer")
+        settings = getattr(model, "settings", None)
+        name = f"model.kind={settings.kind}" if settings else "an ensemble"
+        raise UserError(f"{name} cannot be exported to {library}, which supports model.kind=transformer")
     supported = {**SUPPORTED_BY_LIBRARY[library]}
     if equal_head_widths:
         supported |= dict.fromkeys(("query_width", "value_width"), (model.settings.width, 0))  # 0: the model width

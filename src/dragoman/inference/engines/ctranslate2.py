@@ -91,7 +91,7 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
     spec_module = import_ctranslate2().specs.model_spec
 
     def narrow(layer: Any, name: str, value: object) -> None:
-        if name not in weights or isinstance(value, str):  # a string is the name of the weight that this one is tied to
+        if name not in weights or isinstance(value, str):  # a string names the weight that this one is tied to
             return
         weight_OI = weights[name]
         scale_O = NARROW_INT8 / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
@@ -134,13 +134,13 @@ def make_specification(run: Predictor[Model]) -> Any:
 
 def fill_stack(spec: Any, stack: TransformerStack) -> None:
     """Copy the weights of an encoder or a decoder into its specification."""
-    settings, embed = stack.settings, stack.position
+    settings, position = stack.settings, stack.position
     if hasattr(spec, "position_encodings"):
         # Always write the table: CTranslate2's built-in sinusoids use a different feature order.
         table_PC = torch.zeros(TABLE_POSITIONS, settings.width)
-        if isinstance(embed, Learned):
-            table_PC = copy_float(embed.table.weight) * settings.width**0.5
-        elif isinstance(embed, Sinusoidal):
+        if isinstance(position, Learned):
+            table_PC = copy_float(position.table.weight) * settings.width**0.5
+        elif isinstance(position, Sinusoidal):
             table_PC = make_sinusoids(torch.arange(TABLE_POSITIONS), settings.width)
         spec.position_encodings.encodings = table_PC
     if settings.norm_place == "pre":
@@ -248,10 +248,10 @@ class CTranslate2Engine(Engine):
 
     def describe_precision_fallback(self, quantization: str) -> str:
         """Return a message if this device cannot compute in the requested precision, else ""."""
-        computed = self.translator.compute_type
-        if computed in (quantization, f"{quantization}_float32"):
+        actual = self.translator.compute_type
+        if actual in (quantization, f"{quantization}_float32"):
             return ""
-        return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
+        return f"on this {self.translator.device}, CTranslate2 computes in {actual} instead of {quantization}"
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Yield the index and the results of each job. A job with limit 0 has no results.
@@ -268,7 +268,7 @@ class CTranslate2Engine(Engine):
         pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending))
         while pending:
             batch, retries = pending.popleft(), []
-            pending.extend(self.submit(jobs, following, search) for following in islice(batches, 1))
+            pending.extend(self.submit(jobs, next_batch, search) for next_batch in islice(batches, 1))
             for i, results in self.collect(batch, search):
                 if batch.is_retry:
                     yield i, sorted(results, key=lambda result: not result.finished)[: search.nbest]
@@ -329,13 +329,13 @@ class CTranslate2Engine(Engine):
         defaults, supported = SearchSettings(), SUPPORTED_SEARCH_SETTINGS | IGNORED_SEARCH_SETTINGS
         unsupported = [name for name, value in search if name not in supported and value != getattr(defaults, name)]
         unsupported += [] if METHODS[search.method].is_beam_search else ["method"]
-        longest = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
+        needed_tokens = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
         if unsupported:
             reason = f"does not support search.{unsupported[0]}={getattr(search, unsupported[0])}"
         elif any(job.constraints.any for job in jobs):
             reason = "does not support forced prefixes, or required or forbidden terms"
-        elif longest > self.max_tokens:
-            reason = f"has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
+        elif needed_tokens > self.max_tokens:
+            reason = f"has positions for {self.max_tokens} tokens, and a sentence may need {needed_tokens}"
         else:
             return
         raise UserError(f"CTranslate2 {reason}; use --engine torch")
@@ -356,6 +356,6 @@ def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Pat
     folder = cache / f"ctranslate2-{key}"
     if not (folder / "model.bin").exists():
         fill_cache_folder(
-            folder, "model.bin", lambda made: save_ctranslate2(run, made, quantization, narrow_int8=narrow)
+            folder, "model.bin", lambda path: save_ctranslate2(run, path, quantization, narrow_int8=narrow)
         )
     return folder

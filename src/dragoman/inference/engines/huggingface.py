@@ -81,9 +81,9 @@ def list_weights(model: Transformer) -> Iterator[Weight]:
         if stack.settings.norm_place == "pre":
             yield from split_module(stack.norm, [f"{prefix}layer_norm"], 0)
         for number, layer in enumerate(stack.layers):
-            for row, module in list_layer_modules(layer):
-                names = [f"{prefix}layers.{number}.{name}" for name in row.huggingface]
-                yield from split_module(module, names, row.axis)
+            for names, module in list_layer_modules(layer):
+                full_names = [f"{prefix}layers.{number}.{name}" for name in names.huggingface]
+                yield from split_module(module, full_names, names.axis)
     source, target = model.encoder.embedding.weight, model.decoder.embedding.weight
     if source is target:
         yield Weight("model.shared.weight", target, 1)
@@ -123,8 +123,8 @@ def save_huggingface(run: Predictor[Model], folder: Path) -> list[str]:
     positions = max(MIN_POSITIONS, 1 + max_output)
     if pre_norm:  # Pegasus reads sinusoids from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
-            waves_PC = make_sinusoids(torch.arange(positions), settings.width)
-            tensors[f"model.{side}.embed_positions.weight"] = waves_PC.index_select(1, order_C)
+            sinusoid_PC = make_sinusoids(torch.arange(positions), settings.width)
+            tensors[f"model.{side}.embed_positions.weight"] = sinusoid_PC.index_select(1, order_C)
     tensors["final_logits_bias"] = torch.zeros(1, len(model.project.weight))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
     render = partial(render_json, run=run, positions=positions, max_output=max_output)
@@ -157,9 +157,9 @@ def describe_tokenizer(tokenizer: SubwordTokenizer) -> object:
     pieces, scores = tokenizer.processor.id_to_piece(ids), tokenizer.processor.get_score(ids)
     merges = None
     if isinstance(tokenizer, BpeTokenizer):
-        known = tokenizer.sampler.vocabulary.ids
-        splits = ((piece[:i], piece[i:]) for piece in known for i in range(1, len(piece)))
-        merges = [(left, right) for left, right in splits if left in known and right in known]
+        vocabulary = tokenizer.sampler.vocabulary.ids
+        splits = ((piece[:i], piece[i:]) for piece in vocabulary for i in range(1, len(piece)))
+        merges = [(left, right) for left, right in splits if left in vocabulary and right in vocabulary]
     return render_json(
         "tokenizer.json",
         escapes=ESCAPES,
@@ -187,8 +187,8 @@ def import_huggingface(folder: Path, out: Path) -> None:
     run = RunFolder(out)
     run.begin(recipe)
     tokenizers.save(run.tokenizer)
-    longest = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
-    run.save_model(collect_tensors(model), tokenizer=tokenizers.fingerprint(), longest=str(longest))
+    longest_source = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
+    run.save_model(collect_tensors(model), tokenizer=tokenizers.fingerprint(), longest=str(longest_source))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -266,20 +266,20 @@ def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
     used = {"final_logits_bias", *(["model.shared.weight", "lm_head.weight"] if model.settings.tied else [])}
     for weight in list_weights(model):
         names = TABLES["huggingface_embeddings"] if weight.name == "model.shared.weight" else [weight.name]
-        found = next((tensors[name] for name in names if name in tensors), None)
-        if found is None or found.shape != weight.tensor.shape:
-            actual = "missing" if found is None else " x ".join(map(str, found.shape))
+        tensor = next((tensors[name] for name in names if name in tensors), None)
+        if tensor is None or tensor.shape != weight.tensor.shape:
+            actual = "missing" if tensor is None else " x ".join(map(str, tensor.shape))
             expected = " x ".join(map(str, weight.tensor.shape))
             raise UserError(f"the weight {weight.name!r} is {actual}, and config.json requires {expected}")
-        weight.tensor.copy_(reorder_features(weight._replace(tensor=found), inverse_order_C))
+        weight.tensor.copy_(reorder_features(weight._replace(tensor=tensor), inverse_order_C))
         used.update(names)
     for name in sorted(set(tensors) - used):
         if not name.endswith("embed_positions.weight"):
             raise UserError(f"Dragoman's models do not have the weight {name!r}")
-        found_PC = tensors[name].float()
-        waves_PC = make_sinusoids(torch.arange(len(found_PC)), found_PC.size(1))
-        order_C = compute_feature_order(found_PC.size(1))
-        if not torch.allclose(found_PC, waves_PC[:, order_C], atol=SINUSOID_TOLERANCE):
+        position_PC = tensors[name].float()
+        sinusoid_PC = make_sinusoids(torch.arange(len(position_PC)), position_PC.size(1))
+        order_C = compute_feature_order(position_PC.size(1))
+        if not torch.allclose(position_PC, sinusoid_PC[:, order_C], atol=SINUSOID_TOLERANCE):
             raise UserError(f"the weight {name!r} does not contain sinusoids, the only positions that can be imported")
     bias = tensors.get("final_logits_bias")
     if bias is not None and bool(bias.any()):

@@ -63,7 +63,7 @@ def save_onnx(run: Predictor[Model], folder: Path) -> None:
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             module.kernel = KERNELS["reference"]  # the other kernels are for training or for one kind of device
-    # Inputs for tracing; the graphs accept any numbers of rows and tokens.
+    # Example inputs for tracing, with an arbitrary token id; the graphs accept any numbers of rows and tokens.
     source_BS, target_BT = torch.full((2, 7), 4), torch.full((2, 5), 4)
     source_BS[1, 5:] = PAD
     encoder = EncoderGraph(model)

@@ -59,12 +59,12 @@ class Int8Linear(nn.Module):
     ZERO = 128  # the uint8 value that represents an input of 0
     # Largest absolute value of a weight: with VNNI, and without. CPUs without VNNI add two products of a weight and an
     # input (at most 255) in signed int16, which must not saturate: 2 * 255 * 64 < 2**15.
-    WIDE, SAFE = 127, 64
+    MAX_WEIGHT, MAX_WEIGHT_WITHOUT_VNNI = 127, 64
 
     def __init__(self, linear: nn.Linear, features: CpuFeatures | None = None) -> None:
         super().__init__()
-        largest = self.WIDE if (features or cpu_features()).exact_int8 else self.SAFE
         weight_OI = linear.weight.detach().float()
+        largest = self.MAX_WEIGHT if (features or cpu_features()).exact_int8 else self.MAX_WEIGHT_WITHOUT_VNNI
         self.scale_O = weight_OI.abs().amax(1).clamp(min=1e-12) / largest
         int8_OI = (weight_OI / self.scale_O[:, None]).round().to(torch.int8)
         self.weight = torch.ops.onednn.qlinear_prepack(int8_OI, None)
@@ -75,8 +75,8 @@ class Int8Linear(nn.Module):
         x_NI = x.flatten(0, -2)
         scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
         uint8_NI = (x_NI / scale_N1).add_(self.ZERO + 0.5).to(torch.uint8)  # adding 0.5 rounds, since `to` truncates
-        inputs = (uint8_NI, 1.0, self.ZERO, self.weight, self.scale_O, self.zero_O)  # both with scales and zero points
-        out_NO = torch.ops.onednn.qlinear_pointwise.default(*inputs, None, 1.0, 0, torch.float32, "none", [], "")
+        factors = (uint8_NI, 1.0, self.ZERO, self.weight, self.scale_O, self.zero_O)  # each with scale and zero point
+        out_NO = torch.ops.onednn.qlinear_pointwise.default(*factors, None, 1.0, 0, torch.float32, "none", [], "")
         out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias, out_NO, scale_N1)
         return out_NO.view(*x.shape[:-1], -1)
 
@@ -88,20 +88,20 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
     """
     dtype = pick(PRECISIONS, precision, "precision")
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
-    packs = device.type == "cpu" and has_onednn
-    if precision == "int8" and not packs:
+    can_pack = device.type == "cpu" and has_onednn
+    if precision == "int8" and not can_pack:
         raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
     # Without instructions for bf16, packing would fail on some CPUs.
     if precision == "bf16" and not (
         (features or cpu_features()).bf16 if device.type == "cpu" else best_precision(device) == "bf16"
     ):
         raise UserError(f"this {device.type} has no instructions for bf16; use float32 (--engine torch)")
-    if precision == "float32" and not packs:
+    if precision == "float32" and not can_pack:
         return model.eval()
     prepared = copy.deepcopy(model).eval().requires_grad_(False)
     if precision == "bf16":
         prepared = prepared.to(dtype)
-    if packs:
+    if can_pack:
         for module in list(prepared.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
@@ -120,44 +120,44 @@ class TorchEngine(Engine):
 
     @cached_property
     def gpu_scheduler(self) -> GpuScheduler:
-        """The scheduler of CUDA graphs. It is kept, since capturing a graph takes longer than replaying it."""
+        """The scheduler that uses CUDA graphs. It is kept, since capturing a graph takes longer than replaying it."""
         return GpuScheduler(self.model, self.device, choose_rows(self.model, self.device))
 
     def iter_results(
         self, jobs: Sequence[Job], search: SearchSettings, observe: Observer | None = None
     ) -> Iterator[tuple[int, list[SearchResult]]]:
         """Yield the index and the results of each job. `observe` is called with the state after every step."""
-        plain = METHODS[search.method].is_beam_search and not search.no_repeat
-        results = decode(Request(jobs, search, partial(self.run, plain=plain, observe=observe), self.decode))
+        is_plain = METHODS[search.method].is_beam_search and not search.no_repeat
+        results = decode(Request(jobs, search, partial(self.run, is_plain=is_plain, observe=observe), self.decode))
         if self.device.type == "cpu":
             release_memory()
         return enumerate(results)
 
     def run(
-        self, jobs: Sequence[Job], make_search: SearchFactory, *, plain: bool, observe: Observer | None
+        self, jobs: Sequence[Job], make_search: SearchFactory, *, is_plain: bool, observe: Observer | None
     ) -> list[list[SearchResult]]:
         """Run one search for all jobs: with one worker thread per core on a CPU, with a single one on a GPU.
 
-        There is a queue for each source width. On a GPU, rounding depends on the shape of a batch. There, only `plain`
-        beam search without constraints is batched continuously; everything else runs in batches of a fixed shape.
+        There is a queue for each source width. On a GPU, rounding depends on the shape of a batch. There, only beam
+        search without constraints (`is_plain`) is batched continuously; all else runs in batches of a fixed shape.
         """
         results: list[list[SearchResult]] = [[] for _ in jobs]
-        queued: dict[tuple[int, bool], list[int]] = {}
+        queues: dict[tuple[int, bool], list[int]] = {}  # source width, whether there are no constraints -> job numbers
         for number, job in enumerate(jobs):
             if job.limit:
-                key = (round_to_bucket(len(job.ids) + 1), plain and not job.constraints.any)
-                queued.setdefault(key, []).append(number)
-        count, rows = sum(map(len, queued.values())), choose_rows(self.model, self.device)
+                key = (round_to_bucket(len(job.ids) + 1), is_plain and not job.constraints.any)
+                queues.setdefault(key, []).append(number)
+        count, rows = sum(map(len, queues.values())), choose_rows(self.model, self.device)
         tasks: list[tuple[Scheduler, JobQueue]] = []
-        for (_, is_plain), numbers in sorted(queued.items(), reverse=True):
-            if is_plain and use_cuda_graph(self.model, self.device, count):
+        for (_, is_unconstrained), numbers in sorted(queues.items(), reverse=True):
+            if is_unconstrained and use_cuda_graph(self.model, self.device, count):
                 tasks.append((self.gpu_scheduler, JobQueue(jobs, numbers)))
-            elif is_plain or self.device.type == "cpu":
+            elif is_unconstrained or self.device.type == "cpu":
                 tasks.append((Scheduler(self.model, self.device, rows), JobQueue(jobs, numbers)))
             else:
-                fixed = Scheduler(self.model, self.device, rows, DEVICE_ROWS[self.device.type])
-                starts = range(0, len(numbers), fixed.fixed_slots)
-                tasks += [(fixed, JobQueue(jobs, numbers[i : i + fixed.fixed_slots])) for i in starts]
+                slots = DEVICE_ROWS[self.device.type]
+                scheduler, starts = Scheduler(self.model, self.device, rows, slots), range(0, len(numbers), slots)
+                tasks += [(scheduler, JobQueue(jobs, numbers[start : start + slots])) for start in starts]
         cancelled = threading.Event()
 
         def work() -> None:
