@@ -2,8 +2,8 @@
 
 A line shows the mean of several values (such as one per seed), a band shows their range, and the name of a line stands
 at its end. The style sheet is templates/chart.mplstyle. Colours become CSS variables (templates/style.css), so that a
-chart follows the light or dark mode of the page. Text stays text, in the font of the page. The same chart always gives
-the same SVG, without dates and random ids.
+chart follows the light or dark mode of the page. Text is not converted to paths, so it has the font of the page. The
+same chart always gives the same SVG, without dates and random ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 STYLE = Path(__file__).parent / "templates" / "chart.mplstyle"
-GREY, BACKGROUND_GREY = "#667080", "#c4cad2"  # of tick labels, and of series in the background
+GREY, BACKGROUND_GREY = "#667080", "#c4cad2"  # colours of tick labels, and of series in the background
 LINE_COLOURS = ("#0068a8", "#cf5200", "#008a62", "#b0508a", "#a87400", "#6f4bb8", "#2a97d4", "#7d5f2a")
 CSS_VARIABLES = {GREY: "--soft", "#d9dce1": "--faint", BACKGROUND_GREY: "--behind"} | {
     colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
@@ -36,13 +36,13 @@ LABEL_HEIGHT = 14  # pixels from one label to the next
 LABEL_GAP = 8  # pixels left and right of a label
 CHARACTER_WIDTH = 6.8  # pixels, estimated for bold text, since the browser chooses the font
 MIN_TICKS, MAX_TICKS = 3, 6
-# Kinds of artists, the first part of their gid (see convert_to_inline_svg)
+# Kinds of matplotlib artists, the first part of their group id (see convert_to_inline_svg)
 SVG_CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-MIN_LOG_VALUE = 1e-12  # on a logarithmic axis; smaller values are raised to it
+MIN_LOG_VALUE = 1e-12  # smaller values are raised to it, since a logarithmic axis cannot show 0
 
 
 class Point(NamedTuple):
@@ -66,7 +66,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class LineChart:
-    """The data of a chart. `low_is_good` is not drawn; it is for comparing series (compare/questions.py)."""
+    """The data of a chart. `low_is_good` does not change the chart; compare/questions.py uses it to rank series."""
 
     series: list[Series]
     x_title: str
@@ -87,9 +87,9 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
     # Names get at most 40 % of the width. Those of `behind` count too, so that the charts of all families are aligned.
-    longest = min(max(len(series.name) for series in all_series), int(0.4 * width / CHARACTER_WIDTH))
-    right = width - 2 * LABEL_GAP - longest * CHARACTER_WIDTH
-    tips: dict[str, list[str]] = {}
+    name_length = min(max(len(series.name) for series in all_series), int(0.4 * width / CHARACTER_WIDTH))
+    right = width - 2 * LABEL_GAP - name_length * CHARACTER_WIDTH
+    tips: dict[str, list[str]] = {}  # group id -> tooltips (see convert_to_inline_svg)
     with matplotlib.rc_context(fname=str(STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # missing in matplotlib's font, not in the browser's
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
@@ -105,7 +105,7 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
             lines.append(draw_series(axes, series, number))
             tips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
             tips[f"name:{number}"] = [series.name]
-        names = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name, _ in chart.series]
+        names = [name if len(name) <= name_length else f"{name[: name_length - 1]}…" for name, _ in chart.series]
         draw_labels(axes, lines, names)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -123,7 +123,7 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
         low, high = low / slack, high * slack
         axes.set_yscale("log")
         y_ticks = choose_log_ticks(math.log10(low), math.log10(high))
-    else:  # the axis starts at 0, unless all values are so far from 0 that they could not be told apart
+    else:  # the axis starts at 0, unless all values are so far from 0 that their differences would not be visible
         slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
         low, high = (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
         y_ticks = choose_linear_ticks(low, high)
@@ -136,7 +136,7 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
     for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
         # Draw labels line by line, since matplotlib would align the lines by the width of its own font
         for row, text in enumerate(name.split("\n")):
-            position = (x, MARGIN_BOTTOM - 17 - 12 * row)  # baselines 12 pixels apart, the first 17 below the axis
+            position = (x, MARGIN_BOTTOM - 17 - 12 * row)  # baselines are 12 pixels apart, the first 17 below the axis
             axes.annotate(text, position, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=GREY)
     axes.grid(True, gid="grid")
     for label in axes.get_yticklabels():
@@ -178,7 +178,7 @@ def format_tick(value: float) -> str:
 
 
 def clip_small(values: Iterable[float]) -> list[float]:
-    """Raise values near 0 to MIN_LOG_VALUE, since a logarithmic axis cannot show 0."""
+    """Return the values, with MIN_LOG_VALUE in place of values near 0."""
     return [value if abs(value) >= MIN_LOG_VALUE else MIN_LOG_VALUE for value in values]
 
 
@@ -202,13 +202,13 @@ def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> No
     ends = [axes.transData.transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     order = sorted(range(len(lines)), key=lambda number: float(ends[number][1]))
     plot = axes.get_window_extent()
-    heights = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
-    for number, height in zip(order, heights, strict=True):
+    label_ys = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
+    for number, label_y in zip(order, label_ys, strict=True):
         colour, (x, y) = lines[number].get_color(), ends[number]
         connector = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
         style: dict[str, Any] = {"color": colour, "weight": "bold", "gid": f"name:{number}"}
         axes.annotate(
-            names[number], (x, y), (x + LABEL_GAP, height - 4), "figure pixels", arrowprops=connector, **style
+            names[number], (x, y), (x + LABEL_GAP, label_y - 4), "figure pixels", arrowprops=connector, **style
         )
 
 
@@ -226,11 +226,11 @@ def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = 
 
 
 def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
-    """Return matplotlib's SVG for use inside a page: without ids, links and namespaces, which could clash with others.
+    """Return matplotlib's SVG for use inside a page: without ids, links and namespaces, which could clash.
 
-    matplotlib writes the gid of an artist, such as "line" or "dots:3", as the id of a group. The part before the colon
-    becomes the class of the group. Colours become CSS variables and dots become circles. `tips` maps gids to the texts
-    shown when the mouse is over a dot, a line or a name.
+    matplotlib writes the group id (gid) of an artist, such as "line" or "dots:3", as the id of a group. The part before
+    the colon becomes the class of the group. Colours become CSS variables and dots become circles. `tips` maps group
+    ids to the texts shown when the mouse is over a dot, a line or a name. `label` is the text for screen readers.
     """
     root = ElementTree.fromstring(CONTROL_CHARACTERS.sub("", text))
     for element in list(root.iter()):
@@ -255,6 +255,5 @@ def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str
         for shape, tip in zip(shapes, tips.get(gid, [])):
             ElementTree.SubElement(shape, "title").text = tip
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
-    return CONTROL_CHARACTERS.sub(
-        "", ElementTree.tostring(root, encoding="unicode")
-    )  # labels and tips may contain them too
+    svg = ElementTree.tostring(root, encoding="unicode")
+    return CONTROL_CHARACTERS.sub("", svg)  # labels and tips may contain them too

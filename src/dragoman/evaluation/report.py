@@ -30,7 +30,7 @@ SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "
 SCORE_TITLES = {**{name: metric.title for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
 SCORE_DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; 2 for all other scores
 LABEL_SCORES = ("precision", "recall", "f1")  # columns beside a confusion matrix
-LINES_SHOWN = 40  # lines that a system translates much better than the first system, and as many much worse
+LINES_SHOWN = 40  # lines that a system translates better than the first system, and as many that it translates worse
 TOKEN = re.compile(rf"{WORD_OR_CHARACTER.pattern}|\s+|.", re.DOTALL)  # words, runs of spaces, single punctuation marks
 
 
@@ -40,16 +40,17 @@ TOKEN = re.compile(rf"{WORD_OR_CHARACTER.pattern}|\s+|.", re.DOTALL)  # words, r
 def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     """Return a table for each test set, with a row for each score of each run, and notes on the significance tests.
 
-    With `parts` there is also a line for each run with its n-gram precisions and brevity penalty. Signatures are not
-    wrapped, however narrow the terminal, because users copy them.
+    With `parts` there is also a line for each run with the parts of its BLEU score: n-gram precisions and brevity
+    penalty. Signatures are not wrapped, however narrow the terminal, because users copy them.
     """
     runs = shorten_names([result["run"] for result in results])
     tests = []
     for heading, group in group_by_test(results):
         rows = [SCORE_COLUMNS, *(row for result in group for row in list_score_rows(result, runs))]
-        columns = list(zip(*rows, strict=True))[len(runs) == 1 :]  # no column "run" if there is only one
-        shown = [column for column in columns if any(column[1:])]
-        tests.append({"heading": heading, "table": align_columns(list(zip(*shown, strict=True))), "results": group})
+        columns = list(zip(*rows, strict=True))
+        columns = columns[1:] if len(runs) == 1 else columns  # without the column "run"
+        filled = [column for column in columns if any(column[1:])]
+        tests.append({"heading": heading, "table": align_columns(list(zip(*filled, strict=True))), "results": group})
     scores = [score for result in results for score in select_scores(result).values()]
     text = render_page("scores.txt", tests=tests, runs=runs, scores=scores, parts=parts)
     return Text(text.rstrip(), no_wrap=True, overflow="ignore")
@@ -95,12 +96,12 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
     A name may contain several paths, such as "corpus/test.en and corpus/test.de (tag de)".
     """
 
-    def keep_last(name: str, kept: int) -> str:
+    def keep_last(name: str, count: int) -> str:
         paths, bracket, rest = name.partition(" (")
-        return " and ".join("/".join(Path(path).parts[-kept:]) for path in paths.split(" and ")) + bracket + rest
+        return " and ".join("/".join(Path(path).parts[-count:]) for path in paths.split(" and ")) + bracket + rest
 
-    for kept in range(1, max((len(Path(name).parts) for name in names), default=0)):
-        short = {name: keep_last(name, kept) for name in names}
+    for count in range(1, max((len(Path(name).parts) for name in names), default=0)):
+        short = {name: keep_last(name, count) for name in names}
         if len(set(short.values())) == len(short) and ("" not in short.values() or "" in names):
             return short
     return {name: name for name in names}
@@ -124,7 +125,7 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
     """Return tables of every score by length and of word F1 by frequency, with a column for each run."""
     runs = shorten_names([result["run"] for result in results])
     groups = group_by_test(results)
-    blocks = []
+    tables = []
 
     def add_table(title: str, group: Sequence[Result], key: str, unit: str, name: str) -> None:
         rows = [["", unit, *(runs[result["run"]] for result in group)]]
@@ -132,7 +133,7 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
             [format_bounds(row[0]), str(row[0][unit]), *(f"{bucket[name]:.2f}" for bucket in row)]
             for row in zip(*(result[key]["buckets"] for result in group), strict=True)
         ]
-        blocks.append(f"\n{title}\n{align_columns(rows)}")
+        tables.append(f"\n{title}\n{align_columns(rows)}")
 
     for heading, group in groups:
         with_lengths = [result for result in group if "lengths" in result]
@@ -144,7 +145,7 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
         if with_words := [result for result in with_lengths if "rarity" in result]:
             title = f"word F1 by frequency in {describe_word_count_source(with_words[0], runs)}{test}"
             add_table(title, with_words, "rarity", "words", "f1")
-    return Text("\n".join(blocks), no_wrap=True, overflow="ignore")
+    return Text("\n".join(tables), no_wrap=True, overflow="ignore")
 
 
 def describe_word_count_source(result: Result, runs: Mapping[str, str]) -> str:
@@ -161,12 +162,12 @@ def format_bounds(bucket: Mapping[str, Any]) -> str:
     return str(bucket["low"]) if bucket["low"] == bucket["high"] else f"{bucket['low']} to {bucket['high']}"
 
 
-def align_columns(lines: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+def align_columns(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
     """Return a table as text. With `numbers` all columns but the first are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     justify = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
-    rows = ([pad(cell, width) for pad, cell, width in zip(justify, line, widths, strict=True)] for line in lines)
-    return "\n".join("  ".join(row).rstrip() for row in rows)
+    padded = ([pad(cell, width) for pad, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
 # The page
@@ -180,7 +181,7 @@ class Span(NamedTuple):
 
 
 def render_page(template: str, **context: Any) -> str:
-    """Render a template of templates/. In HTML everything is escaped but the charts."""
+    """Render a file of templates/. In HTML pages, all values except the charts are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -225,15 +226,15 @@ def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> 
 def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the title and SVG of charts: the first metric by length and word F1 by frequency, if computed."""
     first, metric = systems[0].result, next(iter(systems[0].counts))
-    kinds = []  # title of the chart, titles of its axes, and keys in the result: breakdown, value, size of a bucket
+    charts = []  # title of the chart, titles of its axes, and keys in the result: breakdown, value, size of a bucket
     if "lengths" in first:
         metric_title, side = METRICS[metric].title, first["lengths"]["side"]
         x_title = f"{side} length in {first['lengths']['unit']}"
-        kinds.append((f"{metric_title} by {side} length", x_title, metric_title, "lengths", metric, "lines"))
+        charts.append((f"{metric_title} by {side} length", x_title, metric_title, "lengths", metric, "lines"))
     if "rarity" in first:
         x_title = f"occurrences of a word in {describe_word_count_source(first, names)}"
-        kinds.append(("Word F1 by frequency", x_title, "F1 of words", "rarity", "f1", "words"))
-    for title, x_title, y_title, key, value, unit in kinds:
+        charts.append(("Word F1 by frequency", x_title, "F1 of words", "rarity", "f1", "words"))
+    for title, x_title, y_title, key, value, unit in charts:
         series = []
         for system in systems:
             rows = [row for row in system.result[key]["buckets"] if value in row]
@@ -254,19 +255,19 @@ def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Seque
     return np.stack([chrf.compute_scores(chrf.check_and_count(lines, references).line_NK) for lines in texts])
 
 
-def find_differing_lines(value_SN: Array, each: int) -> list[int]:
+def find_differing_lines(value_SN: Array, count: int) -> list[int]:
     """Return the lines with the largest differences between each system and the first one, largest difference first.
 
-    For each system there are up to `each` lines with a better score and as many with a worse one. For a single system,
+    For each system there are up to `count` lines with a better score and as many with a worse one. For a single system,
     return the lines with the lowest scores.
     """
     if len(value_SN) == 1:
-        return [int(line) for line in np.argsort(value_SN[0], kind="stable")[: 2 * each]]
+        return [int(line) for line in np.argsort(value_SN[0], kind="stable")[: 2 * count]]
     gap_SN = value_SN[1:] - value_SN[0]
     chosen: dict[int, None] = {}
     for gap_N in gap_SN:
         order = np.argsort(gap_N, kind="stable")
-        extremes = np.concatenate([order[:each], order[::-1][:each]])
+        extremes = np.concatenate([order[:count], order[::-1][:count]])
         chosen.update(dict.fromkeys(int(line) for line in extremes if gap_N[line]))
     return sorted(chosen, key=lambda line: -np.abs(gap_SN[:, line]).max())
 
@@ -292,10 +293,10 @@ def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> 
 def mark_differences(text: str, references: Sequence[str], others: Sequence[str]) -> list[Span]:
     """Split a text into spans. Words in no reference are "off"; words that some text of `others` lacks are "own"."""
     tokens = TOKEN.findall(text)
-    right = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(reference)) for reference in references))
+    correct = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(reference)) for reference in references))
     shared = set(range(len(tokens))).intersection(*(find_common_tokens(tokens, TOKEN.findall(o)) for o in others))
     kinds = [
-        None if token.isspace() else " ".join(["off"] * (index not in right) + ["own"] * (index not in shared))
+        None if token.isspace() else " ".join(["off"] * (index not in correct) + ["own"] * (index not in shared))
         for index, token in enumerate(tokens)
     ]
     for index in range(1, len(kinds) - 1):  # a space between two words of the same kind is marked like them
