@@ -32,7 +32,7 @@ def test_prefix_and_terms_raise_the_length_limit() -> None:
     assert BYTES.target.decode(constraint.prefix) == "ab"
     assert [term.text for term in constraint.required] == ["dog"]
     assert [term.text for term in constraint.avoid] == ["cat"]
-    assert constraint.minimum == 2
+    assert constraint.min_tokens == 2
     assert limit_length(constraint, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and the word boundary after it
     assert limit_length(constraint, 3, search, 9) == 9
     later = make_constraints(line, "x", 1, BYTES, search, first=False)
