@@ -87,7 +87,7 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
     existing = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
     if others := sorted(existing - recipes.keys()):
         raise UserError(
-            f"{str(out)!r} has runs of other recipes ({', '.join(others)}); compare these too, or choose another --out"
+            f"{str(out)!r} contains runs of other recipes ({', '.join(others)}); add these, or choose another --out"
         )
     return runs
 
