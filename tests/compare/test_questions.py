@@ -110,7 +110,7 @@ def test_patterns_select_models() -> None:
 @pytest.mark.parametrize(
     ("fields", "culprit"),
     [
-        ({"test": "nothing"}, "test 'nothing'"),
+        ({"test": "nothing"}, "test set 'nothing'"),
         ({"figure": "setting", "x": "model.depth", "lines": "model.residual"}, "model.depth"),
     ],
 )
