@@ -646,7 +646,7 @@ def test_what_init_from_takes_over_is_said_as_it_is(toy: Toy, tmp_path: Path, ca
     answer = call("train", tuned, "--out", tmp_path / "run", "--init-from", toy.run)
     assert answer.code == 0, answer.err
     assert (
-        f"starting from {toy.run}: its weights, its tokenizer and its model's settings but for model.dropout=0.4"
+        f"starting from {toy.run}: its weights, its tokenizer and its model's settings except model.dropout=0.4"
         in answer.err
     )
     assert f"tokenizer.kind=unigram has no effect: the tokenizer comes from {toy.run}" in answer.err

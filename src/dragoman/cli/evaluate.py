@@ -1,4 +1,4 @@
-"""The commands `evaluate`, which computes metrics of systems, and `score`, which prints log-probabilities of texts."""
+"""The commands `evaluate`, which scores systems by metrics, and `score`, which prints log-probabilities of texts."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def evaluate_command(
     from dragoman.metrics.metrics import explain_wer, looks_tokenized, make_sacrebleu, select_metrics
 
     make_sacrebleu(bleu_tokenize, [])  # raises a UserError for an unknown tokenizer now, not after translating
-    names = [entry.name for entry in select_metrics(metric)] if metric else []
-    options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
+    metrics = [entry.name for entry in select_metrics(metric)] if metric else []
+    options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, metrics, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     report = Report()
     scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
-    hint_pending = bleu_tokenize != "none"  # the hint about outputs that look tokenised is logged once
+    hint_pending = bleu_tokenize != "none"  # the hint below, about tokenised outputs, is logged only once
     for name, output in collect_outputs(runs or [], hypotheses or [], options, report):
         result = scorer.score(name, output)
         results.append(result)
-        if name in map(str, runs or []):
+        if name in map(str, runs or []):  # a run, not a file of --hypotheses
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             record_scores(folder, result, test=test, beam=beam, engine=engine, tag=tag)
             if note := explain_wer(result, folder.recipe().tokenizer.for_target().kind):
@@ -93,7 +93,10 @@ def evaluate_command(
 def record_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
-    """Append a result to the run's scores.jsonl, for the model card. `test` is the default name of the test set."""
+    """Append a result to the run's scores.jsonl, which its model card shows.
+
+    `test` names the test set if the result does not.
+    """
     from dragoman.evaluation.report import select_scores
 
     recipe = folder.recipe()
@@ -135,8 +138,8 @@ def score_command(
     warning_log = WarningLog()
     with open_output(output_file) as file, ProgressBar("scoring", total=len(sources)) as bar:
         for start in range(0, len(sources), batch):
-            part = slice(start, start + batch)
-            scores = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
+            rows = slice(start, start + batch)
+            scores = translator.score(sources[rows], targets[rows], trees=trees[rows] if trees else None, tag=tag)
             for number, score in enumerate(scores, start + 1):
                 text = f"{score.logp:.6f}"
                 if as_json:

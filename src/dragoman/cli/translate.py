@@ -93,7 +93,7 @@ def translate_command(options: TranslateOptions) -> None:
         from dragoman.process_group import join_process_group
 
         with join_process_group() as group:
-            # Rank 0 is first: an engine may convert the model and store it in a cache, which the other ranks reuse.
+            # Rank 0 loads first: an engine may convert the model and cache the result, which the other ranks reuse.
             line_translator = group.in_rank_order(lambda: LineTranslator(runs, options, overrides, group))
             line_translator.translate_file(group)
         return
@@ -107,9 +107,9 @@ def translate_command(options: TranslateOptions) -> None:
 
 
 class LineTranslator:
-    """A model, its decoding options, and the glossary and tree files that the options of `dragoman translate` name.
+    """A model with its decoding options and, if given, a glossary and syntax trees, for `dragoman translate`.
 
-    `translate` is for a batch of lines, `translate_file` for a resumable job, `stream_lines` for --stream.
+    `translate` is for a batch of lines, `translate_file` for --resume and torchrun, `stream_lines` for --stream.
     """
 
     def __init__(
@@ -136,18 +136,18 @@ class LineTranslator:
             raise UserError(
                 "--resume and torchrun translate a file in shards and cannot be combined with --stream or --conllu"
             )
-        files = [path for path in (options.input_file, options.output_file) if path]
-        if group and sum(path.is_file() or not path.exists() for path in files) < 2:
+        paths = [path for path in (options.input_file, options.output_file) if path]
+        if group and (len(paths) < 2 or any(path.exists() and not path.is_file() for path in paths)):
             raise UserError("--resume and torchrun require --input F and --output F to be regular files")
         device = choose_device_of_rank(options.device, group) if group else options.device
-        log_once = Report(quiet=not group.is_main).log if group else log  # only rank 0 logs
+        log_on_main = Report(quiet=not group.is_main).log if group else log
         start = time.monotonic()
         self.runs, self.options = runs, options
         self.translator = load_as(Translator, runs, device=device, engine=options.engine)
         engine = "torch" if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
-        log_once(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
-        chosen = self.translator.make_options(
+        log_on_main(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
+        decode_options = self.translator.make_options(
             beam=options.beam,
             count=options.nbest,
             search=search,
@@ -155,25 +155,25 @@ class LineTranslator:
             tag=options.tag,
             align=options.as_json,
         )
-        needs_scores = options.as_json or chosen.search.nbest > 1
-        self.decode_options = replace(chosen, search=chosen.search.model_copy(update={"scores": needs_scores}))
+        needs_scores = options.as_json or decode_options.search.nbest > 1
+        search_settings = decode_options.search.model_copy(update={"scores": needs_scores})
+        self.decode_options = replace(decode_options, search=search_settings)
         self.translator.encode_tag(options.tag)  # only a check: raises a UserError if the tag is unknown or missing
         if self.translator.reads_trees and not options.conllu:
             message = "this model was trained with syntax trees, but no --conllu was given; it uses word order only"
-            log_once(message, WARNING)
+            log_on_main(message, WARNING)
         self.glossary = read_glossary(options.glossary) if options.glossary else None
-        input_name = str(options.input_file or "the input")  # for messages
-        self.trees = TreeReader(options.conllu, input_name) if options.conllu else None
+        self.trees = TreeReader(options.conllu, str(options.input_file or "the input")) if options.conllu else None
 
-    def translate(self, before: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
-        """Yield the output for each line. `before` is the number of lines before this batch."""
+    def translate(self, offset: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
+        """Yield the output for each line of a batch. `offset` is the number of lines before the batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
 
         nbest, as_json = self.decode_options.search.nbest, self.options.as_json
         trees = [self.trees.read_next(line) for line in lines] if self.trees else None
         requests = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
         results = self.translator.translate_nbest(requests, self.decode_options, trees=trees)
-        for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), before):
+        for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), offset):
             best = hypotheses[0]
             if as_json:
                 nbest_list = {"nbest": [asdict(hypothesis) for hypothesis in hypotheses]} if nbest > 1 else {}
@@ -183,12 +183,12 @@ class LineTranslator:
                 text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
             else:
                 text = best.text.translate(line_io.LINE_BREAKS)
-            # Without --conllu, the missing trees were logged once, when the model was loaded.
+            # Without --conllu all trees are missing, and one warning was logged when the model was loaded.
             warnings = [warning for warning in best.warnings if self.trees or warning != NO_TREE_WARNING]
             yield line_io.OutputLine(text, warnings, best.flags)
 
     def translate_file(self, group: ProcessGroup) -> None:
-        """Translate a file in shards that the processes of `group` divide. The shards are removed at the end."""
+        """Translate a file in shards, which are divided among the processes and removed when the output is complete."""
         from dragoman.augmentation.jobs import describe_translation, write_sharded
 
         options, source, output = self.options, self.options.input_file, self.options.output_file
@@ -197,12 +197,12 @@ class LineTranslator:
         warning_counts: Counter[str] = Counter()  # of the complete file, including shards of an earlier command
         warning_log = line_io.WarningLog(processes=group.world_size)
 
-        def process(before: int, lines: Sequence[str]) -> list[Record]:
-            # Keys of the records on disk: "said" is the translation, "odd" the kinds of its warnings and flags (signs
-            # of a bad output). Other names would prevent resuming from the shards of earlier releases.
+        def process(offset: int, lines: Sequence[str]) -> list[Record]:
+            # "said" is the translation, "odd" the kinds of its warnings and flags. These names are part of the file
+            # format: shards of earlier releases have them.
             return [
                 {"said": line.text, "odd": warning_log.log(number, line.warnings, line.flags)}
-                for number, line in enumerate(self.translate(before, lines), before + 1)
+                for number, line in enumerate(self.translate(offset, lines), offset + 1)
             ]
 
         def format_records(records: Iterator[Record]) -> Iterator[str]:
@@ -263,7 +263,7 @@ def generate_command(
     from dragoman.inference.single_sequence import Generator
 
     generator = load_as(Generator, run, device=device)
-    separator = "---\n" if generator.whole_files else ""  # a model trained on whole files writes texts of many lines
+    separator = "---\n" if generator.whole_files else ""  # models trained on whole files generate texts of many lines
     with line_io.open_output(output_file) as file:
         number = 0  # prompts processed
         for batch in line_io.read_batches(input_file or prompts or [""], 64):

@@ -43,15 +43,15 @@ from dragoman.training.step import OptimizerOutOfMemoryError, Stepper, fetch_met
 from dragoman.types import SPECIALS
 
 BYTES_PER_PARAMETER = 16  # in training: float32 weights, gradients and Adam's two moments
-FIRST_TOKENS, TOKEN_STEP = 2048, 256  # train.tokens of the first batch that is tried; the result is a multiple of 256
-MEMORY_FRACTION = 0.85  # of a GPU that a step may use; validation, CUDA graphs and fragmentation need memory too
+FIRST_TOKENS, TOKEN_STEP = 2048, 256  # `find_batch_size` first tries 2,048 tokens; its result is a multiple of 256
+MEMORY_FRACTION = 0.85  # of a GPU's memory, for a step; validation, CUDA graphs and fragmentation need the rest
 RESUMABLE_FORMAT = 2  # the earliest format of a run folder that can be resumed
 # Settings of each section that a resumed run may change.
 MAY_CHANGE = {
     "train": {
         "steps", "epochs", "minutes", "flops", "patience",  # when to stop
         "keep", "average", "save_every", "log_every", "tensorboard",  # what to keep and show
-        "device", "precision", "compile", "threads",  # where to run: logged, because the bits may change
+        "device", "precision", "compile", "threads",  # where to run: logged, because rounding may differ
         "parallel", "timeout",
     },
     "data": {"cache", "test", "metrics"},
@@ -75,52 +75,52 @@ class TrainRequest(NamedTuple):
     init_from: str | Path | None
 
     def read_recipe(self, parent: Recipe | None) -> Recipe:
-        """Return the recipe with overrides. Model settings that it leaves out are those of the parent."""
+        """Return the recipe with overrides. Model settings that it leaves out are copied from `parent`."""
         if isinstance(self.recipe, Recipe):
             return override_recipe(self.recipe, self.overrides, parent=parent)
         return read_recipe(Path(self.recipe), self.overrides, parent=parent)
 
     def timeout_minutes(self) -> float:
-        """Return train.timeout. A recipe that cannot be read is reported later, once all processes have met."""
+        """Return train.timeout, or a default if the recipe is invalid, which `open_folder` reports later."""
         resumed = self.folder.path if self.resume and self.folder.config.exists() else None
-        parent = self.init_from if self.init_from is not None else resumed  # whose model settings may be inherited
+        parent = self.init_from if self.init_from is not None else resumed  # the run to inherit model settings from
         with suppress(UserError):
             return self.read_recipe(RunFolder(parent).recipe() if parent else None).train.timeout
         return DEFAULT_START_MINUTES
 
 
-class Start(NamedTuple):
+class StartedRun(NamedTuple):
     """A new or resumed run whose recipe has been checked and whose folder is locked."""
 
     recipe: Recipe  # with every setting written out
     folder: RunFolder
     newest: Path | None  # the checkpoint to resume from
-    parent: Predictor[Any] | None  # the run from whose weights a new run starts
+    parent: Predictor[Any] | None  # the model of --init-from, whose weights a new run starts from
     init_from: str  # path of the parent; empty if there is none
 
 
-def begin(request: TrainRequest, report: Report, held: ExitStack, group: ProcessGroup) -> Start:
-    """Start or resume a run. Its folder stays locked until `held` is closed. Rank 0 decides for all processes."""
+def start_run(request: TrainRequest, report: Report, locks: ExitStack, group: ProcessGroup) -> StartedRun:
+    """Start or resume a run. Its folder stays locked until `locks` is closed. Rank 0 decides for all processes."""
     folder, init_from = request.folder, request.init_from
     newest = group.broadcast(lambda: find_checkpoint(folder, resume=request.resume))
     parent: Predictor[Any] | None = None
     if init_from is not None and not newest:
         parent = group.run_on_all(lambda: open_run(init_from, device="cpu"))
-    recipe = group.broadcast(lambda: open_folder(request, newest, parent, report, held, group))
+    recipe = group.broadcast(lambda: open_folder(request, newest, parent, report, locks, group))
 
     def check_folder() -> None:
         if not folder.format_file.exists():
             raise UserError(
-                f"process {group.rank} does not see {str(folder.path)!r}, which process 0 made; with --out, name a "
-                "folder that all machines see"
+                f"process {group.rank} cannot find {str(folder.path)!r}, which process 0 created; set --out to a "
+                "folder that all machines share"
             )
 
     group.run_on_all(check_folder)
-    return Start(recipe, folder, newest, parent, str(init_from) if parent else "")
+    return StartedRun(recipe, folder, newest, parent, str(init_from) if parent else "")
 
 
 def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
-    """Return the checkpoint to resume from, or None for a new run. A folder with anything else in it is refused."""
+    """Return the checkpoint to resume from, or None for a new run. Refuse a folder that is neither empty nor a run."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
@@ -144,22 +144,22 @@ def open_folder(
     newest: Path | None,
     parent: Predictor[Any] | None,
     report: Report,
-    held: ExitStack,
+    locks: ExitStack,
     group: ProcessGroup,
 ) -> Recipe:
     """Check the recipe, lock the folder, write the recipe there with every setting, and return it.
 
-    If the run was started from the weights of another run, its model settings and tokenizer are inherited: in a new run
-    from `parent`, in a resumed run from the recipe in its own folder. A resumed run may change only `MAY_CHANGE`.
+    A run that starts from the weights of another run also inherits its model settings and tokenizer: a new run from
+    `parent`, a resumed run from the recipe in its own folder. A resumed run may change only `MAY_CHANGE`.
     """
     folder, previous = request.folder, request.folder.recipe() if newest else None
-    origin = checkpoint.load_state(newest).parent if newest else str(request.init_from) if parent else ""
-    if newest and request.init_from is not None and not origin:
+    parent_path = checkpoint.load_state(newest).parent if newest else str(request.init_from) if parent else ""
+    if newest and request.init_from is not None and not parent_path:
         raise UserError(f"{str(folder.path)!r} was not started with --init-from; leave it out, or choose another --out")
-    inherited = previous if origin and previous else parent.recipe if parent else None
+    inherited = previous if parent_path and previous else parent.recipe if parent else None
     recipe, ignored = request.read_recipe(inherited), list[str]()
     if inherited:
-        recipe, ignored = inherit_tokenizer(recipe, inherited, request.overrides, origin)
+        recipe, ignored = inherit_tokenizer(recipe, inherited, request.overrides, parent_path)
     check_settings(recipe)
     if previous:
         recipe = continue_recipe(previous, recipe, report)
@@ -171,14 +171,14 @@ def open_folder(
     if group.is_distributed:
         PARALLEL[recipe.train.parallel].check(build_smallest(recipe))
     if parent:
-        before = dict(parent.recipe.model)
-        changed = [f"model.{name}={value}" for name, value in recipe.model if value != before.get(name)]
-        but = f" but for {', '.join(changed)}" if changed else ""
-        report.log(f"starting from {origin}: its weights, its tokenizer and its model's settings{but}")
+        parent_settings = dict(parent.recipe.model)
+        changed = [f"model.{name}={value}" for name, value in recipe.model if value != parent_settings.get(name)]
+        exceptions = f" except {', '.join(changed)}" if changed else ""
+        report.log(f"starting from {parent_path}: its weights, its tokenizer and its model's settings{exceptions}")
         for setting in ignored:
-            report.log(f"{setting} has no effect: the tokenizer comes from {origin}", WARNING)
-        new_model(recipe, add_tags(parent.tokenizers, recipe), parent)  # refuses weights that do not fit
-    held.enter_context(lock_run(folder, discard=not newest))
+            report.log(f"{setting} has no effect: the tokenizer comes from {parent_path}", WARNING)
+        initialize_model(recipe, add_tags(parent.tokenizers, recipe), parent)  # refuses weights of other shapes
+    locks.enter_context(lock_run(folder, discard=not newest))
     if newest:
         checkpoint.remove_unfinished(folder)
     else:
@@ -190,7 +190,7 @@ def open_folder(
 
 
 def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
-    """Return the recipe of a resumed run; refuse it if it differs from the previous one in more than `MAY_CHANGE`."""
+    """Return the recipe for a resumed run; refuse changes since the run was started, except those in `MAY_CHANGE`."""
     if change := find_changed_setting(previous, recipe, MAY_CHANGE):
         name, was, now = change
         raise UserError(
@@ -209,17 +209,17 @@ def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
 def lock_run(folder: RunFolder, *, discard: bool = False) -> Iterator[None]:
     """Lock the run folder. A second training process is refused: it would overwrite the checkpoints of the first.
 
-    With `discard`, remove a folder that this function made if training fails before it has logged anything.
+    With `discard`, remove a folder that this function created if training fails before it has logged anything.
     """
     refusal = f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
-    with ExitStack() as held:
+    with ExitStack() as locks:
         with report_write_errors(folder.path):
-            made = held.enter_context(lock_folder(folder.path, refusal))
+            created = locks.enter_context(lock_folder(folder.path, refusal))
         try:
             yield
         except BaseException:  # Ctrl-C too
             logged = folder.metrics.exists() and folder.metrics.stat().st_size
-            if discard and made and not logged and checkpoint.newest(folder) is None:
+            if discard and created and not logged and checkpoint.newest(folder) is None:
                 folder.discard()
             raise
 
@@ -249,7 +249,7 @@ Change = tuple[str, Any, Any]  # name of a setting, old and new value
 
 
 def find_changed_setting(old: Recipe, new: Recipe, may_change: Mapping[str, set[str]]) -> Change | None:
-    """Return the first setting that differs, except for those of each section that may change."""
+    """Return the first setting that differs. `may_change` has the settings, by section, that are not compared."""
     return find_difference("", *(r.model_dump(mode="json", exclude=dict(may_change)) for r in (old, new)))
 
 
@@ -258,8 +258,9 @@ def find_difference(name: str, old: Any, new: Any) -> Change | None:
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = [(f"{name}.{key}".lstrip("."), key) for key in {**old, **new}]
-        return next(filter(None, (find_difference(inner, old.get(key), new.get(key)) for inner, key in keys)), None)
+        names = {key: f"{name}.{key}".lstrip(".") for key in {**old, **new}}
+        changes = (find_difference(inner, old.get(key), new.get(key)) for key, inner in names.items())
+        return next(filter(None, changes), None)
     if name.startswith("data.") and name.rpartition(".")[2] in FILES:
         with suppress(OSError, ValueError, TypeError):
             old = new if os.path.samefile(old, new) else old
@@ -330,7 +331,7 @@ def build_smallest(recipe: Recipe) -> Model:
     return build_model(recipe.model, source_size=len(SPECIALS), target_size=len(SPECIALS), joint=recipe.tokenizer.joint)
 
 
-def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
+def initialize_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
     """Return the model with its initial weights: sampled from the seed, or copied from the parent.
 
     Embeddings of tags that the parent does not have keep their sampled values.
@@ -338,42 +339,42 @@ def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | N
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if parent:
-        before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
-        weights, own = dict(collect_tensors(parent.model)), collect_tensors(model)
-        for name, tensor in weights.items():
-            grown = name in own and tensor.shape[:1] == (before,) and own[name].shape == (now, *tensor.shape[1:])
-            if grown and now > before:
-                weights[name] = torch.cat([tensor, own[name].detach()[before:]])
+        old_size, new_size = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
+        weights, sampled = dict(collect_tensors(parent.model)), collect_tensors(model)
+        for name, old in weights.items() if new_size > old_size else ():
+            new = sampled.get(name)
+            if new is not None and old.shape[:1] == (old_size,) and new.shape == (new_size, *old.shape[1:]):
+                weights[name] = torch.cat([old, new.detach()[old_size:]])
         copy_weights(model, weights, "the run of --init-from", "this recipe's model")
     return model
 
 
 def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from: Path | None = None) -> dict[str, Any]:
-    """Check a recipe and its data as training would, and return what would be trained.
+    """Check a recipe and its data as training would, and describe the run, for example the size of the model.
 
     The run folder and the cache are temporary, so the tokenizer is learned and the corpora are encoded anew. Under
-    torchrun the main process does so, and the others return an empty dictionary.
+    torchrun, only rank 0 does this; the other processes return an empty dictionary.
     """
     request = TrainRequest(recipe, RunFolder(out), overrides, resume=False, init_from=init_from)
     with join_process_group(request.timeout_minutes) as group:
-        found = group.broadcast(lambda: describe_run(request, group))
-        return found if group.is_main else {}
+        description = group.broadcast(lambda: describe_run(request, group))
+        return description if group.is_main else {}
 
 
 def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
-    """Prepare a run in a temporary folder and return what would be trained."""
+    """Prepare a run in a temporary folder and describe it, as `dry_run` does in a single process."""
     find_checkpoint(request.folder, resume=False)
-    with TemporaryDirectory(prefix="dragoman-") as made, ExitStack() as held:
-        folder, report = RunFolder(Path(made) / "run"), Report()
-        request = request._replace(folder=folder, overrides=[*request.overrides, f"data.cache={made}/cache"])
+    with TemporaryDirectory(prefix="dragoman-") as temporary, ExitStack() as locks:
+        folder, report = RunFolder(Path(temporary) / "run"), Report()
+        request = request._replace(folder=folder, overrides=[*request.overrides, f"data.cache={temporary}/cache"])
         parent = open_run(request.init_from, device="cpu") if request.init_from is not None else None
-        recipe = open_folder(request, None, parent, report, held, group)
+        recipe = open_folder(request, None, parent, report, locks, group)
         prepared = prepare(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
-        model, train = new_model(recipe, prepared.tokenizers, parent), recipe.train
-        slots, tokens = 0.0, 0  # positions of an epoch's batches without padding, and tokens of both sides
+        model, train = initialize_model(recipe, prepared.tokenizers, parent), recipe.train
+        positions, tokens = 0.0, 0  # in an epoch without padding: positions of batches, and tokens of both sides
         for part in prepared.train:
             source_N, target_N = part.store.lengths(np.arange(len(part.store)))
-            slots += part.weight * float(np.maximum(source_N, target_N).sum() + len(source_N))
+            positions += part.weight * float((np.maximum(source_N, target_N) + 1).sum())  # + 1 for EOS
             tokens += int((source_N + target_N).sum())
         return {
             "model": recipe.model.kind,
@@ -383,14 +384,14 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
             "train_tokens": tokens,
             "dev_examples": sum(len(part.store) for part in prepared.dev),
             "until": train.limit,
-            "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
-            "memory": count_parameters(model) * (BYTES_PER_PARAMETER + 4 * bool(train.ema)),
+            "steps_per_epoch": max(round(positions / (train.tokens * train.accumulate)), 1),
+            "memory": count_parameters(model) * (BYTES_PER_PARAMETER + (4 if train.ema else 0)),
             "execution": str(plan_execution(recipe)),
         }
 
 
 def render_dry_run(about: dict[str, Any]) -> str:
-    """Return the result of a dry run as lines for people."""
+    """Return the result of `dry_run` as readable lines."""
     sizes = ", ".join(f"{size:,} {name.removesuffix('_size')}" for name, size in about["vocabulary"].items())
     rows = {
         "model": f"{about['model']}, {about['parameters']:,} parameters",
@@ -408,8 +409,8 @@ class FittedBatchSize(NamedTuple):
     """The largest train.tokens that fits into memory."""
 
     tokens: int
-    needed: float  # bytes
-    memory: float  # bytes of the GPU
+    needed: float  # bytes of memory that a step with so many tokens takes
+    memory: float  # bytes that the GPU has
 
 
 def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> FittedBatchSize:
@@ -425,13 +426,13 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
     device = torch.device(plan.device)
     if device.type != "cuda":
         raise UserError(
-            f"batches are fitted to the memory of a GPU, and train.device={full_recipe.train.device} finds none here; "
-            "run it on a machine that has one"
+            f"batches are fitted to the memory of a GPU, but train.device={full_recipe.train.device} selects none; "
+            "use a machine with a GPU"
         )
     plan.apply()
     with TemporaryDirectory() as folder:
         prepared = prepare(full_recipe, RunFolder(folder), report)
-    model = new_model(full_recipe, prepared.tokenizers, None)
+    model = initialize_model(full_recipe, prepared.tokenizers, None)
     stepper = Stepper(model, full_recipe.train, replace(plan, use_cuda_graphs=False, compile=False))
     memory = float(torch.cuda.get_device_properties(device).total_memory)
 
@@ -458,22 +459,22 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
 def find_largest(measure: Callable[[int], float | None], limit: float) -> int:
     """Return the maximum number of tokens with which a step needs at most `limit` bytes.
 
-    `measure(tokens)` returns the bytes that a step needs, or None if it runs out of memory. The need grows linearly
-    from some size on, so batches are doubled until one needs a third of the limit; the result is then extrapolated
-    from the last two, tried, and reduced by a tenth until it fits.
+    `measure(tokens)` returns the bytes that a step needs, or None if it runs out of memory. For large batches this is
+    a linear function of the tokens. So batches are doubled until one needs a third of the limit, the result is
+    extrapolated from the last two, and it is reduced by a tenth until it fits.
     """
-    tokens, before, now = FIRST_TOKENS, 0.0, measure(FIRST_TOKENS)
-    while now is None or now > limit:
+    tokens, previous_bytes, step_bytes = FIRST_TOKENS, 0.0, measure(FIRST_TOKENS)
+    while step_bytes is None or step_bytes > limit:
         if tokens == TOKEN_STEP:
             return TOKEN_STEP
-        tokens, now = tokens // 2, measure(tokens // 2)
-    while now is not None and (not before or now < limit / 3):
-        tokens, before, now = 2 * tokens, now, measure(2 * tokens)
-    if now is None or now > limit:
+        tokens, step_bytes = tokens // 2, measure(tokens // 2)
+    while step_bytes is not None and (not previous_bytes or step_bytes < limit / 3):
+        tokens, previous_bytes, step_bytes = 2 * tokens, step_bytes, measure(2 * tokens)
+    if step_bytes is None or step_bytes > limit:
         tokens, factor = tokens // 2, 1.0
-    else:
-        factor = max((limit - now) / max(now - before, 1.0), 0.0) / 2 + 1
-    found = int(tokens * factor) // TOKEN_STEP * TOKEN_STEP
-    while found > tokens and ((need := measure(found)) is None or need > limit):
-        found = max(found * 9 // 10 // TOKEN_STEP * TOKEN_STEP, tokens)
-    return max(found, TOKEN_STEP)
+    else:  # the last doubling, by tokens / 2, took step_bytes - previous_bytes
+        factor = max((limit - step_bytes) / max(step_bytes - previous_bytes, 1.0), 0.0) / 2 + 1
+    result = int(tokens * factor) // TOKEN_STEP * TOKEN_STEP
+    while result > tokens and ((step_bytes := measure(result)) is None or step_bytes > limit):
+        result = max(result * 9 // 10 // TOKEN_STEP * TOKEN_STEP, tokens)
+    return max(result, TOKEN_STEP)

@@ -35,7 +35,7 @@ from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import Metrics, TrainLogger, describe_small_epochs
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
-from dragoman.training.start import Start, TrainRequest, begin, new_model
+from dragoman.training.start import StartedRun, TrainRequest, initialize_model, start_run
 from dragoman.training.step import PendingStep, Stepper, fetch_metrics
 from dragoman.training.validation import Validator
 from dragoman.types import Batch
@@ -69,7 +69,7 @@ def train(
     request = TrainRequest(recipe, RunFolder(out), overrides, resume, init_from)
     with join_process_group(request.timeout_minutes) as group, ExitStack() as stack:
         report = report if report and group.is_main else Report(quiet=not group.is_main)
-        start = begin(request, report, stack, group)
+        start = start_run(request, report, stack, group)
         folder = request.folder
         known_tokenizers = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
@@ -83,7 +83,7 @@ def train(
     return folder.path
 
 
-def prepare_state(start: Start, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
+def prepare_state(start: StartedRun, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
     """Return the state of the checkpoint to resume from, or the state of a new run, with this process's plan."""
     saved = checkpoint.load_state(start.newest) if start.newest else None
     plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
@@ -105,14 +105,14 @@ class Trainer:
     """The training of one run. A checkpoint consists of `state` and the tensors of the stepper."""
 
     def __init__(
-        self, start: Start, state: TrainState, prepared: Prepared, report: Report, group: ProcessGroup
+        self, start: StartedRun, state: TrainState, prepared: Prepared, report: Report, group: ProcessGroup
     ) -> None:
         recipe, settings, plan = start.recipe, start.recipe.train, state.plan
         self.recipe, self.settings, self.state = recipe, settings, state
         self.folder, self.prepared, self.report = start.folder, prepared, report
         plan.apply()
         self.group = group.start_work(torch.device(plan.device), settings.timeout)
-        model = new_model(recipe, prepared.tokenizers, start.parent)
+        model = initialize_model(recipe, prepared.tokenizers, start.parent)
         self.stepper = Stepper(model, settings, plan, self.group)
         if start.newest:
             checkpoint.restore(start.newest, self.stepper)
