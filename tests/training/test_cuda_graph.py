@@ -74,7 +74,7 @@ def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> N
     before = {(kind, name): tensor.clone() for kind, some in one.tensors().items() for name, tensor in some.items()}
     assert one.cuda_graphs
     assert one.cuda_graphs.captured
-    one.count.fill_(torch.nan)
+    one.target_tokens.fill_(torch.nan)
     bad = one.cuda_graphs(batches()[0])
     assert not bad.isfinite().all()
     for kind, some in one.tensors().items():

@@ -50,7 +50,7 @@ def test_by_steps_the_time_is_said_once() -> None:
 
 
 def test_an_end_that_is_too_far_away_is_not_estimated() -> None:
-    assert said_of("train.steps=1000", float("inf")) == ["train.steps=1000 cannot be estimated yet"]
+    assert said_of("train.steps=1000", float("inf")) == ["the time until train.steps=1000 cannot be estimated yet"]
 
 
 def test_by_minutes_the_steps_are_said() -> None:

@@ -400,7 +400,7 @@ def test_a_running_mean(small: Path, tmp_path: Path) -> None:
     assert one.ema.keys() == live.keys()
     for name in live:
         assert_same(one.ema[name], expected[name].float())
-    with one.ema_weights():
+    with one.load_eval_weights():
         assert equal(dict(one.model.named_parameters()), one.ema)
     assert equal(dict(one.model.named_parameters()), live)
     assert not equal(one.ema, live)

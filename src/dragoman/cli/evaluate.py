@@ -93,10 +93,7 @@ def evaluate_command(
 def record_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
-    """Append a result to the run's scores.jsonl, which its model card shows.
-
-    `test` names the test set if the result does not.
-    """
+    """Append a result to scores.jsonl, for the model card. `test` names the test set if the result does not."""
     from dragoman.evaluation.report import select_scores
 
     recipe = folder.recipe()

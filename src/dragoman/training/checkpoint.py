@@ -1,7 +1,7 @@
 """Checkpoints and provenance.json, written atomically. A run resumed from a checkpoint continues bit-identically.
 
 checkpoints/step-0000001000/              weights, optimizer state, EMA and state.json; only the newest is kept
-checkpoints/best-0000001000.safetensors   only the weights, of the steps with the best validations
+checkpoints/best-0000001000.safetensors   only the weights; for the steps with the train.keep best validations
 provenance.json                           data counts, versions, dates and the parent run, for the model card
 
 Rank 0 writes. If tensors are sharded, all ranks write their shards (training/execution.py).
@@ -37,15 +37,15 @@ from dragoman.training.validation import Validation
 
 SAVED_NAME = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names of the files and folders that `save` writes
 NO_SUMS = (0.0, 0.0, 0, 0.0)  # of loss, nll, steps and divergence
-# Earlier releases saved no divergence.
-Sums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda sums: (*sums, 0.0)[:4])]
+# The sums in state.json. Those of earlier releases have no divergence, so it is set to 0.
+SavedSums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda sums: (*sums, 0.0)[:4])]
 
 
 @dataclass(frozen=True)
 class TrainState:
     """Everything except tensors that the next step depends on.
 
-    The state is saved as state.json. A field with an alias has that name there, which earlier releases gave to it.
+    The state is saved as state.json. A field with an alias has that name there, so that earlier runs can be resumed.
     """
 
     plan: Annotated[ExecutionPlan, Field(alias="choices")]
@@ -61,14 +61,14 @@ class TrainState:
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # factor of the learning rate, halved at every roll-back
-    best: tuple[tuple[tuple[float, float], int], ...] = ()  # (goodness, step), best first
+    best: tuple[tuple[tuple[float, float], int], ...] = ()  # (Validation.goodness, step), best first
     stale: int = 0  # validations since the best one
     last_validation: Annotated[Validation | None, Field(alias="last")] = None
-    sums: Annotated[Sums, Field(alias="running")] = NO_SUMS  # since the last record in metrics.jsonl
+    sums: Annotated[SavedSums, Field(alias="running")] = NO_SUMS  # since the last record in metrics.jsonl
 
     @property
     def epochs(self) -> float:
-        """How often the training data has been read."""
+        """How often the training data has been read, as a fraction."""
         return self.position.epoch + self.position.passed
 
     def advance(self, tokens: int, position: StreamPosition, seconds: float, flops: float) -> TrainState:
@@ -77,7 +77,7 @@ class TrainState:
         return replace(self, step=self.step + 1, position=position, seconds=seconds, tokens=tokens, flops=flops)
 
     def add_metrics(self, metrics: StepMetrics) -> TrainState:
-        """Add the metrics of a step, which on a GPU are read some steps later."""
+        """Add the metrics of a step. On a GPU this happens some steps after `advance`."""
         if not metrics.finite:
             return replace(self, skipped=self.skipped + 1, skipped_in_a_row=self.skipped_in_a_row + 1)
         loss, nll, steps, divergence = self.sums
@@ -94,13 +94,13 @@ class TrainState:
         """Add a validation: keep the `keep` best validations, and count how many came after the best one."""
         entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
 
-        def rank(entry: tuple[tuple[float, float], int]) -> tuple[float, float]:
+        def sort_key(entry: tuple[tuple[float, float], int]) -> tuple[float, float]:
             (score, loss), _ = entry
             return max(score, floor), loss
 
-        better = not self.best or rank(entry) > rank(self.best[0])
-        ranked = sorted([*self.best, entry], key=rank, reverse=True)  # stable: the earlier of two equal ones first
-        stale = 0 if better else self.stale + 1
+        is_best = not self.best or sort_key(entry) > sort_key(self.best[0])
+        ranked = sorted([*self.best, entry], key=sort_key, reverse=True)  # stable: of equal ones, the earlier is first
+        stale = 0 if is_best else self.stale + 1
         return replace(self, best=tuple(ranked[:keep]), stale=stale, last_validation=validation)
 
 
@@ -108,12 +108,12 @@ STATE_ADAPTER = TypeAdapter(TrainState)
 
 
 def best_file(folder: RunFolder, step: int) -> Path:
-    """Return the file with the weights of a step that is among the best validations."""
+    """Return the path of the weights of a step, which exists if its validation is among the best."""
     return folder.checkpoints / f"best-{step:010}.safetensors"
 
 
 def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
-    """Write a checkpoint, then remove older ones. A crash between the two leaves only superfluous files.
+    """Write a checkpoint, then remove older ones. A crash between the two leaves files that the next save removes.
 
     All processes write to a temporary folder, which rank 0 then renames. Files that Dragoman did not write, such as a
     copy of a checkpoint, are not removed.
@@ -121,16 +121,16 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
     group, target = stepper.group, folder.checkpoints / f"step-{state.step:010}"
     best = [best_file(folder, step) for _, step in state.best]
 
-    def start() -> Path:
+    def make_temporary() -> Path:
         with report_write_errors(target):
-            made = held.enter_context(temporary_beside(target))
-            made.mkdir()
-        return made
+            path = stack.enter_context(temporary_beside(target))
+            path.mkdir()
+        return path
 
     def finish() -> None:
-        save_state(made, state)
+        save_state(temporary, state)
         with report_write_errors(target):
-            move_into_place(made, target)
+            move_into_place(temporary, target)
 
     def remove_old() -> None:
         for old in folder.checkpoints.iterdir():
@@ -141,13 +141,13 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
         weights = stepper.weights()
         group.broadcast(lambda: save_tensors(file, weights))
     if not group.broadcast(target.exists):
-        with ExitStack() as held:
-            made = group.broadcast(start)
+        with ExitStack() as stack:
+            temporary = group.broadcast(make_temporary)
             for name, tensors in stepper.tensors().items():
                 if stepper.sharded:
-                    save_sharded(made / name, tensors, group)
+                    save_sharded(temporary / name, tensors, group)
                 else:
-                    group.broadcast(partial(save_tensors, made / f"{name}.safetensors", tensors))
+                    group.broadcast(partial(save_tensors, temporary / f"{name}.safetensors", tensors))
             group.broadcast(finish)
     group.broadcast(remove_old)
 
@@ -171,10 +171,10 @@ def save_state(path: Path, state: TrainState) -> None:
     write_text(path / "state.json", json.dumps(STATE_ADAPTER.dump_python(state, by_alias=True), indent=1) + "\n")
 
 
-def newest(folder: RunFolder) -> Path | None:
-    """Return the newest checkpoint of a run."""
-    found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and SAVED_NAME.fullmatch(p.name)]
-    return max(found, default=None)
+def find_newest(folder: RunFolder) -> Path | None:
+    """Return the newest checkpoint of a run, or None if there is none."""
+    checkpoints = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and SAVED_NAME.fullmatch(p.name)]
+    return max(checkpoints, default=None)
 
 
 def load_state(path: Path) -> TrainState:
@@ -182,32 +182,32 @@ def load_state(path: Path) -> TrainState:
     try:
         return STATE_ADAPTER.validate_python(read_json(path / "state.json"))
     except ValidationError:
-        raise UserError(f"{str(path / 'state.json')!r} is damaged; restore it") from None
+        raise UserError(f"{str(path / 'state.json')!r} is damaged; restore it from a copy") from None
 
 
 def restore(path: Path, stepper: Stepper) -> None:
     """Load the tensors of a checkpoint into the stepper. Any number of processes may have saved it, sharded or not."""
-    like = collect_tensors(stepper.model)
+    model_tensors = collect_tensors(stepper.model)
 
     def load(name: str) -> dict[str, Tensor]:
         if (path / name).is_dir():
-            return load_sharded(path / name, like, stepper.group)
+            return load_sharded(path / name, model_tensors, stepper.group)
         tensors, _ = load_tensors(path / f"{name}.safetensors")
         # An optimizer state, such as "project.weight:exp_avg", is sharded like its parameter.
-        owners = {key: like.get(key.rpartition(":")[0] or key, tensor) for key, tensor in tensors.items()}
-        return {key: shard_like(tensor, owners[key]) for key, tensor in tensors.items()}
+        parameters = {key: model_tensors.get(key.rpartition(":")[0] or key, tensors[key]) for key in tensors}
+        return {key: shard_like(tensor, parameters[key]) for key, tensor in tensors.items()}
 
     stepper.restore(load("model"), load("optimizer"), load("ema"))
 
 
-def final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
+def load_final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
     """Return the weights of the best validation, or the mean of the weights of the `average` best ones."""
     steps = [step for _, step in state.best[: max(average, 1)]]
     return average_weights(load_tensors(best_file(folder, step))[0] for step in steps)
 
 
-def now() -> str:
-    """Return the time, such as 2026-11-16T21:35:00+00:00."""
+def format_current_time() -> str:
+    """Return the current time, such as 2026-11-16T21:35:00+00:00."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -217,10 +217,10 @@ def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, 
         return
     parts = [("train", part) for part in prepared.train] + [("dev", part) for part in prepared.dev]
     parent = RunFolder(init_from)
-    about = {
+    provenance = {
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
-        "started": None if resumed else now(),  # unknown if an earlier release began the run
+        "started": None if resumed else format_current_time(),  # unknown if an earlier release started the run
         "unit": EXAMPLE_FORMATS[example_format].noun,
         "corpora": [
             {"split": split, "count": len(part.store), "left_out": dict(part.store.dropped)} for split, part in parts
@@ -235,12 +235,12 @@ def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, 
         if init_from
         else None,
     }
-    write_text(folder.provenance_file, format_json(about))
+    write_text(folder.provenance_file, format_json(provenance))
 
 
 def record_end(folder: RunFolder, *, trained: bool) -> None:
-    """Add the end of training and the versions to provenance.json, unless a finished run was resumed without a step."""
-    about = folder.provenance()
-    if trained or not about.get("ended"):
-        versions = {"dragoman": version("dragoman"), "torch": torch.__version__}
-        write_text(folder.provenance_file, format_json({**about, **versions, "ended": now()}))
+    """Write the versions and the time of the end into provenance.json, unless a finished run trained no more steps."""
+    provenance = folder.provenance()
+    if trained or not provenance.get("ended"):
+        latest = {"dragoman": version("dragoman"), "torch": torch.__version__, "ended": format_current_time()}
+        write_text(folder.provenance_file, format_json(provenance | latest))

@@ -44,9 +44,9 @@ from dragoman.process_group import ProcessGroup
 from dragoman.recipe import Recipe
 from dragoman.run_dir import read_json
 
-SWITCH_SECONDS = 1e-4  # interval after which Python switches threads; the default is 5e-3
+SWITCH_SECONDS = 1e-4  # interval at which Python switches threads; its default is 5e-3
 DIGESTS = "digests.json"
-COMPILE_STEPS = 2000  # compilation pays off in runs with at least this many steps
+COMPILE_STEPS = 2000  # compilation saves time in runs with at least this many steps
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ExecutionPlan:
     """How one process trains.
 
     With `bucketed_shapes`, batches are padded to a small set of shapes, which CUDA graphs need. This changes which
-    pairs share a batch, so a resumed run must keep it. In state.json, fields have the names given by `alias`.
+    pairs share a batch, so a resumed run must keep it. A field with an alias has that name in state.json.
     """
 
     device: str
@@ -97,8 +97,8 @@ def plan_execution(
 ) -> ExecutionPlan:
     """Return the plan for this process.
 
-    Explicit settings take precedence over the plan of the resumed run, and that over the fastest choice for this
-    machine.
+    Explicit settings take precedence. Otherwise a resumed run keeps its plan, and a new run uses what is fastest on
+    this machine.
     """
     settings, group = recipe.train, group or ProcessGroup()
     if resumed_plan and settings.device == "auto":
@@ -248,7 +248,7 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
-    """Write the local shard of each tensor. Collective: all files are complete when it returns."""
+    """Write the local shards of all tensors. Collective: when it returns, the files of all ranks are complete."""
 
     def make_folder() -> None:
         with report_write_errors(folder):
@@ -272,7 +272,7 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
     """Return all tensors of a folder, each sharded like the tensor of the model that it belongs to.
 
     `like` has the tensors of the model by name. An optimizer state is named after its parameter, such as
-    "project.weight:exp_avg". A tensor without an owner of the same shape is not sharded.
+    "project.weight:exp_avg". A tensor that has another shape than its parameter is not sharded.
     """
     if read_json(folder / DIGESTS) != digest_files(folder, group):
         raise UserError(
@@ -284,9 +284,9 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
         metadata: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         tensors = {}
         for name, stored in metadata.items():
-            owner = like.get(name.rpartition(":")[0] or name)
-            same_shape = owner is not None and owner.shape == stored.size
-            new = torch.empty_like(owner) if same_shape else torch.empty(stored.size)  # type: ignore[arg-type]
+            parameter = like.get(name.rpartition(":")[0] or name)
+            same_shape = parameter is not None and parameter.shape == stored.size
+            new = torch.empty_like(parameter) if same_shape else torch.empty(stored.size)  # type: ignore[arg-type]
             tensors[name] = new.to(stored.properties.dtype).detach()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about reading in a single process
@@ -302,7 +302,7 @@ def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
     """Return the digests of all files, each computed by one process."""
     files = sorted(folder.glob("*.safetensors"))[group.rank :: group.world_size]
     digests = group.gather(lambda: {file.name: digest_file(file) for file in files})
-    return dict(sorted(item for of_rank in digests for item in of_rank.items()))
+    return dict(sorted(item for rank_digests in digests for item in rank_digests.items()))
 
 
 def _cause(error: BaseException) -> OSError:

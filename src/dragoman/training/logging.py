@@ -29,7 +29,7 @@ from dragoman.training.step import StepMetrics
 
 
 class Metrics:
-    """The writer of metrics.jsonl, which has one JSON record a line, and of the same numbers for TensorBoard."""
+    """The writer of metrics.jsonl, which has one JSON record per line, and of the same numbers for TensorBoard."""
 
     def __init__(self, path: Path | None, *, step: int, board: bool) -> None:
         """Open the files and keep their records up to `step`. Without a path (on ranks other than 0) write nothing."""
@@ -72,10 +72,10 @@ class Metrics:
 
     def close(self) -> None:
         """Close the file and the TensorBoard writer."""
-        for sink in (self.file, self.board):
-            if sink:
+        for writer in (self.file, self.board):
+            if writer:
                 with suppress(OSError):  # a full disk has already been reported
-                    sink.close()
+                    writer.close()
         self.file = self.board = None
 
 
@@ -85,34 +85,34 @@ class TrainLogger:
     def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings, plan: ExecutionPlan) -> None:
         self.metrics, self.settings = metrics, settings
         self.device = torch.device(plan.device)
-        # FLOPs per second that large matrix products reach on all devices together, measured here
+        # FLOPs per second of large matrix products on all devices together, measured on this machine
         self.peak_flops = plan.world_size * measure_matmul_flops(self.device, plan.precision)
         self.forecast = Forecast(report, settings)
         self.bar = report.progress("training", total=100)  # percent of the limit that ends the run
 
     def reset(self, flops: float) -> None:
         """Restart the measurement of speed. `flops` is the total of the run so far."""
-        self.tokens, self.flops, self.since = 0, flops, time.monotonic()
+        self.tokens, self.flops, self.start_time = 0, flops, time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the time inside this context, such as that of a validation, from the measured speed."""
-        paused = time.monotonic()
+        pause_start = time.monotonic()
         yield
-        self.since += time.monotonic() - paused
+        self.start_time += time.monotonic() - pause_start
 
-    def log(self, state: TrainState, newest: StepMetrics, done: float) -> None:
-        """Show the mean losses since the last record; write one if it is due. `done` is the fraction of the run."""
-        seconds = time.monotonic() - self.since
+    def log(self, state: TrainState, last: StepMetrics, run_fraction: float) -> None:
+        """Show the mean losses since the last record and the metrics of the last step; write a record if it is due."""
+        seconds = time.monotonic() - self.start_time
         speed, loss, nll, divergence = self.tokens / seconds, *state.mean_losses()
-        left = timedelta(seconds=round(state.seconds * max(1 / done - 1, 0)))
+        time_left = timedelta(seconds=round(state.seconds * max(1 / run_fraction - 1, 0)))
         self.bar.update(
-            100 * done,
-            f"step {state.step} ({min(done, 1.0):.0%})  epoch {state.epochs:.3g}  loss {loss:.3f}  lr {newest.lr:.2e}  "
-            f"grad norm {newest.norm:.2f}  {speed:,.0f} tokens/s  {left} left",
+            100 * run_fraction,
+            f"step {state.step} ({min(run_fraction, 1.0):.0%})  epoch {state.epochs:.3g}  loss {loss:.3f}  "
+            f"lr {last.lr:.2e}  grad norm {last.norm:.2f}  {speed:,.0f} tokens/s  {time_left} left",
         )
         if state.step % self.settings.log_every == 0:
-            work = (state.flops - self.flops) / seconds
+            flops_per_second = (state.flops - self.flops) / seconds
             self.metrics.write(
                 "train",
                 state.step,
@@ -120,25 +120,25 @@ class TrainLogger:
                 loss=loss,
                 nll=nll,
                 **({"divergence": divergence} if self.settings.consistency != "none" else {}),
-                grad_norm=newest.norm,
-                lr=newest.lr,
+                grad_norm=last.norm,
+                lr=last.lr,
                 tokens=state.tokens,
                 flops=state.flops,
                 tokens_per_second=round(speed),
-                flops_per_second=float(f"{work:.4g}"),
+                flops_per_second=float(f"{flops_per_second:.4g}"),
                 matrix_flops_per_second=float(f"{self.peak_flops:.4g}"),
-                utilisation=round(work / self.peak_flops, 4),
+                utilisation=round(flops_per_second / self.peak_flops, 4),
                 peak_memory=peak_memory(self.device),
                 seconds=round(state.seconds, 2),
             )
 
 
-MEASURED_SECONDS = 5.0  # of training, without the slow first step, from which the speed is estimated
-FEW_EPOCHS = 0.5  # messages point out that a run reads less of the data than this
+MEASURED_SECONDS = 5.0  # of training after the slow first step, from which the speed is estimated
+FEW_EPOCHS = 0.5  # messages point out if a run reads the data less often than this
 
 
 class Forecast:
-    """Logs once how long training will take, or how many steps it can take within train.minutes or another limit."""
+    """Log once how long training will take, or how many steps fit into train.minutes or another limit."""
 
     def __init__(self, report: Report, settings: TrainSettings) -> None:
         self.report, self.settings = report, settings
@@ -159,33 +159,33 @@ class Forecast:
             self.report.log(*self.estimate(*self.first, now, fractions))
 
     def estimate(
-        self, first: TrainState, before: Mapping[str, float], now: TrainState, fractions: Mapping[str, float]
+        self, first: TrainState, first_fractions: Mapping[str, float], now: TrainState, fractions: Mapping[str, float]
     ) -> tuple[str, int]:
         """Return a message about the limit that will be reached first, and the level of the message."""
         measured = now.seconds - first.seconds
-        gains = {limit: fraction - before[limit] for limit, fraction in fractions.items()}
-        left = {limit: (1 - fractions[limit]) * measured / gain for limit, gain in gains.items() if gain > 0}
-        if not left:
-            return f"{next(iter(fractions))} cannot be estimated yet", INFO
-        limit, seconds_left = min(left.items(), key=lambda item: item[1])
+        gains = {limit: fraction - first_fractions[limit] for limit, fraction in fractions.items()}
+        all_left = {limit: (1 - fractions[limit]) * measured / gain for limit, gain in gains.items() if gain > 0}
+        if not all_left:
+            return f"the time until {next(iter(fractions))} cannot be estimated yet", INFO
+        limit, seconds_left = min(all_left.items(), key=lambda item: item[1])
         steps = now.step + round(seconds_left * (now.step - first.step) / measured)
         epochs = now.epochs + seconds_left * (now.epochs - first.epochs) / measured
         duration = timedelta(seconds=round(now.seconds + seconds_left))
         if limit.startswith("train.steps="):
             return f"at this speed {limit} takes about {duration} ({epochs:.2g} epochs)", INFO
-        small = describe_small_epochs(epochs)
-        message = f"at this speed {limit} gives about {steps:,} steps ({small or f'{epochs:.2g} epochs'})"
-        warmup, by_clock = self.settings.warmup, limit.startswith("train.minutes=")
+        few_epochs = describe_few_epochs(epochs)
+        message = f"at this speed {limit} gives about {steps:,} steps ({few_epochs or f'{epochs:.2g} epochs'})"
+        warmup, limits_time = self.settings.warmup, limit.startswith("train.minutes=")
         shortened = "so the warm-up is shortened to a tenth of the time"  # see compute_learning_rate
-        if steps <= warmup and by_clock:
+        if steps <= warmup and limits_time:
             return f"{message}, fewer than train.warmup={warmup}, {shortened}; train longer", WARNING
         if steps <= warmup:
             return f"{message}, inside the warm-up of {warmup}; set train.warmup lower or train longer", WARNING
-        if by_clock and steps * MAX_WARMUP_FRACTION < warmup:
+        if limits_time and steps * MAX_WARMUP_FRACTION < warmup:
             return f"{message}; train.warmup={warmup} is more than a tenth of them, {shortened}", WARNING
-        return f"{message} and takes about {duration}", WARNING if small else INFO
+        return f"{message} and takes about {duration}", WARNING if few_epochs else INFO
 
 
-def describe_small_epochs(epochs: float) -> str:
-    """Return a text such as "0.2 of an epoch" if less than FEW_EPOCHS were read, else an empty string."""
+def describe_few_epochs(epochs: float) -> str:
+    """Return a text such as "0.2 of an epoch" for less than FEW_EPOCHS, else an empty string."""
     return f"{epochs:.2g} of an epoch" if epochs < FEW_EPOCHS else ""

@@ -5,7 +5,7 @@ different dropout masks, and add the divergence of the two predictions. Both imp
 take the states of all passes before the output projection, so that the chunked one never holds all logits at once,
 and return the sums of loss, nll (negative log-likelihood of the first pass) and divergence.
 
-A target below 0 marks a token that does not count, such as padding.
+A token whose target is below 0, such as padding, is ignored. All sums are over the tokens that are not ignored.
 
 Shapes   B rows   T tokens of a row   P passes, 1 or 2   N tokens of a pass   M = P * N   C model width   V vocabulary
 """
@@ -27,15 +27,15 @@ from dragoman.modules.dropout import sample_dropout_mask
 from dragoman.modules.feedforward import compute_weight_gradient, fast_linear
 from dragoman.types import BOS, EOS, Batch
 
-CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are computed at a time; on a CPU they fit into the cache
+CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are computed at a time; on a CPU, these fit into the cache
 IGNORED_TARGET = -1  # stands for all targets below 0
-Sums = tuple[Tensor, Tensor, Tensor]  # of loss, nll and divergence over all tokens that count
+Sums = tuple[Tensor, Tensor, Tensor]  # of loss, nll and divergence
 
 
 class LossTerms(NamedTuple):
     """The terms of a loss, for passes with the predictions p and q. Gradients of a divergence flow into both passes."""
 
-    cross_entropy_weights: tuple[float, ...] = (1.0,)  # one per pass
+    cross_entropy_weights: tuple[float, ...] = (1.0,)  # weight of the cross-entropy of each pass
     kl_weights: tuple[float, ...] = ()  # of KL(p || q) and KL(q || p), whose weighted sum is the divergence
     hides_tokens: bool = False  # whether a fraction train.cut of all tokens is hidden from the second pass
     smoothing: float = 0.0  # label smoothing
@@ -52,12 +52,12 @@ CONSISTENCY: dict[str, LossTerms] = {
     "rdrop": LossTerms((0.5, 0.5), (0.5, 0.5)),  # Liang 2021, whose alpha is twice the weight
     "simcut": LossTerms((1.0, 0.0), (1.0, 0.0), hides_tokens=True),  # Gao 2022
 }
-Gradient = Callable[..., tuple[Tensor, Tensor]]  # of logits_PNV, target_N and terms; returns sums and grad_PNV
+GradientFunction = Callable[..., tuple[Tensor, Tensor]]  # logits_PNV, target_N, terms -> sums, grad_PNV
 
 
 def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms) -> Sums:
     """Return the sums of loss, nll and divergence (reference implementation)."""
-    logits_PNV, counts_N1 = widen(F.linear(states_PNC, weight_VC)), (target_N >= 0)[:, None]
+    logits_PNV, is_used_N1 = to_float32(F.linear(states_PNC, weight_VC)), (target_N >= 0)[:, None]
     target_N = target_N.clamp(min=IGNORED_TARGET)
     cross_entropy = partial(F.cross_entropy, target=target_N, reduction="sum", ignore_index=IGNORED_TARGET)
     loss = divergence = logits_PNV.new_zeros(())
@@ -66,14 +66,14 @@ def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, 
     if terms.passes == 2:
         logp_NV, logq_NV = logits_PNV.log_softmax(-1)
         for weight, x_NV, y_NV in zip(terms.kl_weights, (logp_NV, logq_NV), (logq_NV, logp_NV), strict=True):
-            divergence = divergence + weight * (x_NV.exp() * (x_NV - y_NV) * counts_N1).sum()
+            divergence = divergence + weight * (x_NV.exp() * (x_NV - y_NV) * is_used_N1).sum()
     return loss + terms.consistency_weight * divergence, cross_entropy(logits_PNV[0]).detach(), divergence.detach()
 
 
 def compute_cross_entropy_gradient(logits_1NV: Tensor, target_N: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
-    """Return the sums of loss and nll over the tokens that count, and the gradient of the loss for every logit.
+    """Return the sums of loss and nll, and the gradient of the loss with respect to every logit.
 
-    On a GPU the gradient overwrites the logits. The gradient of a token that does not count is arbitrary.
+    On a GPU the gradient overwrites the logits. The gradient at ignored tokens is arbitrary.
     """
     logits_NV, smoothing = logits_1NV[0], terms.smoothing
     if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
@@ -81,24 +81,25 @@ def compute_cross_entropy_gradient(logits_1NV: Tensor, target_N: Tensor, terms: 
 
         return cross_entropy_in_place(logits_NV, target_N, smoothing), logits_1NV
     N, V = logits_NV.shape
-    logits_NV, counts_N, target_N1 = widen(logits_NV), target_N >= 0, target_N.clamp(min=0)[:, None]
+    logits_NV, is_used_N, target_N1 = to_float32(logits_NV), target_N >= 0, target_N.clamp(min=0)[:, None]
     p_NV = logits_NV.softmax(-1)
     # The log-sum-exp from the softmax, without a second exp: the largest probability is exp(largest logit - lse).
     lse_N = logits_NV.amax(-1) - p_NV.amax(-1).log()
-    nll = ((lse_N - logits_NV.gather(1, target_N1)[:, 0]) * counts_N).sum()
-    uniform = ((lse_N - logits_NV.sum(-1) / V) * counts_N).sum() if smoothing else 0.0  # cross-entropy, uniform target
+    nll = ((lse_N - logits_NV.gather(1, target_N1)[:, 0]) * is_used_N).sum()
+    # The cross-entropy of a uniform target distribution, for label smoothing.
+    uniform = ((lse_N - logits_NV.sum(-1) / V) * is_used_N).sum() if smoothing else 0.0
     grad_NV = p_NV.sub_(smoothing / V) if smoothing else p_NV
     grad_NV.scatter_add_(1, target_N1, grad_NV.new_full((N, 1), smoothing - 1))
     return torch.stack([(1 - smoothing) * nll + smoothing * uniform, nll]), grad_NV[None].to(logits_1NV.dtype)
 
 
 def compute_consistency_gradient(logits_2NV: Tensor, target_N: Tensor, terms: LossTerms) -> tuple[Tensor, Tensor]:
-    """Return the sums of loss, nll and divergence over tokens that count, and the loss's gradient for every logit.
+    """Return the sums of loss, nll and divergence, and the gradient of the loss with respect to every logit.
 
     The gradient of KL(p || q) is p (log p - log q - KL) at the logits of p, and q - p at those of q.
     """
-    V, counts_N1, target_N1 = logits_2NV.size(-1), (target_N >= 0)[:, None], target_N.clamp(min=0)[:, None]
-    logp_2NV = widen(logits_2NV).log_softmax(-1)
+    V, is_used_N1, target_N1 = logits_2NV.size(-1), (target_N >= 0)[:, None], target_N.clamp(min=0)[:, None]
+    logp_2NV = to_float32(logits_2NV).log_softmax(-1)
     p_2NV = logp_2NV.exp()
     smoothing, consistency_weight = terms.smoothing, terms.consistency_weight
     loss, divergence, gradients = logp_2NV.new_zeros(()), logp_2NV.new_zeros(()), []
@@ -110,58 +111,58 @@ def compute_consistency_gradient(logits_2NV: Tensor, target_N: Tensor, terms: Lo
         grad_NV = (weight + reverse_weight) * p_NV - reverse_weight * p_2NV[other]
         if weight:
             nll_N1, uniform_N1 = -logp_NV.gather(1, target_N1), -logp_NV.mean(-1, keepdim=True)
-            loss = loss + weight * (((1 - smoothing) * nll_N1 + smoothing * uniform_N1) * counts_N1).sum()
+            loss = loss + weight * (((1 - smoothing) * nll_N1 + smoothing * uniform_N1) * is_used_N1).sum()
             grad_NV = grad_NV - weight * smoothing / V
             grad_NV = grad_NV.scatter_add(1, target_N1, torch.full_like(nll_N1, weight * (smoothing - 1)))
         if kl_weight:
             log_ratio_NV = logp_NV - logp_2NV[other]
             kl_N1 = (p_NV * log_ratio_NV).sum(-1, keepdim=True)
-            divergence = divergence + terms.kl_weights[this] * (kl_N1 * counts_N1).sum()
+            divergence = divergence + terms.kl_weights[this] * (kl_N1 * is_used_N1).sum()
             grad_NV = grad_NV + kl_weight * p_NV * (log_ratio_NV - kl_N1)
-        gradients.append(grad_NV * counts_N1)
-    nll = -(logp_2NV[0].gather(1, target_N1) * counts_N1).sum()
+        gradients.append(grad_NV * is_used_N1)
+    nll = -(logp_2NV[0].gather(1, target_N1) * is_used_N1).sum()
     return torch.stack([loss + consistency_weight * divergence, nll, divergence]), torch.stack(gradients)
 
 
 def compute_chunked_loss(
-    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, compute: Gradient | None = None
+    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, gradient: GradientFunction | None = None
 ) -> Sums:
-    """Return the same sums, computed chunk by chunk. Only the loss is differentiable.
+    """Return the sums of loss, nll and divergence, computed chunk by chunk. Only the loss is differentiable.
 
-    Gradients are computed in the forward pass, so logits are neither kept nor computed twice. `compute` can replace
+    Gradients are computed in the forward pass, so logits are neither kept nor computed twice. `gradient` can replace
     the function that computes them, for example by a compiled one.
     """
-    compute = compute or (compute_cross_entropy_gradient if terms.passes == 1 else compute_consistency_gradient)
-    compute = partial(compute, terms=terms)
+    gradient = gradient or (compute_cross_entropy_gradient if terms.passes == 1 else compute_consistency_gradient)
+    gradient = partial(gradient, terms=terms)
     needs_grad = torch.is_grad_enabled() and (states_PNC.requires_grad or weight_VC.requires_grad)
-    sums: Sums = _ChunkedLoss.apply(states_PNC, weight_VC, target_N, compute, needs_grad)  # type: ignore[no-untyped-call]
+    sums: Sums = _ChunkedLoss.apply(states_PNC, weight_VC, target_N, gradient, needs_grad)  # type: ignore[no-untyped-call]
     return sums
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Add up what `compute` returns for each chunk."""
+    """The sums and gradients of all chunks; the function `gradient` computes those of one chunk."""
 
     @staticmethod
     def forward(
-        ctx: Any, states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, compute: Gradient, needs_grad: bool
+        ctx: Any, states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, gradient: GradientFunction, needs_grad: bool
     ) -> Sums:
         device, (P, _, C) = states_PNC.device.type, states_PNC.shape
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PNC.dtype
         states, weight = states_PNC.to(dtype), weight_VC.to(dtype)
         if needs_grad:
             grad_states, grad_weight = torch.empty_like(states_PNC), torch.zeros_like(weight_VC)
-        sums_3 = widen(states_PNC.new_zeros(3))
+        sums_3 = to_float32(states_PNC.new_zeros(3))
         chunk = max(CHUNK[device] // P, 1)
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
             states_MC = states[:, part].flatten(0, 1)
             logits_PNV = fast_linear(states_MC, weight).view(P, -1, len(weight))
-            sums, grad_PNV = compute(logits_PNV, target_N[part])
+            sums, grad_PNV = gradient(logits_PNV, target_N[part])
             sums_3[: len(sums)] += sums  # one pass has no divergence
             if needs_grad:
-                counts_N1, grad_MV = (target_N[part, None] >= 0).to(dtype), grad_PNV.to(dtype).flatten(0, 1)
-                grad_states[:, part] = fast_linear(grad_MV, weight.T).view(P, -1, C) * counts_N1
-                grad_weight = add_weight_gradient(grad_weight, grad_MV, states_MC * counts_N1.repeat(P, 1))
+                is_used_N1, grad_MV = (target_N[part, None] >= 0).to(dtype), grad_PNV.to(dtype).flatten(0, 1)
+                grad_states[:, part] = fast_linear(grad_MV, weight.T).view(P, -1, C) * is_used_N1
+                grad_weight = add_weight_gradient(grad_weight, grad_MV, states_MC * is_used_N1.repeat(P, 1))
         if needs_grad:
             ctx.save_for_backward(grad_states, grad_weight)
         loss, nll, divergence = sums_3.unbind()
@@ -181,7 +182,7 @@ def add_weight_gradient(sum_VC: Tensor, grad_MV: Tensor, states_MC: Tensor) -> T
     return sum_VC.add_(compute_weight_gradient(grad_MV, states_MC))
 
 
-def widen(x: Tensor) -> Tensor:
+def to_float32(x: Tensor) -> Tensor:
     """Return the tensor in float32, or unchanged if it is float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -191,30 +192,30 @@ LOSSES: dict[str, Loss] = {"chunked": compute_chunked_loss, "plain": compute_pla
 
 
 def compile_loss(loss: Loss) -> Loss:
-    """Compile the gradient of two passes: on a GPU a chunk then takes two or three kernels instead of a dozen."""
-    compiled = partial(compute_chunked_loss, compute=torch.compile(compute_consistency_gradient))
+    """Compile the gradient of a loss of two passes: a chunk on a GPU then takes two or three kernels, not a dozen."""
+    compiled = partial(compute_chunked_loss, gradient=torch.compile(compute_consistency_gradient))
     return compiled if loss is compute_chunked_loss else loss
 
 
 def repeat_rows(batch: Batch, terms: LossTerms, cut: float) -> Batch:
-    """Return the batch for all passes: for two passes with all rows twice, the second pass after the first.
+    """Return the batch with its rows once for each pass: first all rows of the first pass, then those of the second.
 
-    If the loss hides tokens, it hides a fraction `cut` of the tokens of the second pass.
+    If the loss hides tokens, a fraction `cut` of the tokens is hidden from the second pass.
     """
     if terms.passes == 1:
         return batch
-    both = batch.map_tensors(lambda tensor: torch.cat([tensor, tensor]))
+    repeated = batch.map_tensors(lambda tensor: torch.cat([tensor, tensor]))
     if not terms.hides_tokens:
-        return both
+        return repeated
     return replace(
-        both,
-        source_visible_BS=sample_visibility_mask(both.source_BS, cut),
-        target_visible_BT=sample_visibility_mask(both.target_in_BT, cut),
+        repeated,
+        source_visible_BS=sample_visibility_mask(repeated.source_BS, cut),
+        target_visible_BT=sample_visibility_mask(repeated.target_in_BT, cut),
     )
 
 
 def sample_visibility_mask(ids_BT: Tensor, rate: float) -> Tensor:
-    """Return a mask that is False for hidden tokens: a fraction `rate` of the second half of the rows.
+    """Return a mask that is False for hidden tokens: a fraction `rate` of those in the rows of the second pass.
 
     BOS and EOS are never hidden.
     """
@@ -234,6 +235,6 @@ def check_consistency(settings: TrainSettings, model: Settings) -> None:
     rates = [getattr(model, name) for name in type(model).model_fields if name.endswith("dropout")]
     if terms.passes == 2 and not (any(rates) or (terms.hides_tokens and settings.cut)):
         raise UserError(
-            f"train.consistency={settings.consistency} compares two passes, which are the same without any dropout; "
+            f"train.consistency={settings.consistency} compares two passes, which are equal without dropout; "
             "set model.dropout"
         )

@@ -25,13 +25,13 @@ from dragoman.config.settings import Settings, TrainSettings, suggest_name
 from dragoman.errors import UserError
 from dragoman.training.execution import gather_like, is_sharded, shard_like, to_local
 
-FUSED_ADAM: dict[str, Any] = {"eps": 1e-9, "fused": True}
+FUSED_ADAM: dict[str, Any] = {"eps": 1e-9, "fused": True}  # eps as in Vaswani 2017
 NEWTON_SCHULZ_STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's polynomial, which brings singular values near 1 in 5 steps
-ADAMW_RMS = 0.2  # root mean square of AdamW's updates
-BLOCKS = {"query_key_value": 3, "key_value": 2}  # fused projections, and how many matrices their weight contains
-# 2-D parameters that Muon leaves to AdamW: embeddings, the output projection, relative-position tables, initial RNN
-# states
+ADAMW_RMS = 0.2  # typical root mean square of AdamW's updates, per unit of learning rate
+BLOCKS = {"query_key_value": 3, "key_value": 2}  # fused projections: number of matrices that their weight contains
+# 2-D parameters that Muon updates like AdamW: embeddings, the output projection, relative-position tables and initial
+# states of RNNs.
 ADAMW_SUFFIXES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")
 
 
@@ -40,7 +40,7 @@ class Muon(AdamW):
 
     def __init__(
         self,
-        named: Iterable[tuple[str, Tensor]],
+        named_parameters: Iterable[tuple[str, Tensor]],
         lr: float | Tensor,
         betas: tuple[float, float],
         weight_decay: float,
@@ -49,25 +49,25 @@ class Muon(AdamW):
     ) -> None:
         self.momentum = momentum
         self.blocks: dict[int, int] = {}  # number of matrices in a parameter, by its id()
-        rest, matrices = list[Tensor](), list[Tensor]()
-        for name, param in named:
+        others, matrices = list[Tensor](), list[Tensor]()
+        for name, param in named_parameters:
             if param.dim() == 2 and not name.endswith(ADAMW_SUFFIXES):
                 module, _, parameter = name.rpartition(".")
                 self.blocks[id(param)] = BLOCKS.get(module.rpartition(".")[2], 1) if parameter == "weight" else 1
-            (matrices if id(param) in self.blocks else rest).append(param)
-        groups: list[dict[str, Any]] = [{"params": rest}, {"params": matrices}]
+            (matrices if id(param) in self.blocks else others).append(param)
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": matrices}]
         super().__init__(groups, lr, betas, weight_decay=weight_decay, capturable=capturable, **FUSED_ADAM)
 
     __setstate__ = Optimizer.__setstate__  # AdamW's method expects a step count, which matrices do not have
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        rest, matrices = self.param_groups
-        self.param_groups = [rest]
+        others, matrices = self.param_groups
+        self.param_groups = [others]
         try:
-            super().step(closure)
+            super().step(closure)  # AdamW
         finally:
-            self.param_groups = [rest, matrices]
+            self.param_groups = [others, matrices]
         same_size: dict[tuple[torch.Size, int], list[Tensor]] = {}
         for param in matrices["params"]:
             if param.grad is not None:
@@ -81,7 +81,7 @@ class Muon(AdamW):
             if "momentum_buffer" not in self.state[param]:
                 self.state[param]["momentum_buffer"] = torch.zeros_like(param)
         found_inf = getattr(self, "found_inf", None)
-        scale = 1.0 if found_inf is None else 1 - found_inf  # with 0, weights and momentum stay unchanged
+        scale = 1.0 if found_inf is None else 1 - found_inf  # 0 leaves weights and momentum unchanged
         weights = [to_local(param) for param in matrices]
         buffers = [to_local(self.state[param]["momentum_buffer"]) for param in matrices]
         grad_KRC = torch.stack([to_local(param.grad) for param in matrices])  # type: ignore[arg-type]
@@ -95,16 +95,16 @@ class Muon(AdamW):
         torch._foreach_mul_(weights, 1 - lr * decay * scale)
         torch._foreach_sub_(weights, list(update_KRC * (lr * scale)))
 
-    def orthogonalize_sharded(self, x_KRC: Tensor, like: list[Tensor]) -> Tensor:
-        """Return the local rows of the orthogonalized full matrices, scaled to the size of AdamW's updates."""
-        blocks, sharded = self.blocks[id(like[0])], is_sharded(like[0])
-        x_KAC = torch.stack([gather_like(*pair) for pair in zip(x_KRC, like, strict=True)]) if sharded else x_KRC
+    def orthogonalize_sharded(self, x_KRC: Tensor, params: list[Tensor]) -> Tensor:
+        """Orthogonalize full matrices, sharded like `params`, and scale them to AdamW's updates; return local rows."""
+        blocks, sharded = self.blocks[id(params[0])], is_sharded(params[0])
+        x_KAC = torch.stack([gather_like(*pair) for pair in zip(x_KRC, params, strict=True)]) if sharded else x_KRC
         K, A, C = x_KAC.shape
         out_KAC: Tensor = orthogonalize(x_KAC.view(K * blocks, A // blocks, C)).view(K, A, C)
         out_KAC = out_KAC * (ADAMW_RMS * max(A // blocks, C) ** 0.5)
         if not sharded:
             return out_KAC
-        return torch.stack([to_local(shard_like(*pair)) for pair in zip(out_KAC, like, strict=True)])
+        return torch.stack([to_local(shard_like(*pair)) for pair in zip(out_KAC, params, strict=True)])
 
 
 def orthogonalize(x_KRC: Tensor) -> Tensor:
@@ -134,18 +134,18 @@ class CapturableSGD(SGD):
 
 @dataclass(frozen=True)
 class OptimizerFactory:
-    """A registry entry: a class of optimizers that take named parameters, as those of `torch.optim` do."""
+    """An entry of OPTIMIZERS: an optimizer class that takes named parameters, as those of `torch.optim` do."""
 
     kind: type[Optimizer]
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # fixed arguments of the constructor
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # arguments of the constructor that users cannot change
     options: Mapping[str, float] = field(default_factory=dict)  # defaults of what train.optimizer_options may set
 
-    def __call__(self, named: Mapping[str, Tensor], settings: TrainSettings) -> Optimizer:
-        """Return an optimizer of these parameters; pass it the settings of TrainSettings that its constructor accepts.
+    def __call__(self, parameters: Mapping[str, Tensor], settings: TrainSettings) -> Optimizer:
+        """Return an optimizer of these parameters; pass it those training settings that its constructor accepts.
 
         On a GPU the learning rate is a tensor, which CUDA graphs need.
         """
-        parameter = next(iter(named.values()))
+        parameter = next(iter(parameters.values()))
         tensor_lr = parameter.is_cuda and not is_sharded(parameter)
         common = {
             "lr": torch.tensor(settings.lr, device=parameter.device) if tensor_lr else settings.lr,
@@ -156,7 +156,7 @@ class OptimizerFactory:
         accepted = inspect.signature(self.kind).parameters
         common = {name: value for name, value in common.items() if name in accepted}
         make: Callable[..., Optimizer] = self.kind
-        return make(named.items(), **common, **self.fixed, **{**self.options, **settings.optimizer_options})
+        return make(parameters.items(), **common, **self.fixed, **{**self.options, **settings.optimizer_options})
 
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
@@ -177,7 +177,7 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def compute_gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all gradients together. If gradients are DTensors, so is the result."""
+    """Return the norm of all gradients together. It is a DTensor if the gradients are sharded."""
     return torch.nn.utils.get_total_norm([param.grad for param in parameters if param.grad is not None])
 
 
@@ -205,7 +205,7 @@ def step_unless(found_inf: Tensor, optimizer: Optimizer) -> None:
         tensors = _list_tensors(optimizer)
         previous = [tensor.clone() for tensor in tensors]
         optimizer.step()
-        if len(_list_tensors(optimizer)) > len(tensors):  # every replay of the graph would initialize the state again
+        if len(_list_tensors(optimizer)) > len(tensors):  # each replay of the graph would initialize the state again
             optimizer.state.clear()
             raise RuntimeError("the optimizer must take one step before CUDA graph capture, so that its state exists")
         torch._foreach_copy_(
@@ -241,7 +241,7 @@ def constant(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG
 
 Schedule = Callable[[int, int, float], float]  # step, warmup, run_fraction -> factor of train.lr
 SCHEDULES: dict[str, Schedule] = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "constant": constant}
-MAX_WARMUP_FRACTION = 0.1  # the warm-up takes at most this fraction of train.minutes: the number of steps is not known
+MAX_WARMUP_FRACTION = 0.1  # of train.minutes: the number of steps in that time, and so a good warm-up, is unknown
 
 
 def check_optimization(settings: TrainSettings, model: Settings) -> None:
@@ -257,14 +257,15 @@ def check_optimization(settings: TrainSettings, model: Settings) -> None:
     if unknown := [name for name in settings.optimizer_options if name not in options]:
         raise UserError(
             f"train.optimizer={settings.optimizer} has no option {unknown[0]!r}{suggest_name(unknown[0], options)} "
-            f"(there are: {', '.join(options) or 'none'})"
+            f"(options: {', '.join(options) or 'none'})"
         )
     try:
         OPTIMIZERS[settings.optimizer]({"x": torch.zeros(1, requires_grad=True)}, settings)
     except ValueError as error:
         raise UserError(f"train.optimizer={settings.optimizer}: {error}") from None
-    query, value = (getattr(model, f"{name}_width", 0) or getattr(model, "width", 0) for name in ("query", "value"))
-    if settings.optimizer == "muon" and query != value:
+    width = getattr(model, "width", 0)
+    query_width, value_width = (getattr(model, name, 0) or width for name in ("query_width", "value_width"))
+    if settings.optimizer == "muon" and query_width != value_width:
         raise UserError(
             "train.optimizer=muon splits the matrix of queries, keys and values into equal parts, so model.query_width "
             "and model.value_width must be equal; set them to the same value, or use train.optimizer=adamw"
@@ -274,11 +275,11 @@ def check_optimization(settings: TrainSettings, model: Settings) -> None:
 def compute_learning_rate(
     step: int, settings: TrainSettings, *, run_fraction: float, minutes_fraction: float = 0.0
 ) -> float:
-    """Return the learning rate of a step, counted from 1: a linear warm-up, then the schedule.
+    """Return the learning rate of a step, counted from 1: a linear warm-up, multiplied by the schedule.
 
     `run_fraction` is the fraction of the run that is done, `minutes_fraction` the fraction of train.minutes that has
     passed.
     """
     warmup = max(settings.warmup, 1)
-    warm = min(max(step / warmup, minutes_fraction / MAX_WARMUP_FRACTION), 1.0)
-    return settings.lr * warm * SCHEDULES[settings.schedule](step, warmup, run_fraction)
+    warmup_factor = min(max(step / warmup, minutes_fraction / MAX_WARMUP_FRACTION), 1.0)
+    return settings.lr * warmup_factor * SCHEDULES[settings.schedule](step, warmup, run_fraction)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,11 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
-# Layout -> the same layout with a small set of shapes.
-BUCKETED_LAYOUTS = {"packed": "packed_bucketed", "padded": "padded_bucketed"}
-FIRST_LINES = 1000  # of a corpus in which a first pair is sought, to check the format before anything is written
+BUCKETED_LAYOUTS = {
+    "packed": "packed_bucketed",
+    "padded": "padded_bucketed",
+}  # layout -> the same layout with a small set of shapes
+FIRST_LINES = 1000  # of a file, which `check_files` searches for a pair before anything is written
 STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths, or whose texts, are measured
 
 
@@ -54,7 +56,7 @@ class Prepared:
 
     @cached_property
     def pair_statistics(self) -> PairStatistics:
-        """What pairs usually look like: lengths from all over each corpus, and the texts of some pairs."""
+        """Statistics of pairs in the training data, by which inference flags unusual translations."""
         lengths, texts = [], []
         for part in self.train:
             sides = (side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS))
@@ -72,9 +74,9 @@ class Prepared:
         return {name: f"{part.store.digest}*{part.weight:g}" for name, part in zip(self.names, parts, strict=True)}
 
 
-def find_changed_corpus(digests: dict[str, str], others: dict[str, str]) -> str:
-    """Return the name of the first corpus whose digest differs, or an empty string."""
-    return next((name for name in [*digests, *others] if digests.get(name) != others.get(name)), "")
+def find_changed_corpus(digests: dict[str, str], other: dict[str, str]) -> str:
+    """Return the name of the first corpus whose digests differ, or an empty string."""
+    return next((name for name in [*digests, *other] if digests.get(name) != other.get(name)), "")
 
 
 def check_same_data(prepared: Prepared, group: ProcessGroup) -> None:
@@ -89,27 +91,28 @@ def check_same_data(prepared: Prepared, group: ProcessGroup) -> None:
 
 def check_data(recipe: Recipe) -> None:
     """Refuse data settings that the model's task cannot use: plain text, tags, directions, two tokenizers."""
-    data, kind, form = recipe.data, recipe.model.kind, recipe.example_format
+    data, kind, example_format = recipe.data, recipe.model.kind, recipe.example_format
     for split in SPLITS:
-        if form in ("pairs", "labels") and any(not corpus.has_sources for corpus in getattr(data, split)):
-            wanted = "sources and targets" if form == "pairs" else "texts and labels"
+        if example_format in ("pairs", "labels") and any(not corpus.has_sources for corpus in getattr(data, split)):
+            required = "sources and targets" if example_format == "pairs" else "texts and labels"
             raise UserError(
                 f"data.{split} is plain text, which only a language model learns from; model.kind={kind} needs "
-                f"{wanted}, such as {{tsv: F}}"
+                f"{required}, such as {{tsv: F}}"
             )
-    if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
+    if example_format != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
         raise UserError(f"model.kind={kind} has one tokenizer; leave target_kind and target_size out")
-    trees = "reads trees of one side" if "tree" in recipe.model.features else ""
-    why = trees or ("" if form == "pairs" else "does not translate")  # why it learns a single direction
-    for used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
-        if why and used:
-            raise UserError(f"{setting} has no effect with model.kind={kind}, which {why}; leave it out")
-    if form == "labels" and any(corpus.reverse for corpus in data.training_corpora):
+    reason = "" if example_format == "pairs" else "does not translate"  # why the model learns only one direction
+    if "tree" in recipe.model.features:
+        reason = "reads trees of one side"
+    for is_used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
+        if reason and is_used:
+            raise UserError(f"{setting} has no effect with model.kind={kind}, which {reason}; leave it out")
+    if example_format == "labels" and any(corpus.reverse for corpus in data.training_corpora):
         raise UserError("a classifier cannot generate a text from a label; leave reverse out")
-    # Corpora that differ only in their direction: is the reverse of one of them learned too?
-    directions = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.training_corpora]
-    both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in directions for corpus in directions)
-    if both and not recipe.tokenizer.joint and form == "pairs":
+    # Both directions are learned if a corpus is listed twice, once with `reverse`; tag and weight may differ.
+    corpora = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.training_corpora]
+    both_directions = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in corpora for corpus in corpora)
+    if both_directions and not recipe.tokenizer.joint and example_format == "pairs":
         raise UserError("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
     if data.both_ways and any(data.tags):
         raise UserError(
@@ -119,19 +122,19 @@ def check_data(recipe: Recipe) -> None:
     for split in ("dev", "test"):
         for corpus in getattr(data, split):
             if corpus.tag not in data.tags:
-                has = f"the tag {corpus.tag!r}" if corpus.tag else "no tag"
-                known = ", ".join(tag or "none" for tag in data.tags)
-                raise UserError(f"data.{split} ({corpus.title}) has {has}, which nothing in data.train has ({known})")
-    if form == "windows" and recipe.tokenizer.sampling:
+                found = f"the tag {corpus.tag!r}" if corpus.tag else "no tag"
+                known = ", ".join(tag or "no tag" for tag in data.tags)
+                raise UserError(f"data.{split} ({corpus.title}) has {found}, but in data.train there is only: {known}")
+    if example_format == "windows" and recipe.tokenizer.sampling:
         raise UserError("tokenizer.sampling tokenizes lines anew in every epoch, so it needs data.documents=line")
 
 
 class NoPairFound(Exception):
-    """The first FIRST_LINES lines of a file contain no pair. That is no error: the file may start with empty lines."""
+    """The first FIRST_LINES lines of a file contain no pair. This is allowed: they may be empty."""
 
 
 def check_files(recipe: Recipe) -> None:
-    """Refuse files that are missing or whose first pair cannot be read, those of data.test included.
+    """Refuse files of all splits that are missing or whose first pair cannot be read.
 
     At most `FIRST_LINES` lines of a file are read to find a pair.
     """
@@ -162,7 +165,7 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     if not folder.tokenizer.exists():
         write_atomically(folder.tokenizer, tokenizers.save)
     splits = {"train": recipe.data.training_corpora, "dev": recipe.data.dev}
-    corpora = [(split, corpus) for split, found in splits.items() for corpus in found]
+    corpora = [(split, corpus) for split, settings in splits.items() for corpus in settings]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
     count = len(recipe.data.training_corpora)
     names = [f"data.{split} ({corpus.title})" for split, corpus in corpora]
@@ -183,43 +186,43 @@ def read_corpus(recipe: Recipe, corpus: CorpusSettings, split: str, features: Se
 def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
     """Train tokenizers on the training corpora, or load them from the cache if an earlier run has trained them."""
     corpora = [fingerprint_corpus(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
-    settings, seed, form = recipe.tokenizer, recipe.train.seed, recipe.example_format
-    name = digest_bytes(json.dumps([corpora, settings.model_dump(), form, seed]).encode(), size=12)
-    kept = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
+    settings, seed, example_format = recipe.tokenizer, recipe.train.seed, recipe.example_format
+    name = digest_bytes(json.dumps([corpora, settings.model_dump(), example_format, seed]).encode(), size=12)
+    cached = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
     with suppress(UserError):  # not cached yet, or damaged
-        return Tokenizers.load(kept)
+        return Tokenizers.load(cached)
 
     def pairs() -> Iterator[Pair]:
         for corpus in recipe.data.train:
             yield from report.progress("reading for the tokenizer").iterate(read_corpus(recipe, corpus, "train"))
 
     report.log(f"learning a {settings.kind} tokenizer")
-    if form == "pairs":
-        found = Tokenizers.train(pairs, settings, seed=seed, log=report.log)
-    elif form == "labels":
+    learn = partial(train_tokenizer, settings=settings, seed=seed, log=report.log)
+    if example_format == "pairs":
+        tokenizers = Tokenizers.train(pairs, settings, seed=seed, log=report.log)
+    elif example_format == "labels":
         labels = LabelTokenizer.train(pair.target for pair in pairs())
-        found = Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, log=report.log), labels)
+        tokenizers = Tokenizers(learn(pair.source for pair in pairs()), labels)
     else:
-        one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, log=report.log)
-        found = Tokenizers(one, one)
+        tokenizer = learn(pair.target for pair in pairs())
+        tokenizers = Tokenizers(tokenizer, tokenizer)
     with suppress(OSError):  # the cache is optional; if the disk is full, the token store reports it
-        fill_cache_folder(kept, "tokenizer.json", found.save)
-    return found
+        fill_cache_folder(cached, "tokenizer.json", tokenizers.save)
+    return tokenizers
 
 
 def encode_corpus(
     recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report
 ) -> WeightedStore:
     """Return the token store of a corpus; log how many examples it has and how many were left out."""
-    form, features = recipe.example_format, recipe.model.features
-    noun = EXAMPLE_FORMATS[form].noun
-    further = 0  # number of alternative targets
+    features, noun = recipe.model.features, EXAMPLE_FORMATS[recipe.example_format].noun
+    extra = 0  # number of targets besides the first of each pair
 
     def pairs() -> Iterator[Pair]:
-        nonlocal further
+        nonlocal extra
         bar = report.progress(f"encoding {split}", unit=noun)
         for pair in bar.iterate(read_corpus(recipe, corpus, split, features)):
-            further += len(pair.alternatives)
+            extra += len(pair.alternatives)
             yield pair
 
     store: TokenStore = open_store(
@@ -230,34 +233,34 @@ def encode_corpus(
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,
         features=features,
-        example_format=form,
+        example_format=recipe.example_format,
         name=f"data.{split} ({corpus.title})",
     )
-    left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
-    several = len(recipe.data.training_corpora if split == "train" else recipe.data.dev) > 1
-    which = f"{split}, {corpus.title}" if several else split
-    report.log(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
-    if further and split == "train":
-        report.log(f"{which}: {further:,} further targets are left out; only the first of a pair is learned", WARNING)
+    left_out = ", ".join(f"{count} {reason}" for reason, count in store.dropped.items())
+    corpus_count = len(recipe.data.training_corpora if split == "train" else recipe.data.dev)
+    label = f"{split}, {corpus.title}" if corpus_count > 1 else split
+    report.log(f"{label}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
+    if extra and split == "train":
+        report.log(f"{label}: {extra:,} further targets are left out; only the first of a pair is learned", WARNING)
     for name, missing in store.missing.items():
         if missing:
-            report.log(f"{which}: {missing:,} {FEATURES[name].missing_message}", WARNING)
+            report.log(f"{label}: {missing:,} {FEATURES[name].missing_message}", WARNING)
     return WeightedStore(store, corpus.weight)
 
 
 def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
-    """Return train.validate_lines pairs by corpus: one from each dev corpus in turn, as long as it has more."""
+    """Return train.validate_lines pairs in all, by dev corpus: as many from each corpus, as far as it has them."""
     if recipe.example_format != "pairs":
         return {}
     names = [corpus.tag or Path((corpus.files or [corpus.title])[0]).name for corpus in recipe.data.dev]
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names):  # short names are not unique
         names = [corpus.title for corpus in recipe.data.dev]
     readers = (read_corpus(recipe, corpus, "dev", recipe.model.features) for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
-    found: dict[str, list[Pair]] = {name: [] for name in names}
+    by_corpus: dict[str, list[Pair]] = {name: [] for name in names}
     for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
-        found[name].append(pair)
-    return {name: pairs for name, pairs in found.items() if pairs}
+        by_corpus[name].append(pair)
+    return {name: pairs for name, pairs in by_corpus.items() if pairs}
 
 
 def open_stream(
@@ -274,5 +277,5 @@ def open_stream(
     }
     if isinstance(recipe.model, LmSettings) and recipe.example_format == "windows":
         return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model.context, **common)
-    sampling, form = recipe.tokenizer.sampling, recipe.example_format
-    return BatchStream(prepared.train, prepared.tokenizers, sampling=sampling, example_format=form, **common)
+    common |= {"sampling": recipe.tokenizer.sampling, "example_format": recipe.example_format}
+    return BatchStream(prepared.train, prepared.tokenizers, **common)

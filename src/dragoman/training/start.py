@@ -129,7 +129,7 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return None
     version = folder.check()
-    newest = checkpoint.newest(folder)
+    newest = checkpoint.find_newest(folder)
     if newest and version < RESUMABLE_FORMAT:
         raise UserError(f"{name!r} was started by an earlier Dragoman; start a new run with --init-from {name}")
     if not resume and (newest or folder.model.exists()):
@@ -219,7 +219,7 @@ def lock_run(folder: RunFolder, *, discard: bool = False) -> Iterator[None]:
             yield
         except BaseException:  # Ctrl-C too
             logged = folder.metrics.exists() and folder.metrics.stat().st_size
-            if discard and created and not logged and checkpoint.newest(folder) is None:
+            if discard and created and not logged and checkpoint.find_newest(folder) is None:
                 folder.discard()
             raise
 

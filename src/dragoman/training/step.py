@@ -6,7 +6,7 @@ sooner than a CPU can launch them one by one. Randomness is a function of seed, 
 state is kept.
 
 Shapes   B rows   T target width   C model width   P passes (1 or 2)   N tokens of one pass   M tokens of all passes
-         3 = loss, nll, divergence   4 = the same and the gradient norm
+         3 = loss, nll, divergence   4 = loss, nll, divergence, gradient norm
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient
 from dragoman.types import Batch
 
 WARMUP_CALLS = 3  # eager steps with a shape before its capture: libraries choose kernels, and code is compiled
-DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # of Inductor; it doubles the time of a norm's backward pass
-Shape = tuple[object, ...]
+DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # of torch.compile; doubles the time of a norm's backward
+Shape = tuple[object, ...]  # what `shape_of` returns
 
 
 class CapturedGraph(NamedTuple):
@@ -59,7 +59,7 @@ class CudaGraphs:
         self.failure = ""  # error message of a failed capture
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return `function(batch)`. Replaying a graph gives the same random numbers as an eager call."""
+        """Return `function(batch)`. A replayed graph uses the same random numbers as an eager call."""
         shape = shape_of(batch)
         self.calls[shape] += 1
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -77,7 +77,7 @@ class CudaGraphs:
         return output
 
     def capture(self, shape: Shape, batch: Batch) -> None:
-        """Capture a graph for this shape. If the function waits for the GPU, capture fails and all calls stay eager."""
+        """Capture a graph for this shape. If that fails, because the function waits for the GPU, calls stay eager."""
         static_batch, graph = batch.to(self.stream.device), torch.cuda.CUDAGraph()
         pool = next(iter(self.captured.values())).graph.pool() if self.captured else None
         try:
@@ -94,7 +94,7 @@ class CudaGraphs:
 
 
 def shape_of(batch: Batch) -> Shape:
-    """Return a key for everything that the kernels of a step depend on: all of the batch except its tensors' values."""
+    """Return what the kernels of a step depend on: everything about the batch except the values in its tensors."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
     return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)
 
@@ -136,7 +136,7 @@ class Learner(nn.Module):
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the states and the targets of all tokens except padding.
 
-    On a GPU this selection would have to wait for the GPU, so all positions are returned, with target -1 at padding.
+    On a GPU this would wait for the number of tokens. So all positions are returned there, with target -1 at padding.
     """
     real_BT = batch.target_segment_BT > 0
     if states_BTC.device.type == "cpu":
@@ -145,11 +145,11 @@ def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor
 
 
 class PendingStep(NamedTuple):
-    """A step that may still be running on the GPU. `StepMetrics` has its metrics as Python numbers."""
+    """A step that may still be running on the GPU. `fetch_metrics` waits for it."""
 
     metrics_4: Tensor
     lr: float
-    tokens: int
+    tokens: int  # of both sides
 
 
 class StepMetrics(NamedTuple):
@@ -180,7 +180,7 @@ class OptimizerOutOfMemoryError(UserError):
 class Stepper:
     """A model with its optimizer and the EMA of its weights.
 
-    `eval_model` is the model that is validated: the trained one, or a full copy on rank 0 if parameters are sharded.
+    `eval_model` is the model to validate: the trained model, or a full copy if the trained model is sharded.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class Stepper:
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = clone_weights(model) if settings.ema else {}
-        # Captured CUDA graphs read these two, so they are tensors that are filled in place.
-        self.count = torch.ones((), device=self.device)  # target tokens in the current step
+        # CUDA graphs read these two numbers, so they are tensors that are filled in place.
+        self.target_tokens = torch.ones((), device=self.device)  # in the current step
         self.ema_step = torch.zeros((), device=self.device)  # 1 - decay of the EMA in the current step
         self.cuda_graphs = CudaGraphs(self.train_batch) if plan.use_cuda_graphs else None
         if plan.compile:
@@ -211,8 +211,8 @@ class Stepper:
         if not self.model.training:  # `train()` visits all modules, which is slow
             self.model.train()
         set_learning_rate(self.optimizer, lr)
-        self.count.fill_(sum(batch.target_tokens for batch in batches))
-        decay = min(self.settings.ema, (1 + step) / (10 + step))  # low at first, to forget the initial weights
+        self.target_tokens.fill_(sum(batch.target_tokens for batch in batches))
+        decay = min(self.settings.ema, (1 + step) / (10 + step))  # small at first, so that initial weights fade quickly
         self.ema_step.fill_(1 - decay)
         if self.cuda_graphs and len(batches) == 1 and self.plan.batch_parts == 1:
             torch.manual_seed(derive_seed(self.settings.seed, step, 0))
@@ -220,26 +220,26 @@ class Stepper:
         else:
             self.optimizer.zero_grad()
             sums_3 = torch.zeros(3, device=self.device)
-            count = self.plan.batch_parts
-            parts = [(index, part) for index, batch in enumerate(batches) for part in split_batch(batch, count)]
+            part_count = self.plan.batch_parts
+            parts = [(index, part) for index, batch in enumerate(batches) for part in split_batch(batch, part_count)]
             no_sync = getattr(self.module, "no_sync", nullcontext)  # DDP's context to accumulate gradients locally
             for number, (batch_index, part) in enumerate(parts, 1):
                 torch.manual_seed(derive_seed(self.settings.seed, step, batch_index))
                 with nullcontext() if number == len(parts) else no_sync():
                     sums_3 += self.backward(part.to(self.device))
-            metrics_4 = self.apply(self.group.all_reduce(sums_3) / self.count)
+            metrics_4 = self.apply(self.group.all_reduce(sums_3) / self.target_tokens)
         return PendingStep(metrics_4, lr, sum(b.tokens for b in batches))
 
     def train_batch(self, batch: Batch) -> Tensor:
         """Take a step with one batch. This is the function that a CUDA graph captures."""
         self.optimizer.zero_grad()
-        return self.apply(self.backward(batch) / self.count)
+        return self.apply(self.backward(batch) / self.target_tokens)
 
     def rehearse(self, batch: Batch) -> None:
         """Run one backward pass and discard its gradients.
 
-        DDP arranges its gradient buckets in the first backward pass. After a rehearsal, a resumed run sums gradients in
-        the same order as an uninterrupted run.
+        DDP arranges its gradient buckets after the first backward pass, which changes the order of sums. If that has
+        happened before the first step, a resumed run is bit-identical to an uninterrupted one.
         """
         self.backward(batch.to(self.device))
         self.optimizer.zero_grad()
@@ -249,17 +249,17 @@ class Stepper:
         with self.plan.autocast():
             sums_3: Tensor = self.module(batch)
         loss = self.group.world_size * sums_3[0]  # DDP and FSDP divide the sum of all gradients by the world size
-        (loss / self.count).backward()  # type: ignore[no-untyped-call]
+        (loss / self.target_tokens).backward()  # type: ignore[no-untyped-call]
         return sums_3.detach()
 
     def apply(self, losses_3: Tensor) -> Tensor:
         """Clip the gradients, then update weights and EMA unless the loss or a gradient is not finite.
 
-        Return the losses and the gradient norm. Does not wait for the GPU.
+        Return the losses and the gradient norm. This method does not wait for the GPU.
         """
         norm = to_full(compute_gradient_norm(self.parameters))
         metrics_4 = torch.stack([*losses_3, norm.float()])
-        found_inf = (~metrics_4[::3].isfinite().all()).float()  # of loss and norm
+        found_inf = (~metrics_4[::3].isfinite().all()).float()  # 1 if loss (index 0) or norm (index 3) is not finite
         if self.settings.clip:
             clip_gradients(self.parameters, norm, self.settings.clip)
         try:
@@ -273,12 +273,12 @@ class Stepper:
             ) from None
         if self.ema:
             weights, ema_step = collect_tensors(self.model), self.ema_step * (1 - found_inf)
-            means = [to_local(mean) for mean in self.ema.values()]
-            now = [to_local(weights[name].detach()) for name in self.ema]
-            torch._foreach_lerp_(means, now, [ema_step] * len(means))
+            ema = [to_local(tensor) for tensor in self.ema.values()]
+            current = [to_local(weights[name].detach()) for name in self.ema]
+            torch._foreach_lerp_(ema, current, [ema_step] * len(ema))
         return metrics_4
 
-    def shrink(self) -> int:
+    def halve_batches(self) -> int:
         """After running out of memory, discard the gradients and split each batch into twice as many parts from now on.
 
         Return the new number of parts.
@@ -297,7 +297,7 @@ class Stepper:
         self.cuda_graphs = None
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights that are published, on rank 0 only: the EMA if there is one, else the trained weights.
+        """Return the weights to publish, the EMA if there is one, else the trained weights. Only rank 0 gets them.
 
         Collective: every rank must call it. Full tensors are moved to the CPU one by one: a GPU may not hold them all.
         """
@@ -309,8 +309,8 @@ class Stepper:
         return published
 
     @contextmanager
-    def ema_weights(self) -> Iterator[None]:
-        """Load the published weights into `eval_model`. If that is the trained model, restore its weights after."""
+    def load_eval_weights(self) -> Iterator[None]:
+        """Load the weights to publish into `eval_model`. On exit, restore the weights if that is the trained model."""
         if self.eval_model is not self.model:
             weights = self.weights()
             if self.group.is_main:
@@ -334,27 +334,27 @@ class Stepper:
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Return the state of the optimizer, named such as "encoder.norm.weight:exp_avg"."""
-        names = self.trained_names()
+        names = self.list_trained_names()
         states = self.optimizer.state_dict()["state"]
         return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
 
-    def trained_names(self) -> list[str]:
-        """Return the names of the parameters in the order of the optimizer."""
+    def list_trained_names(self) -> list[str]:
+        """Return the names of the trained parameters, in the order of the optimizer."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
-        """Load the tensors of a checkpoint, which `tensors` returned."""
+        """Load the tensors of a checkpoint, which `tensors` returned when it was saved."""
         load_weights(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
-        if self.cuda_graphs and self.cuda_graphs.captured:  # a graph contains addresses, so they must stay
+        if self.cuda_graphs and self.cuda_graphs.captured:  # copy in place: a graph contains the addresses of tensors
             current = self.optimizer_tensors()
             for name, value in optimizer.items():
                 current[name].copy_(value)
             return
         state: dict[int, dict[str, Tensor]] = {}
-        index = {name: number for number, name in enumerate(self.trained_names())}
+        index = {name: number for number, name in enumerate(self.list_trained_names())}
         for name, value in optimizer.items():
             parameter, _, key = name.rpartition(":")
             state.setdefault(index[parameter], {})[key] = value
@@ -389,7 +389,7 @@ def split_batch(batch: Batch, count: int) -> list[Batch]:
 
 
 def derive_seed(seed: int, step: int, batch: int) -> int:
-    """Return the seed for the dropout masks of one batch of a step. The factors keep batches and steps apart."""
+    """Return the seed for the dropout masks of one batch of a step. Large primes keep seeds from coinciding."""
     return seed * 1_000_003 + step + batch * 1_000_000_007
 
 

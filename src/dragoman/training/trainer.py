@@ -1,8 +1,6 @@
 """Train a recipe: `train` prepares a run, and `Trainer.fit` is the training loop.
 
 The loop validates, saves checkpoints, and rolls back to the newest checkpoint if several steps in a row are not finite.
-
-dragoman.train("recipe.yaml", out="run")
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
 from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
 from dragoman.training.execution import peak_memory, plan_execution
-from dragoman.training.logging import Metrics, TrainLogger, describe_small_epochs
+from dragoman.training.logging import Metrics, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
 from dragoman.training.start import StartedRun, TrainRequest, initialize_model, start_run
@@ -42,8 +40,8 @@ from dragoman.types import Batch
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 SYNCHRONISE_EVERY = 16  # maximum number of steps between two transfers of metrics from a GPU
-PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated ahead; on a GPU they last until the next window is packed
-MIN_LR_SCALE = 2.0**-10  # of train.lr; a run that is not finite even at this learning rate ends
+PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated in advance; a GPU computes many while the stream packs new rows
+MIN_LR_SCALE = 2.0**-10  # training fails if steps are not finite even at this fraction of train.lr
 
 
 def train(
@@ -74,8 +72,8 @@ def train(
         known_tokenizers = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
-        form, resumed = start.recipe.example_format, start.newest is not None
-        group.broadcast(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
+        data_format, resumed = start.recipe.example_format, start.newest is not None
+        group.broadcast(lambda: record_start(folder, prepared, data_format, init_from=start.init_from, resumed=resumed))
         state = group.run_on_all(lambda: prepare_state(start, prepared, report, group))
         trainer = group.run_on_all(lambda: Trainer(start, state, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
@@ -84,7 +82,7 @@ def train(
 
 
 def prepare_state(start: StartedRun, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
-    """Return the state of the checkpoint to resume from, or the state of a new run, with this process's plan."""
+    """Return the state to start from, of the checkpoint or of a new run, with the execution plan of this process."""
     saved = checkpoint.load_state(start.newest) if start.newest else None
     plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
     if not saved:
@@ -102,7 +100,7 @@ def prepare_state(start: StartedRun, prepared: Prepared, report: Report, group: 
 
 
 class Trainer:
-    """The training of one run. A checkpoint consists of `state` and the tensors of the stepper."""
+    """The training of one run. A checkpoint consists of `state` and of the tensors in `stepper`."""
 
     def __init__(
         self, start: StartedRun, state: TrainState, prepared: Prepared, report: Report, group: ProcessGroup
@@ -201,8 +199,8 @@ class Trainer:
             position, on_cpu = self.state.position, self.stepper.device.type == "cpu"
 
             def read() -> Iterator[tuple[Batch, StreamPosition]]:
-                for batch, after in self.stream.batches(position):
-                    yield (batch if on_cpu else batch.pin_memory()), after
+                for batch, next_position in self.stream.batches(position):
+                    yield (batch if on_cpu else batch.pin_memory()), next_position
 
             self.batches = prefetch(read, PREFETCH[self.stepper.device.type])
             self.started = time.monotonic() - self.state.seconds
@@ -213,7 +211,7 @@ class Trainer:
     def advance(self, batches: list[Batch], position: StreamPosition) -> None:
         """Update the state after a step.
 
-        All processes agree on the sum of their FLOPs, on the clock of rank 0 and on a signal that any of them received.
+        All processes get the sum of their FLOPs, the elapsed time of rank 0, and a signal that any of them received.
         """
         flops, seconds = sum(map(self.cost.count_training, batches)), time.monotonic() - self.started
         gathered = self.group.gather_numbers(flops, seconds, self.received_signal)
@@ -224,8 +222,8 @@ class Trainer:
     def should_synchronise(self) -> bool:
         """Return whether to wait for the metrics of the pending steps. On a GPU only if they are needed now."""
         settings = self.settings
-        every = (SYNCHRONISE_EVERY, settings.log_every, settings.save_every, settings.validate_every)
-        due = any(map(self.is_due, every)) or self.signal or self.stop_reason()
+        intervals = (SYNCHRONISE_EVERY, settings.log_every, settings.save_every, settings.validate_every)
+        due = any(map(self.is_due, intervals)) or self.signal or self.stop_reason()
         return self.stepper.device.type == "cpu" or bool(due)
 
     def is_due(self, every: int) -> bool:
@@ -272,54 +270,49 @@ class Trainer:
                     raise UserError(
                         "a single row does not fit into memory; make the model smaller or data.max_length lower"
                     ) from None
-            parts = self.stepper.shrink()
+            parts = self.stepper.halve_batches()
             self.state = replace(self.state, plan=self.stepper.plan)
-            tokens, accumulate = self.settings.tokens // parts, self.settings.accumulate * parts
-            self.report.log(
-                f"out of memory: batches are split into {parts} parts from now on; next time set "
-                f"train.tokens={tokens} train.accumulate={accumulate}",
-                WARNING,
-            )
+            advice = f"train.tokens={self.settings.tokens // parts} train.accumulate={self.settings.accumulate * parts}"
+            message = f"out of memory: batches are split into {parts} parts from now on; next time set {advice}"
+            self.report.log(message, WARNING)
 
     def roll_back(self) -> None:
         """Go back to the newest checkpoint and halve the learning rate."""
-        newest = self.group.broadcast(lambda: checkpoint.newest(self.folder))
+        newest = self.group.broadcast(lambda: checkpoint.find_newest(self.folder))
         if newest is None:
             raise self.group.user_error(
                 f"{ROLL_BACK_AFTER} steps in a row were not finite before the first checkpoint; try a smaller train.lr"
             )
-        now, back = self.state, self.group.broadcast(lambda: checkpoint.load_state(newest))
-        lr_scale = back.lr_scale / 2
+        current, saved = self.state, self.group.broadcast(lambda: checkpoint.load_state(newest))
+        lr_scale = saved.lr_scale / 2
         if lr_scale < MIN_LR_SCALE:
             raise self.group.user_error(
-                f"the steps after step {back.step} are not finite even at {back.lr_scale:g} of the learning rate; "
+                f"the steps after step {saved.step} are not finite even at {saved.lr_scale:g} of the learning rate; "
                 "check the data, or start a new run with a smaller train.lr"
             )
         checkpoint.restore(newest, self.stepper)
-        spent = {name: getattr(now, name) for name in ("skipped", "seconds", "flops", "plan")}  # are not rolled back
-        self.state = replace(back, lr_scale=lr_scale, skipped_in_a_row=0, **spent)
+        not_rolled_back = {name: getattr(current, name) for name in ("skipped", "seconds", "flops", "plan")}
+        self.state = replace(saved, lr_scale=lr_scale, skipped_in_a_row=0, **not_rolled_back)
         self.group.broadcast(lambda: checkpoint.save_state(newest, self.state))
-        self.metrics.truncate(back.step)
-        self.metrics.write("rolled back", back.step, after=now.step, scale=lr_scale, skipped=now.skipped)
-        self.report.log(
-            f"{ROLL_BACK_AFTER} such steps in a row: back to step {back.step}, learning rate times {lr_scale:g}",
-            WARNING,
-        )
+        self.metrics.truncate(saved.step)
+        self.metrics.write("rolled back", saved.step, after=current.step, scale=lr_scale, skipped=current.skipped)
+        message = f"{ROLL_BACK_AFTER} steps in a row were skipped: back to step {saved.step}, learning rate"
+        self.report.log(f"{message} times {lr_scale:g}", WARNING)
         if self.batches:
             self.batches.close()
         self.batches = None
 
-    def amid_skipped_steps(self) -> bool:
+    def is_skipping_steps(self) -> bool:
         """Return whether the last step was skipped and training continues.
 
-        No checkpoint is saved then: a later roll-back to it would not help.
+        No checkpoint is saved then: the next steps may be skipped too, and a roll-back to it would not help.
         """
         return bool(self.state.skipped_in_a_row) and not self.stop_reason()
 
     def should_validate(self) -> bool:
         """Return whether to validate now: every train.validate_every steps and at the end, if there is a dev set."""
         due = self.is_due(self.settings.validate_every)
-        if due and self.amid_skipped_steps():
+        if due and self.is_skipping_steps():
             self.report.log(f"no validation at step {self.state.step}, because the last step was skipped")
             return False
         return bool(self.validator.batches) and (due or bool(self.stop_reason()))
@@ -329,11 +322,11 @@ class Trainer:
         if self.signal or self.stop_reason():
             return True
         due = self.is_due(self.settings.validate_every) or self.is_due(self.settings.save_every)
-        return due and not self.amid_skipped_steps()
+        return due and not self.is_skipping_steps()
 
     def validate(self) -> None:
-        """Evaluate on data.dev the weights that will be published: the EMA, if there is one."""
-        with self.stepper.ema_weights():
+        """Evaluate the weights that will be published (the EMA, if there is one) on data.dev."""
+        with self.stepper.load_eval_weights():
             validation = self.group.broadcast(lambda: self.validator(self.stepper.eval_model))
         if self.state.skipped_in_a_row and not math.isfinite(validation.loss):
             raise self.group.user_error(
@@ -350,7 +343,7 @@ class Trainer:
         peak = max(self.state.peak_memory, peak_memory(self.stepper.device))
         self.state = replace(self.state, peak_memory=peak)
         checkpoint.save(self.folder, self.stepper, self.state)
-        due = self.is_due(self.settings.validate_every) and not self.amid_skipped_steps()
+        due = self.is_due(self.settings.validate_every) and not self.is_skipping_steps()
         if due or self.stop_reason() or not self.group.broadcast(self.folder.model.exists):
             self.publish()
 
@@ -362,7 +355,7 @@ class Trainer:
             header = {"longest": str(self.state.longest), "step": str(self.state.step)}  # metadata of the file
             if self.recipe.example_format == "pairs":  # statistics by which inference flags unusual translations
                 header["usual"] = self.prepared.pair_statistics.to_json()
-            weights = current or checkpoint.final_weights(self.folder, self.state, self.settings.average)
+            weights = current or checkpoint.load_final_weights(self.folder, self.state, self.settings.average)
             self.folder.save_model(weights, tokenizer=self.prepared.tokenizers.fingerprint(), **header)
 
         self.group.broadcast(save_model)
@@ -392,9 +385,8 @@ class Trainer:
         averaged = min(self.settings.average, len(state.best))
         model = f"the mean of the {averaged} best models" if averaged > 1 else "the model"
         skipped = f"; {state.skipped} steps skipped" if state.skipped else ""
-        small = describe_small_epochs(state.epochs)
-        read = f" ({small})" if small else ""
+        epochs = f" ({few_epochs})" if (few_epochs := describe_few_epochs(state.epochs)) else ""
         self.report.log(
-            f"done: {state.step} step{'s' * (state.step != 1)}, {state.tokens:,} tokens{read} in "
+            f"done: {state.step} step{'s' * (state.step != 1)}, {state.tokens:,} tokens{epochs} in "
             f"{state.seconds:.0f} s{best}{skipped}; {model} is in {self.folder.path}"
         )

@@ -27,7 +27,7 @@ from dragoman.training.loss import LossTerms, compute_chunked_loss
 from dragoman.training.prepare import Prepared
 from dragoman.types import Batch, Line
 
-GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # replaces the recipe's search: it is faster
+GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # used instead of the recipe's search: it is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Validation:
     """The result of a validation."""
 
     loss: float  # negative log-likelihood per target token, in nats
-    # The score of greedy outputs; None for a language model, which has no outputs. In run folders of format 1: bleu.
+    # The score of greedy outputs; None for a language model, which has no outputs. Its name was "bleu" in format 1.
     score: Annotated[float | None, Field(validation_alias=AliasChoices("score", "bleu"))] = None
     metric: MetricName = "bleu"
     signature: str = ""  # sacreBLEU's description of how the score was computed
@@ -44,10 +44,10 @@ class Validation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 100.0))
+        return math.exp(min(self.loss, 100.0))  # exp(710) overflows
 
     def floor(self, metric: str) -> float:
-        """Return the goodness below which scores are equal and the loss decides; -inf unless train.metric=auto."""
+        """Return the score below which scores count as equal and the loss decides; -inf unless train.metric=auto."""
         return METRICS[self.metric].floor if metric == "auto" and self.score is not None else -math.inf
 
     def goodness(self, metric: str) -> tuple[float, float]:
@@ -57,11 +57,11 @@ class Validation:
 
     def to_metrics(self) -> dict[str, Any]:
         """Return the values for metrics.jsonl. The score is named after its metric."""
-        about = {"loss": self.loss, "perplexity": self.perplexity}
+        values = {"loss": self.loss, "perplexity": self.perplexity}
         if self.bits is not None:
-            return about | {"bits_per_character": self.bits}
-        several = {f"{self.metric}_by_corpus": self.by_corpus} if self.by_corpus else {}
-        return about | {self.metric: self.score, "signature": self.signature} | several
+            return values | {"bits_per_character": self.bits}
+        by_corpus = {f"{self.metric}_by_corpus": self.by_corpus} if self.by_corpus else {}
+        return values | {self.metric: self.score, "signature": self.signature} | by_corpus
 
     def describe(self, task: str) -> str:
         """Return the message that training logs about this validation."""
@@ -70,38 +70,39 @@ class Validation:
             message += f", perplexity {self.perplexity:.2f}"
         if self.bits is not None:
             message += f", {self.bits:.4f} bits per character"
-        several = ", ".join(f"{name} {score:.2f}" for name, score in self.by_corpus.items())
-        judged = "" if self.score is None else f", {METRICS[self.metric].title} {self.score:.2f}"
-        return message + judged + (f" ({several})" if several else "")
+        if self.score is not None:
+            message += f", {METRICS[self.metric].title} {self.score:.2f}"
+        by_corpus = ", ".join(f"{name} {score:.2f}" for name, score in self.by_corpus.items())
+        return message + (f" ({by_corpus})" if by_corpus else "")
 
 
 class Validator:
-    """Evaluates a model on the dev set: `validator(model)` returns a Validation."""
+    """The dev set and how to evaluate a model on it: `validator(model)` returns a Validation."""
 
     def __init__(
         self, recipe: Recipe, prepared: Prepared, widths: Widths, plan: ExecutionPlan, last: Validation | None = None
     ) -> None:
-        """Collate the dev set. With train.metric=auto, a resumed run keeps the metric of its `last` validation."""
+        """Collate the dev set. `last` is the last validation of a resumed run."""
         self.recipe, self.prepared, self.plan, self.last = recipe, prepared, plan, last
         self.device = torch.device(plan.device)
         self.task = recipe.model.task
         self.engine: TorchEngine | None = None
-        name, context = recipe.example_format, getattr(recipe.model, "context", 0)  # the context of a language model
+        name, context = recipe.example_format, getattr(recipe.model, "context", 0)  # only language models have one
         examples = [example for part in prepared.dev for example in read_in_order(part.store, name, context)]
-        form, arrange = EXAMPLE_FORMATS[name], LAYOUTS[recipe.batch_layout]
+        example_format, plan_batches = EXAMPLE_FORMATS[name], LAYOUTS[recipe.batch_layout]
         self.batches: list[Batch] = []
         if examples:
-            rng = np.random.default_rng(0)
-            plans = arrange(*form.lengths(examples), tokens=recipe.train.tokens, widths=widths, rng=rng)
-            self.batches = [form.collate(each, examples) for each in plans]
+            lengths, rng = example_format.lengths(examples), np.random.default_rng(0)
+            batch_plans = plan_batches(*lengths, tokens=recipe.train.tokens, widths=widths, rng=rng)
+            self.batches = [example_format.collate(batch_plan, examples) for batch_plan in batch_plans]
 
     @property
     def metric(self) -> Metric:
         """The metric of outputs, even if the loss decides which model is best."""
-        named = self.recipe.train.metric
-        if named == "auto" and self.last and self.last.score is not None:
-            return METRICS[self.last.metric]  # data.metrics may have changed since
-        return choose_checkpoint_metric(named, self.task, self.recipe.data.metrics) or METRICS[BEST_METRIC[self.task]]
+        name = self.recipe.train.metric
+        if name == "auto" and self.last and self.last.score is not None:
+            return METRICS[self.last.metric]  # a resumed run keeps its metric, even if data.metrics has changed
+        return choose_checkpoint_metric(name, self.task, self.recipe.data.metrics) or METRICS[BEST_METRIC[self.task]]
 
     def __call__(self, model: Model) -> Validation:
         """Evaluate the model. If memory runs out, free all caches and try again."""
@@ -115,49 +116,49 @@ class Validator:
     def evaluate(self, model: Model) -> Validation:
         """Return loss and score of the model."""
         with eval_mode(model):
-            loss, predicted, right = self.run_batches(model)
+            loss, predicted, gold = self.run_batches(model)
         if self.task == "generate":
             stores = [part.store for part in self.prepared.dev]
             keeps_eos = EXAMPLE_FORMATS[self.recipe.example_format].keeps_eos
             tokens = sum(len(s.target_ids) for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
             tokens_per_character = tokens / sum(s.characters for s in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
-        labels = self.prepared.tokenizers.target.ids_to_tokens  # ids -> names
-        outputs, references = (labels(predicted), [labels(right)]) if self.task == "classify" else self.translate(model)
+        labels = self.prepared.tokenizers.target.ids_to_tokens  # converts ids to labels
+        outputs, references = (labels(predicted), [labels(gold)]) if self.task == "classify" else self.translate(model)
         if not outputs:
             return Validation(loss)
         score, by_corpus = self.metric.compute(outputs, references), {}
-        ends = list(accumulate(map(len, self.prepared.dev_pairs.values()), initial=0))
-        if len(ends) > 2:
-            for name, (a, b) in zip(self.prepared.dev_pairs, pairwise(ends), strict=True):
-                by_corpus[name] = self.metric.compute(outputs[a:b], [lines[a:b] for lines in references]).value
+        offsets = list(accumulate(map(len, self.prepared.dev_pairs.values()), initial=0))
+        if len(self.prepared.dev_pairs) > 1:
+            for name, (start, end) in zip(self.prepared.dev_pairs, pairwise(offsets), strict=True):
+                by_corpus[name] = self.metric.compute(outputs[start:end], [r[start:end] for r in references]).value
         return Validation(loss, score.value, score.name, score.signature, by_corpus=by_corpus)
 
     @torch.inference_mode()
     def run_batches(self, model: Model) -> tuple[float, list[int], list[int]]:
-        """Return the mean loss of all target tokens, without label smoothing, and a classifier's labels.
+        """Return the mean loss of all target tokens, without label smoothing, and two lists.
 
-        The labels are two lists of ids: those that it predicted, and the right ones.
+        For a classifier, these are the ids of its predicted labels and of the gold labels; otherwise they are empty.
         """
-        total, predicted, right = 0.0, list[int](), list[int]()
-        for batch in self.batches:
-            moved = batch.to(self.device)
-            is_token_BT = moved.target_segment_BT > 0
+        total, predicted, gold = 0.0, list[int](), list[int]()
+        for host_batch in self.batches:
+            batch = host_batch.to(self.device)
+            is_token_BT = batch.target_segment_BT > 0
             with self.plan.autocast():
-                states_NC, target_N = model(moved)[is_token_BT], moved.target_out_BT[is_token_BT]
+                states_NC, target_N = model(batch)[is_token_BT], batch.target_out_BT[is_token_BT]
                 _, nll, _ = compute_chunked_loss(states_NC[None], model.project.weight, target_N, LossTerms())
                 total += float(nll)
                 if self.task == "classify":
                     predicted += model.project(states_NC).argmax(-1).tolist()
-                    right += target_N.tolist()
-        return total / sum(batch.target_tokens for batch in self.batches), predicted, right
+                    gold += target_N.tolist()
+        return total / sum(batch.target_tokens for batch in self.batches), predicted, gold
 
     def translate(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Translate the first lines of each corpus of data.dev; return the translations and the references."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.dev_pairs.values())), self.prepared.tokenizers
         engine = self.engine or TorchEngine(cast(Seq2Seq, model), self.device, tokenizers.target.decode)
         if self.plan.use_cuda_graphs:
-            self.engine = engine  # its CUDA graphs serve all later validations
+            self.engine = engine  # later validations use its CUDA graphs again
         longest = self.prepared.longest
         translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, longest, self.device, engine=engine)
         trees = [pair.tree for pair in pairs] if translator.reads_trees else None
