@@ -115,7 +115,7 @@ def numbers_in(text: str) -> list[str]:
 
 
 def test_numbers_of_the_readme_are_measured() -> None:
-    """Every number of the columns Dragoman and fastest peer is in the file that its row links, rounded as needed."""
+    """Every number in the columns of measured values is in the file that its row links, up to rounding."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for title, columns in (("Quality", [1]), ("Speed", [1, 2])):
         rows = [line for line in text.split(f"## {title}\n")[1].split("\n## ")[0].splitlines() if "](" in line]

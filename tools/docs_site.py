@@ -36,7 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace links to files outside docs/, which are not part of the site, by the paths of the files."""
+    """Replace links and images of files outside docs/, which are not part of the site, by the paths of the files."""
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
 
@@ -85,6 +85,6 @@ def write_command(name: str, command: Any) -> Iterator[str]:
         yield "\n| argument or option | default | description |\n|---|---|---|"
     for parameter in parameters:
         names, default = ", ".join(f"`{option}`" for option in parameter.opts), parameter.default
-        shown = "" if default in (None, False, "", (), []) or callable(default) else f"`{default}`"
-        text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
-        yield f"| {names} | {shown} | {text} |"
+        default_cell = "" if default in (None, False, "", (), []) or callable(default) else f"`{default}`"
+        description = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+        yield f"| {names} | {default_cell} | {description} |"

@@ -39,7 +39,7 @@ train:
   {steps: 20, tokens: 128, lr: 1e-2, warmup: 5, log_every: 1, validate_lines: 0, metric: loss,
    device: cpu, threads: 1, precision: float32, compile: false}
 """
-SMALL = {
+SMALL_MODEL = {  # used as far as a kind of model has these settings
     "layers": 1,
     "width": 16,
     "heads": 2,
@@ -47,16 +47,17 @@ SMALL = {
     "block": 4,
     "rank": 4,
     "context": 32,
-}  # if a kind of model has the setting
-LABELLED = ["data.train={tsv: labelled.tsv}", "data.dev={tsv: labelled.tsv}", "tokenizer.kind=char"]  # for classifiers
-# Settings with one run per choice, in addition to all settings of the model section
-VARIED = {"train.optimizer", "train.schedule", "train.loss", "train.consistency", "tokenizer.kind"}
-NEEDED = {  # further settings without which a setting has no effect
+}
+# Data for classifiers
+LABELLED_DATA = ["data.train={tsv: labelled.tsv}", "data.dev={tsv: labelled.tsv}", "tokenizer.kind=char"]
+# Settings with one run per choice, in addition to all settings of the section model
+VARIED_SETTINGS = {"train.optimizer", "train.schedule", "train.loss", "train.consistency", "tokenizer.kind"}
+REQUIRED_SETTINGS = {  # other settings without which a setting has no effect
     "model.nonlinearity": ["model.cell=vanilla"],
     "model.kernel": ["model.dropout=0"],
     "train.optimizer": ["train.weight_decay=0.1"],
 }
-COMBINED = [  # runs that change several settings; the first trains like the demo
+COMBINED_SETTINGS = [  # runs that change several settings; the first trains like the demo
     "model.position=rotary train.optimizer=muon train.weight_decay=0.1 train.schedule=cosine",
     "train.precision=bf16",
     "train.accumulate=2",
@@ -90,25 +91,25 @@ COMBINED = [  # runs that change several settings; the first trains like the dem
 def list_settings(*overrides: str) -> list[dict[str, Any]]:
     """Return all settings for a kind of model, with defaults and choices, as `dragoman settings` prints them."""
     command = [sys.executable, "-m", "dragoman", "settings", "--json", *overrides]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [json.loads(line) for line in printed.splitlines()]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def list_variants() -> Iterator[str]:
-    """Yield the settings of each run: every kind and backbone, and every choice for the first kind that has it."""
+    """Yield the settings of each run: every kind of model, and every choice with the first kind that has it."""
     seen: set[str] = set()
     kinds = next(setting["choices"] for setting in list_settings() if setting["name"] == "model.kind")
     for kind in (f"model.kind={name}" for name in kinds):
         yield kind
         for setting in list_settings(kind):
             name = setting["name"]
-            if name == "model.kind" or (setting["section"] != "model" and name not in VARIED):
+            if name == "model.kind" or (setting["section"] != "model" and name not in VARIED_SETTINGS):
                 continue
             for choice in (f"{name}={value}" for value in setting["choices"] if value != setting["default"]):
                 if choice not in seen or name == "model.backbone":
                     seen.add(choice)
-                    yield " ".join([kind, choice, *NEEDED.get(name, ())])
-    yield from COMBINED
+                    yield " ".join([kind, choice, *REQUIRED_SETTINGS.get(name, ())])
+    yield from COMBINED_SETTINGS
 
 
 def train_run(variant: str, folder: Path) -> dict[str, Any]:
@@ -116,8 +117,8 @@ def train_run(variant: str, folder: Path) -> dict[str, Any]:
     overrides = variant.split()
     kinds = [override for override in overrides if override.startswith(("model.kind=", "model.backbone="))]
     known = {setting["name"] for setting in list_settings(*kinds)}
-    small = [f"model.{name}={value}" for name, value in SMALL.items() if f"model.{name}" in known]
-    data = LABELLED if "model.kind=classifier" in overrides else []
+    small = [f"model.{name}={value}" for name, value in SMALL_MODEL.items() if f"model.{name}" in known]
+    data = LABELLED_DATA if "model.kind=classifier" in overrides else []
     run = folder / hashlib.sha256(variant.encode()).hexdigest()[:16]
     with redirect_stderr(io.StringIO()):
         dragoman.train(folder / "recipe.yaml", out=run, overrides=[*small, *data, *overrides])
@@ -146,9 +147,9 @@ def digest_weights(path: Path) -> str:
 
 
 def train_all(variants: list[str]) -> dict[str, dict[str, Any]]:
-    """Train every variant in a temporary folder, with the cache in that folder."""
+    """Train every variant in a temporary folder, which also has the cache; return the results of `train_run`."""
     torch.set_num_threads(1)
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder, random = Path(temporary), Random(1)
         (folder / "recipe.yaml").write_text(RECIPE.replace("data: {", f"data: {{cache: {folder / 'cache'}, "))
@@ -158,17 +159,17 @@ def train_all(variants: list[str]) -> dict[str, dict[str, Any]]:
         for number, variant in enumerate(variants, 1):
             print(f"\r{number}/{len(variants)} {variant}\x1b[K", end="", file=sys.stderr, flush=True)
             try:
-                found[variant] = train_run(variant, folder)
+                results[variant] = train_run(variant, folder)
             except Exception as error:  # report the failure and continue with the other runs
-                found[variant] = {"error": f"{type(error).__name__}: {error}"}
+                results[variant] = {"error": f"{type(error).__name__}: {error}"}
     print("\r\x1b[K", end="", file=sys.stderr)
-    return found
+    return results
 
 
-def relative_difference(one: str, other: str) -> float:
+def relative_difference(first: str, second: str) -> float:
     """Return the difference between two numbers, as written by `write_float`, relative to the larger one."""
-    a, b = float.fromhex(one), float.fromhex(other)
-    if one == other:
+    a, b = float.fromhex(first), float.fromhex(second)
+    if first == second:  # also if both are NaN
         return 0.0
     return abs(a - b) / max(abs(a), abs(b)) if math.isfinite(a) and math.isfinite(b) else math.inf
 
@@ -177,17 +178,17 @@ def describe_difference(before: dict[str, Any], now: dict[str, Any], tolerance: 
     """Return what differs by more than the tolerance, or "". With a tolerance, weights are not compared."""
     if "error" in now:
         return str(now["error"])
-    worst, found = 0.0, []
+    worst, parts = 0.0, []
     for name, unit in (("loss", "step"), ("grad_norm", "step"), ("dev_loss", "validation")):
         if len(before[name]) != len(now[name]):
             return f"{len(now[name])} numbers of {name} instead of {len(before[name])}"
         differences = [relative_difference(*pair) for pair in zip(before[name], now[name], strict=True)]
         worst = max([worst, *differences])
         first = next((n for n, difference in enumerate(differences, 1) if difference > tolerance), None)
-        found += [f"{name} from {unit} {first} on"] if first else []
+        parts += [f"{name} from {unit} {first} on"] if first else []
     if not tolerance and before["weights"] != now["weights"]:
-        found.append("final weights")
-    return f"{', '.join(found)}; largest relative difference {worst:.1e}" if found else ""
+        parts.append("final weights")
+    return f"{', '.join(parts)}; largest relative difference {worst:.1e}" if parts else ""
 
 
 def describe_machine() -> dict[str, str]:
@@ -204,24 +205,24 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="train only runs whose settings contain this text")
     arguments = parser.parse_args()
     if arguments.write:
-        found = train_all([variant for variant in list_variants() if arguments.only in variant])
-        for variant in [name for name, run in found.items() if "error" in run]:
-            print(f"left out: {variant}: {found.pop(variant)['error']}")
-        written = {"machine": describe_machine(), "runs": found}
-        arguments.write.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-        print(f"{len(found)} runs of {Path(dragoman.__file__).parent} written to {arguments.write}")
+        results = train_all([variant for variant in list_variants() if arguments.only in variant])
+        for variant in [name for name, run in results.items() if "error" in run]:
+            print(f"left out: {variant}: {results.pop(variant)['error']}")
+        contents = {"machine": describe_machine(), "runs": results}
+        arguments.write.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+        print(f"{len(results)} runs of {Path(dragoman.__file__).parent} written to {arguments.write}")
         return
     reference = json.loads(arguments.compare.read_text(encoding="utf-8"))
     if reference["machine"] != describe_machine():
-        print(f"written on another machine: {reference['machine']}, here {describe_machine()}")
-    found = train_all([variant for variant in reference["runs"] if arguments.only in variant])
+        print(f"written on another machine: {reference['machine']}; this machine: {describe_machine()}")
+    results = train_all([variant for variant in reference["runs"] if arguments.only in variant])
     differing = 0
-    for variant, now in found.items():
+    for variant, now in results.items():
         if difference := describe_difference(reference["runs"][variant], now, arguments.tolerance):
             differing += 1
             print(f"differs: {variant}: {difference}")
     how = f"within {arguments.tolerance:g}" if arguments.tolerance else "to the bit"
-    print(f"{len(found) - differing} of {len(found)} runs are equal {how}")
+    print(f"{len(results) - differing} of {len(results)} runs are equal {how}")
     sys.exit(bool(differing))
 
 

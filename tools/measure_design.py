@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "dragoman"
 CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
-# Packages and files of features added after that commit: not counted in code lines and files.
+# Packages and files that were added after that commit, for new features. They do not count as code lines and files.
 LATER_FEATURES = {"smt", "serving", "labs", "cli/align.py", "metrics/alignment.py"}
 REQUIRED = {
     "code lines": f"at most {CODE_LINES_BEFORE * 85 // 100}",
@@ -53,7 +53,7 @@ train: {{steps: 2, tokens: 128, device: cpu}}
 
 
 def count_lines(path: Path) -> Counter[str]:
-    """Count all lines of a module ("total"), lines of code ("code"), and docstrings and comments ("doc").
+    """Count all lines of a module ("total"), lines with code ("code"), and those with docstrings or comments ("doc").
 
     A line with code and a comment counts as both.
     """
@@ -64,26 +64,26 @@ def count_lines(path: Path) -> Counter[str]:
             first = node.body[0] if node.body else None
             if first and ast.get_docstring(node, clean=False) is not None:
                 lines["doc"].update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
+    no_code = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
     docstrings = frozenset(lines["doc"])
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         span = range(token.start[0], token.end[0] + 1)
         if token.type == tokenize.COMMENT:
             lines["doc"].update(span)
-        elif token.type not in layout and not docstrings.issuperset(span):
+        elif token.type not in no_code and not docstrings.issuperset(span):
             lines["code"].update(span)
     return Counter(total=text.count("\n"), code=len(lines["code"]), doc=len(lines["doc"]))
 
 
 def find_imported_packages(path: Path) -> Iterator[str]:
-    """Yield the package or top-level module of dragoman of every import in a module, also inside functions."""
-    home = ["dragoman", *path.relative_to(ROOT).parts[:-1]]
+    """Yield the package or top-level module of dragoman that each import of a file names, also inside functions."""
+    own_package = ["dragoman", *path.relative_to(ROOT).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = home[: len(home) + 1 - node.level] if node.level else []
+            base = own_package[: len(own_package) + 1 - node.level] if node.level else []  # of a relative import
             module = [*base, *(node.module or "").split(".")] if node.module else base
             names = [".".join([*module, alias.name]) for alias in node.names]
         yield from (name.split(".")[1] for name in names if name.startswith("dragoman."))
@@ -106,12 +106,12 @@ def find_duplicate_names(modules: list[Path]) -> list[str]:
 
 def count_levels(edges: set[tuple[str, str]]) -> int:
     """Return the number of packages on the longest chain of imports. A cycle raises an error."""
-    imported: dict[str, set[str]] = {}
-    for importer, other in edges:
-        imported.setdefault(importer, set()).add(other)
+    imports: dict[str, set[str]] = {}
+    for importer, imported in edges:
+        imports.setdefault(importer, set()).add(imported)
     level: dict[str, int] = {}
-    for name in TopologicalSorter(imported).static_order():
-        level[name] = 1 + max((level[other] for other in imported.get(name, ())), default=0)
+    for name in TopologicalSorter(imports).static_order():
+        level[name] = 1 + max((level[imported] for imported in imports.get(name, ())), default=0)
     return max(level.values(), default=1)
 
 
@@ -119,15 +119,15 @@ def measure_source() -> dict[str, object]:
     """Return the measures that need only the source text."""
     modules = sorted(ROOT.rglob("*.py"))
     lines = sum(map(count_lines, modules), Counter[str]())
-    names = {path: path.relative_to(ROOT) for path in modules}
-    compared = [p for p, name in names.items() if not {name.parts[0], name.as_posix()} & LATER_FEATURES]
+    paths = {module: module.relative_to(ROOT) for module in modules}
+    compared = [module for module, path in paths.items() if not {path.parts[0], path.as_posix()} & LATER_FEATURES]
     code = sum(count_lines(path)["code"] for path in compared)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     edges = {
-        (path.relative_to(ROOT).parts[0], part)
-        for path in modules
-        for part in find_imported_packages(path)
-        if path.relative_to(ROOT).parts[0] in packages and part in packages and path.relative_to(ROOT).parts[0] != part
+        (path.parts[0], imported)
+        for module, path in paths.items()
+        for imported in find_imported_packages(module)
+        if path.parts[0] in packages and imported in packages and path.parts[0] != imported
     }
     duplicates = find_duplicate_names(modules)
     return {
@@ -140,7 +140,7 @@ def measure_source() -> dict[str, object]:
         "import edges between packages": len(edges),
         "levels of packages": count_levels(edges),
         "names defined in two or more modules": len(duplicates),
-        "such names": duplicates,
+        "list of these names": duplicates,
     }
 
 
@@ -181,7 +181,7 @@ def count_parses(folder: Path) -> dict[str, object]:
     return {"parses of the model section in train": counts[1] - counts[0]}
 
 
-def follow_sentence(run: Path) -> dict[str, object]:
+def count_functions(run: Path) -> dict[str, object]:
     """Count the functions called to translate one line, and their files, in the second `translate` of this process."""
     from dragoman.cli import main as cli
 
@@ -220,7 +220,7 @@ def main() -> None:
         if arguments.train:
             measures |= count_parses(Path(folder))
         if arguments.train or arguments.run:
-            measures |= follow_sentence(arguments.run or Path(folder) / "run")
+            measures |= count_functions(arguments.run or Path(folder) / "run")
     if arguments.json:
         print(json.dumps(measures))
         return
