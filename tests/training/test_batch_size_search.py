@@ -1,4 +1,4 @@
-"""The largest batch that fits: found for any line of needs, and never one that does not fit."""
+"""Tests of `find_largest`: for any linear memory need, the result fits and is nearly the largest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toy_run import Call, assert_user_error
     room=st.floats(2e9, 2e11),
     hard=st.floats(0.9, 1.3),
 )
-def test_what_is_found_fits_and_not_much_more_would(fixed: float, slope: float, room: float, hard: float) -> None:
+def test_result_fits_and_is_nearly_the_largest(fixed: float, slope: float, room: float, hard: float) -> None:
     tried = []
 
     def needs(tokens: int) -> float | None:
@@ -39,12 +39,12 @@ def test_what_is_found_fits_and_not_much_more_would(fixed: float, slope: float, 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is something to fit to")
-def test_without_a_gpu_there_is_nothing_to_fit_to(call: Call, small: Path) -> None:
+def test_fit_without_a_gpu_is_refused(call: Call, small: Path) -> None:
     assert_user_error(call("fit", small), "memory of a GPU", "train.device=cpu")
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_it_says_how_many(call: Call, small: Path) -> None:
+def test_fit_on_a_gpu_prints_train_tokens(call: Call, small: Path) -> None:
     answer = call("fit", small, "train.device=cuda")
     assert answer.code == 0
     assert answer.out.startswith("train.tokens=")

@@ -1,4 +1,4 @@
-"""Two passes that are to say the same: the loss is its formula, the fast one the plain one, and a run with it a run."""
+"""Tests of R-Drop and SimCut: formulas, agreement of the two implementations, and training runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """States of two passes, not far apart; a table; and targets, of which every fifth does not count."""
+    """Return similar states of two passes, an output matrix, and targets, every fifth of which is ignored."""
     draw = torch.Generator().manual_seed(N)
     base_NC, apart_2NC = (torch.randn(*shape, 8, generator=draw, dtype=torch.float64) for shape in ((N,), (2, N)))
     states_2NC, weight_VC = base_NC + 0.3 * apart_2NC, torch.randn(23, 8, generator=draw, dtype=torch.float64)
@@ -52,7 +52,7 @@ def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -
 
 
 def run(way: str, tensors: Sequence[Tensor], method: LossTerms, smoothing: float = 0.1, weight: float = 3.0) -> Any:
-    """Loss, nll, divergence, and the gradients of 0.7 times the loss."""
+    """Return loss, nll, divergence, and the gradients of 0.7 times the loss."""
     states, table, target_N = tensors
     terms = method._replace(smoothing=smoothing, consistency_weight=weight)
     loss, nll, divergence = LOSSES[way](states, table, target_N, terms)
@@ -68,11 +68,13 @@ def run(way: str, tensors: Sequence[Tensor], method: LossTerms, smoothing: float
 @SMOOTHING
 def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
     """The mean of both losses, and the mean of both divergences (Liang 2021, equation 4, halved)."""
-    p, q = shares(inputs(20))
+    p, q = predict(inputs(20))
     expected = between = 0.0
     for right, p_V, q_V in zip(inputs(20)[2].tolist(), p, q, strict=True):
         if right >= 0:
-            expected += (softened(p_V, right, smoothing) + softened(q_V, right, smoothing)) / 2
+            expected += (
+                smoothed_cross_entropy(p_V, right, smoothing) + smoothed_cross_entropy(q_V, right, smoothing)
+            ) / 2
             between += float((p_V * (p_V / q_V).log()).sum() + (q_V * (q_V / p_V).log()).sum()) / 2
     terms = METHODS["rdrop"]._replace(smoothing=smoothing, consistency_weight=3.0)
     loss, nll, divergence = LOSSES[way](*inputs(20), terms)
@@ -85,11 +87,11 @@ def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
 @SMOOTHING
 def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
     """The loss of the first pass, and KL(first || second) (Gao 2022, equation 3)."""
-    p, q = shares(inputs(20))
+    p, q = predict(inputs(20))
     expected = between = 0.0
     for right, p_V, q_V in zip(inputs(20)[2].tolist(), p, q, strict=True):
         if right >= 0:
-            expected += softened(p_V, right, smoothing)
+            expected += smoothed_cross_entropy(p_V, right, smoothing)
             between += float((p_V * (p_V / q_V).log()).sum())
     terms = METHODS["simcut"]._replace(smoothing=smoothing, consistency_weight=3.0)
     loss, nll, divergence = LOSSES[way](*inputs(20), terms)
@@ -98,17 +100,21 @@ def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
     assert nll.item() == pytest.approx(sum_nll(p), rel=1e-9)
 
 
-def shares(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What each pass says of every token: p_NV and q_NV."""
+def predict(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the predicted distributions of both passes: p_NV and q_NV."""
     return (tensors[0] @ tensors[1].T).softmax(-1).detach().unbind()
 
 
-def softened(p_V: Tensor, right: int, smoothing: float) -> float:
+def smoothed_cross_entropy(p_V: Tensor, right: int, smoothing: float) -> float:
     return -float((1 - smoothing) * p_V[right].log() + smoothing * p_V.log().mean())
 
 
 def sum_nll(p_NV: Tensor) -> float:
-    return sum(softened(p_V, right, 0.0) for p_V, right in zip(p_NV, inputs(20)[2].tolist(), strict=True) if right >= 0)
+    return sum(
+        smoothed_cross_entropy(p_V, right, 0.0)
+        for p_V, right in zip(p_NV, inputs(20)[2].tolist(), strict=True)
+        if right >= 0
+    )
 
 
 @EVERY
@@ -116,7 +122,7 @@ def sum_nll(p_NV: Tensor) -> float:
 @EVERYWHERE
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("N", [1, 7, 8, 50])
-def test_chunked_is_plain(name: str, smoothing: float, device: str, dtype: torch.dtype, N: int) -> None:
+def test_chunked_loss_equals_plain_loss(name: str, smoothing: float, device: str, dtype: torch.dtype, N: int) -> None:
     exact = [each.detach().double().requires_grad_() for each in inputs(N, device=device, dtype=dtype)[:2]]
     expected = run("plain", [*exact, inputs(N, device=device)[2]], METHODS[name], smoothing)
     found = run("chunked", inputs(N, device=device, dtype=dtype), METHODS[name], smoothing)
@@ -126,16 +132,16 @@ def test_chunked_is_plain(name: str, smoothing: float, device: str, dtype: torch
 
 @pytest.mark.parametrize("right", [(0.0, 1.0), (0.8, 0.3)])
 @pytest.mark.parametrize("together", [(0.0, 1.0), (0.9, 0.4)])
-def test_every_part_of_the_loss_has_its_slope(right: tuple[float, float], together: tuple[float, float]) -> None:
-    """However much each weighs; the next entry of the menu may ask for any of them."""
+def test_every_term_of_the_loss_has_its_gradient(right: tuple[float, float], together: tuple[float, float]) -> None:
+    """Any combination of weights works, since a new registry entry may use it."""
     method = LossTerms(right, together)
     for one, other in zip(run("chunked", inputs(20), method), run("plain", inputs(20), method), strict=True):
         assert_same(one, other)
 
 
 @EVERY
-def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
-    """So that it can be compiled, as `Learner.compile_layers` does."""
+def test_gradient_of_a_chunk_compiles_without_graph_breaks(name: str) -> None:
+    """`Learner.compile_layers` compiles it."""
     compiled = torch.compile(compute_consistency_gradient, backend="eager", fullgraph=True)
     given = (*inputs(20), METHODS[name]._replace(smoothing=0.1, consistency_weight=3.0))
     for one, other in zip(compute_chunked_loss(*given, compiled), compute_chunked_loss(*given), strict=True):
@@ -144,7 +150,7 @@ def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
 
 @EVERY
 @EVERYWHERE
-def test_under_autocast_too(name: str, device: str) -> None:
+def test_losses_agree_under_autocast(name: str, device: str) -> None:
     """Products in bf16, sums and gradients of the weights in float32."""
     expected = run("plain", inputs(50, device=device), METHODS[name])
     for way in LOSSES:
@@ -156,8 +162,8 @@ def test_under_autocast_too(name: str, device: str) -> None:
 
 
 @EVERY
-def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
-    """No divergence, no slope of it: the loss of one pass, half of whose gradient goes each way or all of it one."""
+def test_equal_passes_have_the_loss_of_one_pass(name: str) -> None:
+    """The divergence and its gradient are zero."""
     states, table, target_N = inputs(50, dtype=torch.float32)
     both = states.detach()[:1].expand(2, -1, -1).clone().requires_grad_()
     one = states.detach()[:1].clone().requires_grad_()
@@ -170,7 +176,7 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
         assert_same(found_.sum(0, keepdim=True) if found_.dim() == 3 else found_, expected)
 
 
-def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
+def test_tokens_are_hidden_from_the_second_pass_only() -> None:
     ids_BT = torch.randint(0, 40, (400, 50))
     visible_BT = sample_visibility_mask(ids_BT, 0.2)
     marks = (ids_BT == BOS) | (ids_BT == EOS)
@@ -181,8 +187,8 @@ def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
-    """To the second one tokens are missing."""
+def test_without_dropout_the_first_pass_equals_training_without_consistency(kind: str) -> None:
+    """The second pass differs, since tokens are hidden from it."""
     model, batch = build_small_model(KINDS[kind]), make_batch(KINDS[kind])
     both = repeat_rows(batch, METHODS["simcut"], 0.5)
     first, second = select_real_tokens(model(both), both)[0].unflatten(0, (2, -1))
@@ -191,14 +197,14 @@ def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
     assert_different(second, alone)
 
 
-def learner_of(kind: str, name: str, **rates: float) -> tuple[Learner, Batch]:
+def make_learner(kind: str, name: str, **rates: float) -> tuple[Learner, Batch]:
     section = {**KINDS[kind], **rates}
     settings = TrainSettings(consistency=name, cut=0.3 if METHODS[name].hides_tokens else TrainSettings().cut)
     return Learner(build_small_model(section).train(), settings), make_batch(section)
 
 
-def learned(learner: Learner, some: Sequence[Batch]) -> list[Tensor]:
-    """Sums and gradients of all parts of a grid."""
+def sums_and_gradients(learner: Learner, some: Sequence[Batch]) -> list[Tensor]:
+    """Return the sums and gradients of all parts of a batch."""
     learner.zero_grad()
     sums = []
     for part in some:
@@ -210,21 +216,21 @@ def learned(learner: Learner, some: Sequence[Batch]) -> list[Tensor]:
 
 @EVERY
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_grid_in_parts_costs_what_it_costs_whole(kind: str, name: str) -> None:
-    learner, batch = learner_of(kind, name, dropout=0.3)
-    whole = learned(learner, [batch])
+def test_batch_in_parts_has_the_same_loss(kind: str, name: str) -> None:
+    learner, batch = make_learner(kind, name, dropout=0.3)
+    whole = sums_and_gradients(learner, [batch])
     for count in (2, 3):
-        for one, other in zip(learned(learner, split_batch(batch, count)), whole, strict=True):
+        for one, other in zip(sums_and_gradients(learner, split_batch(batch, count)), whole, strict=True):
             assert_same(one, other, torch.float64)
 
 
 @EVERY
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
-    """The nll is that of the first; the divergence is there, and more of it the more is left out."""
+def test_passes_have_different_dropout_masks(kind: str, name: str) -> None:
+    """The nll is that of the first pass; the divergence is positive and grows with the dropout rate."""
     found = []
     for rate in (0.0, 0.2, 0.5):
-        learner, batch = learner_of(kind, name, dropout=rate)
+        learner, batch = make_learner(kind, name, dropout=rate)
         torch.manual_seed(3)
         loss, nll, divergence = learner(batch).tolist()
         learner.terms = learner.terms._replace(consistency_weight=1e-9)
@@ -239,24 +245,24 @@ def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @EVERY
-def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
+def test_loss_implementation_is_a_setting(name: str, loss: str) -> None:
     section = {**SMALL_TRANSFORMER, "dropout": 0.3}
     learners = [
         Learner(build_small_model(section).train(), TrainSettings(consistency=name, loss=way))
         for way in (loss, "plain")
     ]
-    found = [learned(learner, [make_batch(section)]) for learner in learners]
+    found = [sums_and_gradients(learner, [make_batch(section)]) for learner in learners]
     for one, other in zip(*found, strict=True):
         assert_same(one, other, torch.float32)
 
 
 @EVERY
-def test_no_value_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has shapes and no values goes through, there and back: so a step can be compiled whole and captured."""
+def test_training_step_does_not_read_tensor_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward pass work with tensors without values, so a step can be captured as a CUDA graph."""
     monkeypatch.setitem(loss_module.CHUNK, "meta", 16)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: False)  # it does not know that device
     monkeypatch.setattr(dropout, "_sample_on_cpu", lambda shape, _rate, like: like.new_empty(shape))
-    learner, batch = learner_of("transformer", name, **dict.fromkeys(RATES, 0.3))
+    learner, batch = make_learner("transformer", name, **dict.fromkeys(RATES, 0.3))
     learner.to("meta")(batch.to(torch.device("meta")))[0].backward()
     assert all(parameter.grad is not None for parameter in learner.parameters())
 
@@ -267,7 +273,7 @@ EVERYTHING = [f"model.{rate}=0.1" for rate in RATES]
 
 
 @EVERY
-def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, name: str) -> None:
+def test_resumed_run_with_consistency_is_bit_identical(small: Path, tmp_path: Path, name: str) -> None:
     settings = (*EVERYTHING, f"train.consistency={name}", "train.schedule=constant", "data.dev=[]")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
@@ -276,14 +282,16 @@ def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, name: str) -> N
 
 
 @EVERY
-def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -> None:
-    flops, told = [], []
+def test_two_passes_cost_twice_the_flops(small: Path, tmp_path: Path, name: str) -> None:
+    flops, has_divergence = [], []
     for method in ("none", name):
         run = train_quietly(small, tmp_path / method, f"train.consistency={method}", "train.steps=2", "data.dev=[]")
         flops.append([event["flops"] for event in read_run_events(run) if event["event"] == "train"])
-        told.append([event.get("divergence", 0) > 0 for event in read_run_events(run) if event["event"] == "train"])
+        has_divergence.append(
+            [event.get("divergence", 0) > 0 for event in read_run_events(run) if event["event"] == "train"]
+        )
     assert flops[1] == [2 * each for each in flops[0]]
-    assert told == [[False, False], [True, True]]
+    assert has_divergence == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize(
@@ -298,19 +306,19 @@ def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -
         (["train.consistency=simcut", "train.cut=0.0", "model.dropout=0.0"], ["train.consistency=simcut"]),
     ],
 )
-def test_what_has_no_use_is_refused(
+def test_settings_without_effect_are_refused(
     small: Path, tmp_path: Path, call: Call, settings: list[str], culprits: list[str]
 ) -> None:
     assert_user_error(call("train", small, "--out", tmp_path / "run", *settings), *culprits)
     assert not (tmp_path / "run").exists()
 
 
-def test_other_dropout_will_do(small: Path, tmp_path: Path) -> None:
+def test_any_kind_of_dropout_is_accepted(small: Path, tmp_path: Path) -> None:
     settings = ("train.consistency=rdrop", "model.dropout=0.0", "model.head_dropout=0.2", "data.dev=[]")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=1")
 
 
-def test_every_method_is_told() -> None:
+def test_every_method_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs/regularisation.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in CONSISTENCY)
     assert all(f"`model.{rate}`" in page for rate in RATES)

@@ -1,4 +1,4 @@
-"""Captured updates are those made one kernel at a time. They need a GPU."""
+"""Steps captured as CUDA graphs equal eager steps. These tests need a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = WARMUP_CALLS + 4
 
 
 def batches(in_a_row: int = 4) -> list[Batch]:
-    """Of two heights, each with an empty row."""
+    """Return batches with two numbers of rows, each with an empty row."""
     some, heights = examples(40), [3 + n % 2 for n in range(2 * STEPS)]
     full = [[[in_a_row * r + i for i in range(in_a_row)] for r in range(height)] for height in heights]
     return [in_rows([*rows, []], some) for rows in full]
@@ -42,12 +42,12 @@ def trained(choices: ExecutionPlan, section: Section = SECTION, **settings: Any)
 @pytest.mark.parametrize(
     "settings", [{}, {"optimizer": "muon"}, {"optimizer": "stock nadam"}, {"consistency": "rdrop"}], ids=str
 )
-def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
+def test_captured_steps_equal_eager_steps(settings: dict[str, Any]) -> None:
     compare(SECTION, **settings)
 
 
 @pytest.mark.parametrize("feeding", [False, True])
-def test_captured_updates_of_a_recurrent_model_are_the_same(feeding: bool) -> None:
+def test_captured_steps_of_a_recurrent_model_equal_eager_steps(feeding: bool) -> None:
     compare({**SMALL_RNN, "dropout": 0.2, "input_feeding": feeding})
 
 
@@ -69,7 +69,7 @@ def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "stock nadam"])
-def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
+def test_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
     one, _ = trained(replace(PLAIN, use_cuda_graphs=True), optimizer=optimizer)
     before = {(kind, name): tensor.clone() for kind, some in one.tensors().items() for name, tensor in some.items()}
     assert one.cuda_graphs
@@ -83,9 +83,8 @@ def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> N
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "stock nadam"])
-def test_after_a_restore_they_go_on(optimizer: str) -> None:
-    """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing, or read
-    an old rate."""
+def test_captured_steps_continue_after_a_restore(optimizer: str) -> None:
+    """The optimizer's tensors keep their addresses, which graphs contain."""
     one, _ = trained(replace(PLAIN, use_cuda_graphs=True), optimizer=optimizer)
     assert one.cuda_graphs
     graphs = list(one.cuda_graphs.captured.values())
@@ -105,8 +104,8 @@ def test_after_a_restore_they_go_on(optimizer: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of a tensor that the compiler itself looks at
-def test_layers_are_compiled_whole() -> None:
-    """Where the compiler gives up in the middle of a layer, slopes that meet there take a kernel of their own."""
+def test_layers_are_compiled_without_graph_breaks() -> None:
+    """A graph break inside a layer would cost further kernels, for example to add gradients."""
     counters = torch._dynamo.utils.counters
     counters.clear()
     trained(replace(PLAIN, compile=True))

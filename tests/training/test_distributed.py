@@ -1,5 +1,5 @@
-"""Several processes train as one does: the same batches, the same losses, the same checkpoints; and when one of them
-is gone, hangs or is told to stop, so are the others. Real processes, started by torchrun as the page says."""
+"""Several processes train like one: with the same batches, losses and checkpoints. If one of them is killed, hangs or
+is stopped, the others stop too. The processes are started by torchrun, as docs/many-machines.md describes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def write(folder: Path) -> None:
 
 
 def close(run: Path, other: Path) -> None:
-    """The same records: numbers within 1e-5, counts to the digit."""
+    """Check that two runs have the same records: numbers within 1e-5, and equal counts."""
     assert len(read_run_events(run)) == len(read_run_events(other)) > 4
     for one, two in zip(read_run_events(run), read_run_events(other), strict=True):
         assert one.keys() == two.keys()
@@ -86,7 +86,7 @@ def close(run: Path, other: Path) -> None:
 
 
 class Jobs:
-    """Trainings in one process, here, and in several, all at once."""
+    """Training runs in one process, which is this one, and in several processes, all at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,18 +105,18 @@ class Jobs:
         (self.folder / "jobs.json").write_text(json.dumps(about))
         script = Path(__file__).parents[1] / "support" / "toy_workers.py"
         command = torchrun("--standalone", "--nproc-per-node", world, script, self.folder / "jobs.json")
-        done = complete(command, cwd=self.folder, env=environment() if real else fast_environment())
+        done = run_to_the_end(command, cwd=self.folder, env=environment() if real else fast_environment())
         assert done.code == 0, done.err
 
 
-def complete(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> CommandResult:
+def run_to_the_end(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> CommandResult:
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env or fast_environment(), check=False)
     return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @contextmanager
-def running(*arguments: object, cwd: Path, real: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A real torchrun at work, whose processes are forks of the server or real ones."""
+def start_torchrun(*arguments: object, cwd: Path, real: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Start a real torchrun, whose processes are forks of the server or, with `real`, new processes."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, *torchrun(*arguments)[1:]]
     env = environment() if real else fast_environment()
@@ -129,12 +129,12 @@ def running(*arguments: object, cwd: Path, real: bool = False) -> Iterator[subpr
                 started.wait(60)
 
 
-def worker(started: subprocess.Popen[str]) -> int:
-    """A process that this torchrun started."""
+def find_worker(started: subprocess.Popen[str]) -> int:
+    """Return the id of a process that this torchrun started."""
     return int(Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()[-1])
 
 
-def until(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+def wait_until(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
     late = time.monotonic() + 120
     while not moment():
         assert time.monotonic() < late
@@ -142,7 +142,7 @@ def until(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None
         time.sleep(0.01)
 
 
-def said(answer: str) -> list[str]:
+def list_messages(answer: str) -> list[str]:
     return [line for line in answer.splitlines() if line.startswith("dragoman: ")]
 
 
@@ -151,7 +151,7 @@ def said(answer: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """What two and four processes made of the toy, and one process of the same."""
+    """Train the toy recipe with one, two and four processes."""
     made = Jobs(tmp_path_factory.mktemp("jobs"))
     for recipe in MODELS:
         made.alone(recipe, f"{recipe}-1", *OVERRIDES[recipe])
@@ -190,28 +190,28 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-2-fsdp", "fed-4-fsdp", "tight-4", "tight-4-fsdp",
      "muon-4-fsdp", "sgd-2-fsdp"],
 )  # fmt: skip
-def test_as_one_does(jobs: Jobs, run: str) -> None:
-    """Dropout on, grids of few rows and many, batches added up, a running mean: every number of every step."""
+def test_several_processes_train_like_one(jobs: Jobs, run: str) -> None:
+    """All recorded numbers agree, with dropout, batches of few and of many rows, accumulation and EMA."""
     close(jobs.folder / f"{run.partition('-')[0]}-1", jobs.folder / run)
 
 
 @pytest.mark.parametrize("run", ["4-then-1", "1-then-4"])
-def test_a_checkpoint_is_for_any_number(jobs: Jobs, run: str) -> None:
-    """Saved whole or in shards, it is read by one and by four; by two where a disk was full."""
+def test_checkpoint_is_resumed_by_any_number_of_processes(jobs: Jobs, run: str) -> None:
+    """Full or sharded checkpoints are read by one and by four processes; after a full disk, by two."""
     close(jobs.folder / "transformer-1", jobs.folder / run)
 
 
 @pytest.mark.parametrize(("whole", "run"), [("transformer-4", "4-then-4-ddp"), ("transformer-4-fsdp", "4-then-4-fsdp")])
-def test_resumed_by_as_many_it_is_the_same_to_the_bit(jobs: Jobs, whole: str, run: str) -> None:
-    """Of shards, the weights that are made of them: who writes what all hold alike is not the same every time."""
+def test_resume_by_as_many_processes_is_bit_identical(jobs: Jobs, whole: str, run: str) -> None:
+    """For shards, compare the weights: which process writes replicated tensors can change from save to save."""
     one, other = (read_tensor_files(jobs.folder / each) for each in (run, whole))
     assert one.keys() == other.keys()
     assert all(one[name] == other[name] for name in one if "/shard-" not in name)
     assert read_run_events(jobs.folder / run) == read_run_events(jobs.folder / whole)
 
 
-def test_a_published_model_is_whole(jobs: Jobs) -> None:
-    """And the same, whoever held which part of it. (A bias of keys has no slope but that of rounding.)"""
+def test_published_model_is_unsharded(jobs: Jobs) -> None:
+    """It is the same for every sharding. (The gradient of a key bias is zero up to rounding, so it is left out.)"""
     one, four = (load_file(jobs.folder / run / "model.safetensors") for run in ("transformer-1", "transformer-4-fsdp"))
     assert one.keys() == four.keys()
     for name in [name for name in one if "query_key_value.bias" not in name and "key_value.bias" not in name]:
@@ -219,7 +219,7 @@ def test_a_published_model_is_whole(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "ema"])
-def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> None:
+def test_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> None:
     shutil.copytree(jobs.folder / "transformer-4-fsdp", tmp_path / "run")
     *_, shard = sorted((tmp_path / "run").glob(f"checkpoints/step-*/{part}/shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
@@ -230,23 +230,23 @@ def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> No
         train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
 
 
-def test_a_full_disk_is_not_kept_full(jobs: Jobs) -> None:
-    """Parts of a checkpoint that cannot be written are removed; the one before stays, and the job goes on from it."""
+def test_unfinished_checkpoint_is_removed_from_a_full_disk(jobs: Jobs) -> None:
+    """An incomplete checkpoint is removed; the previous one is kept, and the job is resumed from it."""
     run = jobs.folder / "full-disk"
     train = ("-m", "dragoman", "train", "transformer.yaml", "--out", run, "train.parallel=fsdp", NO_DEV, "--resume")
     command = torchrun("--standalone", "--nproc-per-node=2", *train)
     kept = {path.name: path.stat().st_size for path in run.rglob("*.safetensors")}
     little = max(kept.values()) // 2048  # in blocks of 1024 bytes: half of the largest part
     limited = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command]
-    [sentence] = said(complete(limited, cwd=jobs.folder).err)
+    [sentence] = list_messages(run_to_the_end(limited, cwd=jobs.folder).err)
     assert "File too large" in sentence
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000004"]
-    assert complete(command, cwd=jobs.folder).code == 0
+    assert run_to_the_end(command, cwd=jobs.folder).code == 0
     assert read_last_step(run) == 8
 
 
-def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of the attempt before, who have left their names."""
+def test_restarted_process_joins_the_current_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not meet processes of an earlier attempt, whose entries are still in the store."""
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("MASTER_PORT", "0")
     store, names = dist.HashStore(), dict[int, str]()  # type: ignore[attr-defined]
@@ -267,8 +267,8 @@ def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) 
     assert before[0] == before[1] != names[0] == names[1]
 
 
-def lonely(rank: int) -> dict[str, str]:
-    """The environment of one of two processes, the other of which was never started."""
+def single_rank_environment(rank: int) -> dict[str, str]:
+    """Return the environment of one of two processes, the other of which was never started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -279,8 +279,8 @@ def lonely(rank: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, tmp_path: Path) -> None:
-    about = lonely(rank)
+def test_waiting_process_logs_and_can_be_stopped(rank: int, tmp_path: Path) -> None:
+    about = single_rank_environment(rank)
     write_corpus(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml", **SMALL)
     train = command("train", recipe, "--out", tmp_path / "run")
@@ -295,8 +295,8 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, t
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in lonely(rank).items():
+def test_waiting_for_other_processes_times_out(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in single_rank_environment(rank).items():
         monkeypatch.setenv(name, value)
     sentence = rf"process {rank} of 2 waited 0 minutes for .* at 127.0.0.1:\d+; check their output"
     with pytest.raises(UserError, match=sentence), join_process_group(lambda: 0.0):
@@ -308,7 +308,7 @@ def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", make_model_sections())
 def test_all_parameters_get_a_gradient(name: str) -> None:
-    """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
+    """This also holds for a process without rows, for which the others wait; there, gradients are 0."""
     section = make_model_sections()[name]
     learner = Learner(build_small_model(section, dtype=torch.float32), TrainSettings())
     settings = settings_of(section)
@@ -328,7 +328,7 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     ("way", "norm", "culprit"),
     [("ddp", "batch", "model.norm=batch"), ("fsdp", "batch", "model.norm=batch"), ("fsdp", "scale", "single number")],
 )
-def test_what_cannot_be_shared_is_refused(way: str, norm: str, culprit: str) -> None:
+def test_models_that_cannot_be_distributed_are_refused(way: str, norm: str, culprit: str) -> None:
     with pytest.raises(UserError, match=culprit):
         PARALLEL[way].check(build_small_model({**SMALL_TRANSFORMER, "norm": norm}))
     PARALLEL[way].check(build_small_model(SMALL_TRANSFORMER))
@@ -337,12 +337,12 @@ def test_what_cannot_be_shared_is_refused(way: str, norm: str, culprit: str) -> 
 # What the page says.
 
 
-def blocks(kind: str) -> list[str]:
+def read_code_blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def words(command: str) -> list[str]:
-    """A command of the page, without the word torchrun."""
+def parse_torchrun_command(command: str) -> list[str]:
+    """Return the arguments of a command in docs/many-machines.md, without the word torchrun."""
     first, *rest = command.replace("\\\n", " ").split()
     assert first == "torchrun"
     return rest
@@ -355,10 +355,10 @@ def small(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_dry_run_of_two_is_that_of_one(small: Path) -> None:
-    """One process prints, and a batch is not larger because two processes share it."""
+def test_dry_run_of_two_processes_equals_that_of_one(small: Path) -> None:
+    """One process prints, and the number of processes does not change the size of batches."""
     command = ["-m", "dragoman", "train", "recipe.yaml", "--out", "new", "--dry-run"]
-    one, two = (complete(torchrun(f"--nproc-per-node={count}", *command), cwd=small) for count in (1, 2))
+    one, two = (run_to_the_end(torchrun(f"--nproc-per-node={count}", *command), cwd=small) for count in (1, 2))
     assert (one.code, two.code) == (0, 0), one.err + two.err
     assert one.out == two.out
     assert "an epoch is about" in one.out
@@ -366,34 +366,34 @@ def test_a_dry_run_of_two_is_that_of_one(small: Path) -> None:
 
 
 def test_stopped_by_two_resumed_by_one(small: Path, jobs: Jobs) -> None:
-    """All processes end the same step, save, and say so once; as many others as there are then go on."""
-    begin, go_on = map(words, blocks("sh"))
-    with running(*begin, "train.log_every=1", "train.save_every=100", cwd=small) as started:
-        until(lambda: read_last_step(small / "run") >= 2, started)
+    """All processes stop after the same step and log it once; one process then resumes the run."""
+    begin, go_on = map(parse_torchrun_command, read_code_blocks("sh"))
+    with start_torchrun(*begin, "train.log_every=1", "train.save_every=100", cwd=small) as started:
+        wait_until(lambda: read_last_step(small / "run") >= 2, started)
         started.send_signal(signal.SIGTERM)
         _, err = started.communicate(timeout=120)
-    [sentence] = said(err)
+    [sentence] = list_messages(err)
     assert "stopped by SIGTERM at step" in sentence
     [newest] = (small / "run/checkpoints").glob("step-*")
     assert int(newest.name.removeprefix("step-")) == read_last_step(small / "run") < 8
-    done = complete(torchrun(*("1" if word == "4" else word for word in go_on)), cwd=small)
+    done = run_to_the_end(torchrun(*("1" if word == "4" else word for word in go_on)), cwd=small)
     assert done.code == 0, done.err
     assert f"resuming from step {int(newest.name.removeprefix('step-'))}" in done.err
     close(jobs.folder / "transformer-1", small / "run")
 
 
 def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job begins again by itself, and ends with the same bytes as one that nothing happened to."""
-    export, block = blocks("sh nodes")[0].split("\n", 1)
+    """The job restarts by itself and ends with the same bytes as an uninterrupted job."""
+    export, block = read_code_blocks("sh nodes")[0].split("\n", 1)
     monkeypatch.setenv(*export.removeprefix("export ").split("="))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         endpoint = f"localhost:{free.getsockname()[1]}"
     changes = {"node1:29400": endpoint, "8": "1"}
-    node = [changes.get(word, word) for word in words(block)]
-    with running(*node, cwd=small) as one, running(*node, cwd=small) as two:
-        until(lambda: read_last_step(small / "run") >= 2, one, two)
-        os.kill(worker(two), signal.SIGKILL)
+    node = [changes.get(word, word) for word in parse_torchrun_command(block)]
+    with start_torchrun(*node, cwd=small) as one, start_torchrun(*node, cwd=small) as two:
+        wait_until(lambda: read_last_step(small / "run") >= 2, one, two)
+        os.kill(find_worker(two), signal.SIGKILL)
         answers = [each.communicate(timeout=120) for each in (one, two)]
     assert [one.returncode, two.returncode] == [0, 0], answers
     same = jobs.folder / "transformer-2"
@@ -401,26 +401,26 @@ def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pyt
     assert read_run_events(small / "run") == read_run_events(same)
 
 
-def test_one_that_hangs_is_not_waited_for(small: Path) -> None:
+def test_hanging_process_ends_the_job(small: Path) -> None:
     settings = ("--out", "run", "train.timeout=0.05", "train.steps=100000")
     begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", *settings)
-    with running(*begin, cwd=small, real=True) as started:
-        until(lambda: read_last_step(small / "run") >= 2, started)
-        os.kill(stopped := worker(started), signal.SIGSTOP)
+    with start_torchrun(*begin, cwd=small, real=True) as started:
+        wait_until(lambda: read_last_step(small / "run") >= 2, started)
+        os.kill(stopped := find_worker(started), signal.SIGSTOP)
         assert started.stderr
         sentence = next(line for line in started.stderr if line.startswith("dragoman: "))
         os.kill(stopped, signal.SIGKILL)  # as torchrun would, half a minute later
         _, err = started.communicate(timeout=120)
     assert started.returncode == 1
-    assert said(err) == []
+    assert list_messages(err) == []
     assert "waited 0.05 minutes" in sentence
     assert "train.timeout" in sentence
     assert "--resume" in sentence
 
 
 @pytest.mark.parametrize(("rank", "local", "turn"), [(0, 0, 0), (1, 1, 2), (2, 0, 1), (3, 1, 2)])
-def test_machines_take_turns(monkeypatch: pytest.MonkeyPatch, rank: int, local: int, turn: int) -> None:
-    """Two of two processes each: the first of a machine does what the others find done."""
+def test_one_process_per_machine_goes_first(monkeypatch: pytest.MonkeyPatch, rank: int, local: int, turn: int) -> None:
+    """Of two machines with two processes each, the first process of each machine does the work that is then cached."""
     turns: list[int] = []
 
     def run_on_all(_self: ProcessGroup, work: Callable[[], Any]) -> Any:
@@ -433,7 +433,7 @@ def test_machines_take_turns(monkeypatch: pytest.MonkeyPatch, rank: int, local: 
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+def test_processes_with_different_data_are_refused(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     same = {"data.train (a)": "1", "data.dev (b)": "2"}
     others = [same, same, {**same, "data.dev (b)": "3"}]
     prepared: Any = SimpleNamespace(digests=others[rank])
@@ -447,10 +447,10 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("fault", ["model.norm=batch"])
-def test_a_mistake_is_said_once(small: Path, fault: str) -> None:
+def test_user_error_is_printed_once(small: Path, fault: str) -> None:
     begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", "--out", "run", fault)
-    answer = complete(torchrun(*begin), cwd=small)
-    [sentence] = said(answer.err)
+    answer = run_to_the_end(torchrun(*begin), cwd=small)
+    [sentence] = list_messages(answer.err)
     assert fault in sentence
     codes = set(re.findall(r"exitcode +: (-?\d+)", answer.err))
     assert {"2"} <= codes <= {"2", "-15", "143"}  # torchrun sends SIGTERM to who is not quick enough
@@ -458,24 +458,24 @@ def test_a_mistake_is_said_once(small: Path, fault: str) -> None:
 
 
 def options(command: list[str]) -> Any:
-    """A command line as torchrun reads it."""
+    """Parse a command line as torchrun does."""
     from torch.distributed.run import get_args_parser
 
     return get_args_parser().parse_args(command)
 
 
-def test_a_job_of_slurm(tmp_path: Path) -> None:
-    [script] = blocks("sbatch")
+def test_slurm_job_of_the_docs(tmp_path: Path) -> None:
+    [script] = read_code_blocks("sbatch")
     (tmp_path / "train.sbatch").write_text(script)
     subprocess.run(["bash", "-n", tmp_path / "train.sbatch"], check=True)
     command = script[script.index("torchrun") :]
-    known = options(words(command))
+    known = options(parse_torchrun_command(command))
     assert known.training_script == "dragoman"
     assert known.training_script_args[-1] == "--resume"
 
 
-def test_a_job_of_kubernetes() -> None:
-    service, job = yaml.safe_load_all(blocks("yaml")[0])
+def test_kubernetes_job_of_the_docs() -> None:
+    service, job = yaml.safe_load_all(read_code_blocks("yaml")[0])
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
     known = options(container["command"][1:])
@@ -486,5 +486,5 @@ def test_a_job_of_kubernetes() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_every_way_is_told() -> None:
+def test_every_parallel_method_is_documented() -> None:
     assert all(f"| `{name}` |" in PAGE for name in PARALLEL)

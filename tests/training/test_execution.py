@@ -1,4 +1,4 @@
-"""The plan of execution is made once, and kept by a resumed run."""
+"""The execution plan is made once, and a resumed run keeps it."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ from dragoman.training.execution import ExecutionPlan, plan_execution
 BEFORE = ExecutionPlan(device="cpu", precision="bf16", compile=True, threads=7, batch_parts=4)
 
 
-def again(before: ExecutionPlan, settings: TrainSettings | None = None, world: int = 1) -> ExecutionPlan:
+def resume_plan(before: ExecutionPlan, settings: TrainSettings | None = None, world: int = 1) -> ExecutionPlan:
     group = ProcessGroup(world_size=world)
     return plan_execution(Recipe(train=settings or TrainSettings()), resumed_plan=before, group=group)
 
 
 def test_a_resumed_run_keeps_its_plan() -> None:
-    """Whatever would be best on this machine."""
-    assert again(BEFORE) == BEFORE
-    assert again(replace(BEFORE, precision="float32", compile=False)).precision == "float32"
+    """It does so even if another plan would be faster on this machine."""
+    assert resume_plan(BEFORE) == BEFORE
+    assert resume_plan(replace(BEFORE, precision="float32", compile=False)).precision == "float32"
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("precision", "float32"), ("compile", False), ("threads", 2), ("device", "cpu")]
 )
-def test_what_is_set_by_name_is_done(name: str, value: object) -> None:
+def test_explicit_settings_take_precedence(name: str, value: object) -> None:
     settings = TrainSettings(**{name: value})  # type: ignore[arg-type]
     assert getattr(plan_execution(Recipe(train=settings)), name) == value
-    assert again(BEFORE, settings) == replace(BEFORE, **{name: value})  # type: ignore[arg-type]
+    assert resume_plan(BEFORE, settings) == replace(BEFORE, **{name: value})  # type: ignore[arg-type]
 
 
-def test_a_run_of_a_gpu_does_not_slip_onto_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_run_is_not_resumed_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = replace(BEFORE, device="cuda", batch_parts=1, bucketed_shapes=True, use_cuda_graphs=True)
     with pytest.raises(UserError, match=r"train\.device=cpu"):
-        again(before)
-    there = again(before, TrainSettings(device="cpu"))
+        resume_plan(before)
+    there = resume_plan(before, TrainSettings(device="cpu"))
     assert there == replace(before, device="cpu", compile=False, use_cuda_graphs=False)
 
 
 @pytest.mark.parametrize(("there", "world", "goes_on"), [(1, 1, False), (2, 1, True), (1, 4, True), (0, 4, False)])
-def test_a_run_of_a_second_gpu_needs_one_or_processes_that_share(
+def test_run_on_a_second_gpu_needs_it_or_several_processes(
     monkeypatch: pytest.MonkeyPatch, there: int, world: int, goes_on: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     before = replace(BEFORE, device="cuda:1")
     if goes_on:
-        assert again(before, world=world).device == ("cuda:1" if world == 1 else "cuda:0")
+        assert resume_plan(before, world=world).device == ("cuda:1" if world == 1 else "cuda:0")
         return
     with pytest.raises(UserError, match="started on cuda:1"):
-        again(before, world=world)
+        resume_plan(before, world=world)
 
 
 @pytest.mark.parametrize(("accumulate", "split", "captured"), [(1, 1, True), (2, 1, False), (1, 2, False)])
-def test_steps_run_as_cuda_graphs_wherever_they_can(
+def test_steps_run_as_cuda_graphs_where_possible(
     monkeypatch: pytest.MonkeyPatch, accumulate: int, split: int, captured: bool
 ) -> None:
-    """Also in one process that resumes what several began, which cannot."""
+    """This includes a single process that resumes a run of several processes."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     several = replace(BEFORE, device="cuda:0", batch_parts=split, bucketed_shapes=True, world_size=2)
-    assert again(several, TrainSettings(accumulate=accumulate)).use_cuda_graphs == captured
+    assert resume_plan(several, TrainSettings(accumulate=accumulate)).use_cuda_graphs == captured
 
 
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_autocast_has_the_planned_precision() -> None:
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 
 
-def test_it_is_said_in_words() -> None:
+def test_plan_is_described_in_words() -> None:
     assert str(BEFORE) == "cpu, bf16, compiled, 7 threads, batches in 4 parts"
     assert str(ExecutionPlan("cuda", "float32", False, 1)) == "cuda, float32, not compiled"
 
@@ -106,8 +106,8 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             hardware.choose_device(name)
 
 
-def test_the_shapes_of_batches_stay_as_they_were_begun() -> None:
-    """They decide which pairs share a batch: neither more processes nor less memory may change that."""
+def test_resumed_run_keeps_bucketed_shapes() -> None:
+    """Bucketing decides which pairs share a batch, which neither more processes nor less memory may change."""
     begun = replace(BEFORE, bucketed_shapes=True)
-    assert again(begun, world=2).bucketed_shapes
-    assert not again(BEFORE).bucketed_shapes
+    assert resume_plan(begun, world=2).bucketed_shapes
+    assert not resume_plan(BEFORE).bucketed_shapes

@@ -1,4 +1,4 @@
-"""Where training will end is said once, from its own clock, and what is too little is said to be so."""
+"""The forecast of the end of training is logged once; runs that are too short give a warning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dragoman.training.step import Stepper
 from dragoman.training.trainer import train
 
 
-class Heard(Report):
-    """Keeps what is said."""
+class CollectingReport(Report):
+    """A report that collects messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,30 +35,38 @@ def update(forecast: Forecast, fractions: dict[str, float], step: int, epochs: f
     forecast.update(TrainState(plan, {}, step=step, position=position, seconds=seconds), fractions)
 
 
-def said_of(limit: str, total: float, *, warmup: int = 0, epoch: float = 1000.0, speed: float = 2.0) -> list[str]:
-    """What is said of a run with `speed` steps a second, `total` of whatever the limit counts in a step, and `epoch`
-    steps to an epoch."""
-    report = Heard()
+def forecast_messages(
+    limit: str, total: float, *, warmup: int = 0, epoch: float = 1000.0, speed: float = 2.0
+) -> list[str]:
+    """Return the messages of a run with `speed` steps per second that reaches the limit in `total` steps.
+
+    An epoch has `epoch` steps.
+    """
+    report = CollectingReport()
     forecast = Forecast(report, TrainSettings(warmup=warmup))
     for step in range(1, 30):
         update(forecast, {limit: step / total}, step, step / epoch, step / speed)
     return [message for message, *_ in report.messages]
 
 
-def test_by_steps_the_time_is_said_once() -> None:
-    assert said_of("train.steps=1000", 1000) == ["at this speed train.steps=1000 takes about 0:08:20 (1 epochs)"]
+def test_time_of_a_run_limited_by_steps_is_logged_once() -> None:
+    assert forecast_messages("train.steps=1000", 1000) == [
+        "at this speed train.steps=1000 takes about 0:08:20 (1 epochs)"
+    ]
 
 
-def test_an_end_that_is_too_far_away_is_not_estimated() -> None:
-    assert said_of("train.steps=1000", float("inf")) == ["the time until train.steps=1000 cannot be estimated yet"]
+def test_limit_without_progress_is_not_estimated() -> None:
+    assert forecast_messages("train.steps=1000", float("inf")) == [
+        "the time until train.steps=1000 cannot be estimated yet"
+    ]
 
 
-def test_by_minutes_the_steps_are_said() -> None:
-    [said] = said_of("train.minutes=10", 1200, warmup=100)
-    assert said == "at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs) and takes about 0:10:00"
-    [said] = said_of("train.minutes=10", 1200, warmup=300)
+def test_steps_of_a_run_limited_by_minutes_are_logged() -> None:
+    [message] = forecast_messages("train.minutes=10", 1200, warmup=100)
+    assert message == "at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs) and takes about 0:10:00"
+    [message] = forecast_messages("train.minutes=10", 1200, warmup=300)
     shortened = "train.warmup=300 is more than a tenth of them, so the warm-up is shortened to a tenth of the time"
-    assert said == f"at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs); {shortened}"
+    assert message == f"at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs); {shortened}"
 
 
 @pytest.mark.parametrize(
@@ -68,32 +76,32 @@ def test_by_minutes_the_steps_are_said() -> None:
         ("train.epochs=1", "inside the warm-up of 300; set train.warmup lower or train longer"),
     ],
 )
-def test_an_end_before_the_warm_up_is_warned_of(limit: str, remedy: str) -> None:
-    [said] = said_of(limit, 24, warmup=300, epoch=800.0, speed=0.2)
-    assert said.startswith(f"at this speed {limit} gives about 24 steps (0.03 of an epoch), {remedy}")
+def test_end_during_warm_up_gives_a_warning(limit: str, remedy: str) -> None:
+    [message] = forecast_messages(limit, 24, warmup=300, epoch=800.0, speed=0.2)
+    assert message.startswith(f"at this speed {limit} gives about 24 steps (0.03 of an epoch), {remedy}")
 
 
 def test_the_slow_first_step_does_not_count() -> None:
-    """It compiles and warms up: what follows tells the speed."""
-    report = Heard()
+    """It compiles and warms up, so the speed is measured from the steps after it."""
+    report = CollectingReport()
     forecast = Forecast(report, TrainSettings())
     for step in range(1, 30):
         update(forecast, {"train.steps=1000": step / 1000}, step, 0.0, 100.0 + step)
     assert "takes about 0:18:20" in report.messages[0][0]
 
 
-def test_nothing_is_said_before_the_speed_is_known() -> None:
-    report = Heard()
+def test_nothing_is_logged_before_the_speed_is_known() -> None:
+    report = CollectingReport()
     forecast = Forecast(report, TrainSettings())
     update(forecast, {"train.steps=10": 0.1}, 1, 0.0, 0.0)
     update(forecast, {"train.steps=10": 0.2}, 2, 0.0, MEASURED_SECONDS - 0.1)
     assert report.messages == []
 
 
-def test_a_run_by_minutes_says_what_it_will_be_and_what_it_was(
+def test_run_limited_by_minutes_logs_forecast_and_summary(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two seconds a step by a clock of its own: a minute is 30 steps, fewer than the warm-up and far below an epoch."""
+    """By a fake clock a step takes two seconds, so a minute has 30 steps: fewer than the warm-up and than an epoch."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     usual = Stepper.update
@@ -103,11 +111,11 @@ def test_a_run_by_minutes_says_what_it_will_be_and_what_it_was(
         return usual(*arguments)
 
     monkeypatch.setattr(Stepper, "update", two_seconds)
-    report = Heard()
+    report = CollectingReport()
     limits = ["train.steps=0", "train.minutes=1", "train.warmup=300", "train.accumulate=1", "train.tokens=64"]
     settings = ["train.validate_every=0", "train.save_every=1000", "data.train.weight=20.0"]
     train(small, out=tmp_path / "run", overrides=[*limits, *settings], report=report)
-    told = [message for message, *_ in report.messages]
-    assert sum(one.startswith("at this speed train.minutes=1 gives about 30 steps (0.12 of an") for one in told) == 1
-    assert sum("epoch 0.0236" in one and "grad norm" in one and "lr " in one and "(20%)" in one for one in told) == 1
-    assert "of an epoch) in 60 s" in told[-1]
+    logged = [message for message, *_ in report.messages]
+    assert sum(one.startswith("at this speed train.minutes=1 gives about 30 steps (0.12 of an") for one in logged) == 1
+    assert sum("epoch 0.0236" in one and "grad norm" in one and "lr " in one and "(20%)" in one for one in logged) == 1
+    assert "of an epoch) in 60 s" in logged[-1]

@@ -1,4 +1,4 @@
-"""The loss: the fast one gives the numbers and the gradients of the plain one, and that one those of the formula."""
+"""The chunked loss has the values and gradients of the plain loss, which equals its formula."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inputs(
 
 
 def run(name: str, tensors: Sequence[Tensor], smoothing: float, factor: float = 1.0) -> list[Tensor]:
-    """Loss, nll, and the gradients of `factor` times the loss."""
+    """Return loss, nll, and the gradients of `factor` times the loss."""
     states_1NC, weight_VC, target_N = tensors
     loss, nll, divergence = LOSSES[name](states_1NC, weight_VC, target_N, LossTerms(smoothing=smoothing))
     assert not divergence
@@ -48,7 +48,7 @@ def run(name: str, tensors: Sequence[Tensor], smoothing: float, factor: float = 
 
 @EVERY
 @SMOOTHING
-def test_a_loss_is_its_formula(name: str, smoothing: float) -> None:
+def test_loss_equals_its_formula(name: str, smoothing: float) -> None:
     """-sum over tokens of (1 - s) log p(target) + s mean over the vocabulary of log p (Szegedy 2016)."""
     states_1NC, weight_VC, target_N = inputs(37)
     total = nll_total = 0.0
@@ -67,8 +67,8 @@ def test_a_loss_is_its_formula(name: str, smoothing: float) -> None:
 @EVERYWHERE
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("N", "V"), [(1, 23), (15, 23), (16, 23), (17, 23), (50, 23), (50, 9000)])
-def test_chunked_is_plain(smoothing: float, device: str, dtype: torch.dtype, N: int, V: int) -> None:
-    """Over a large vocabulary too, which on a GPU is walked over 8,192 pieces at a time."""
+def test_chunked_loss_equals_plain_loss(smoothing: float, device: str, dtype: torch.dtype, N: int, V: int) -> None:
+    """Also for a large vocabulary, which the GPU kernel reads in blocks of 8,192 tokens."""
     tensors = inputs(N, V=V, device=device, dtype=dtype)
     tensors[2][::3] = V - 1
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors[:2]]
@@ -89,7 +89,7 @@ def test_chunks_of_the_real_size_change_nothing(monkeypatch: pytest.MonkeyPatch)
 
 @SMOOTHING
 @EVERYWHERE
-def test_under_autocast_too(smoothing: float, device: str) -> None:
+def test_losses_agree_under_autocast(smoothing: float, device: str) -> None:
     """Products in bf16, sums and gradients of the weights in float32."""
     expected = run("plain", inputs(50, device=device), smoothing)
     for name in LOSSES:
@@ -114,8 +114,8 @@ def test_without_gradients_the_numbers_are_the_same(name: str, without: str) -> 
         assert not one.requires_grad
 
 
-def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation costs a forward pass, no more."""
+def test_no_gradients_are_computed_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation needs only a forward pass."""
     made: list[str] = []
     monkeypatch.setattr(torch, "empty_like", lambda *_: made.append("states") or torch.zeros(1, 50, 8))
     tensors = inputs(50)
@@ -127,7 +127,7 @@ def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: int) -> None:
+def test_frozen_input_gets_no_gradient(frozen: int) -> None:
     tensors = inputs(50)
     expected = run("plain", inputs(50), 0.1)[3 - frozen]
     tensors[frozen].requires_grad_(False)
@@ -138,8 +138,8 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: int) -> No
     assert_same(other, expected)
 
 
-def test_parts_add_up_to_the_whole() -> None:
-    """Accumulation: the gradients of two halves, one after the other, are those of all."""
+def test_accumulated_gradients_equal_those_of_one_batch() -> None:
+    """The gradients of two halves add up to those of the batch."""
     tensors = inputs(50)
     whole = run("chunked", tensors, 0.1)
     states_1NC, weight_VC, target_N = tensors
@@ -152,7 +152,7 @@ def test_parts_add_up_to_the_whole() -> None:
 
 
 @EVERY
-def test_no_tokens_cost_nothing(name: str) -> None:
+def test_loss_of_no_tokens_is_zero(name: str) -> None:
     tensors = inputs(0)
     loss, nll, *grads = run(name, tensors, 0.1)
     assert loss.item() == nll.item() == 0
@@ -167,14 +167,14 @@ def test_large_logits_stay_finite(name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in run(name, tensors, 0.1))
 
 
-def test_a_second_backward_is_refused_rather_than_wrong() -> None:
+def test_second_backward_is_refused() -> None:
     loss, _, _ = compute_chunked_loss(*inputs(20), SMOOTHED)
     (loss * 2).backward(retain_graph=True)
     with pytest.raises(RuntimeError):
         (loss * 2).backward()
 
 
-def test_inputs_are_left_as_they_are() -> None:
+def test_inputs_are_not_modified() -> None:
     tensors = inputs(20)
     before = [tensor.detach().clone() for tensor in tensors]
     compute_chunked_loss(*tensors, SMOOTHED)[0].backward()
@@ -184,8 +184,8 @@ def test_inputs_are_left_as_they_are() -> None:
 @EVERY
 @SMOOTHING
 @EVERYWHERE
-def test_what_does_not_count_costs_nothing(name: str, smoothing: float, device: str) -> None:
-    """As if it were not there, at any place and whatever number below 0 says so."""
+def test_ignored_tokens_have_no_influence(name: str, smoothing: float, device: str) -> None:
+    """The loss is as without them, at any position and for any target below 0."""
     states_1NC, weight_VC, target_N = inputs(40, device=device)
     counts_N = torch.arange(40, device=device) % 3 > 0
     target_N = torch.where(counts_N, target_N, -1 - torch.arange(40, device=device))

@@ -1,4 +1,4 @@
-"""Schedules by their formulas, optimizers by what they do."""
+"""Tests of schedules against formulas, and of the properties of optimizers."""
 
 from __future__ import annotations
 
@@ -35,40 +35,42 @@ EVERY_SHAPE = pytest.mark.parametrize("shape", GOALS)
 STEP, WARMUP, SHARE = st.integers(1, 100_000), st.integers(0, 5000), st.floats(0, 1)
 
 
-def rate_of(schedule: str, step: int, warmup: int, done: float = 0.0, lr: float = 1.0, clock: float = 0.0) -> float:
+def learning_rate(
+    schedule: str, step: int, warmup: int, done: float = 0.0, lr: float = 1.0, clock: float = 0.0
+) -> float:
     return compute_learning_rate(
         step, TrainSettings(schedule=schedule, warmup=warmup, lr=lr), run_fraction=done, minutes_fraction=clock
     )
 
 
-def ramp(step: int, warmup: int, _: float) -> float:
+def linear_warmup(step: int, warmup: int, _: float) -> float:
     return min(1, step / warmup)
 
 
 FORMULAS = {
-    "inverse_sqrt": lambda step, warmup, done: ramp(step, warmup, done) * min(1, (warmup / step) ** 0.5),
-    "cosine": lambda step, warmup, done: ramp(step, warmup, done) * math.cos(math.pi * done / 2) ** 2,
-    "constant": ramp,
+    "inverse_sqrt": lambda step, warmup, done: linear_warmup(step, warmup, done) * min(1, (warmup / step) ** 0.5),
+    "cosine": lambda step, warmup, done: linear_warmup(step, warmup, done) * math.cos(math.pi * done / 2) ** 2,
+    "constant": linear_warmup,
 }
 
 
 @given(step=STEP, warmup=st.integers(1, 2000))
-def test_inverse_sqrt_is_the_papers(step: int, warmup: int) -> None:
+def test_inverse_sqrt_equals_the_formula_of_the_paper(step: int, warmup: int) -> None:
     """Vaswani 2017, section 5.3, scaled to a peak of one."""
     paper = min(step**-0.5, step * warmup**-1.5) * warmup**0.5
-    assert rate_of("inverse_sqrt", step, warmup) == pytest.approx(paper, rel=1e-9)
+    assert learning_rate("inverse_sqrt", step, warmup) == pytest.approx(paper, rel=1e-9)
 
 
-def test_a_run_by_the_clock_warms_up_in_a_tenth_of_its_time() -> None:
-    assert rate_of("constant", 5, 1000, clock=0.1) == 1.0
-    assert rate_of("constant", 5, 1000, clock=0.05) == 0.5
+def test_warm_up_takes_at_most_a_tenth_of_train_minutes() -> None:
+    assert learning_rate("constant", 5, 1000, clock=0.1) == 1.0
+    assert learning_rate("constant", 5, 1000, clock=0.05) == 0.5
 
 
 @EVERY_SCHEDULE
 @given(step=STEP, warmup=WARMUP, done=SHARE)
-def test_a_schedule_is_its_formula(name: str, step: int, warmup: int, done: float) -> None:
+def test_schedule_equals_its_formula(name: str, step: int, warmup: int, done: float) -> None:
     expected = FORMULAS[name](step, max(warmup, 1), done)
-    assert rate_of(name, step, warmup, done) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert learning_rate(name, step, warmup, done) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_every_schedule_has_its_formula() -> None:
@@ -77,35 +79,37 @@ def test_every_schedule_has_its_formula() -> None:
 
 @EVERY_SCHEDULE
 @given(warmup=st.integers(2, 2000), done=st.floats(0, 0.9))
-def test_up_to_the_end_of_the_warm_up_and_never_above_the_peak(name: str, warmup: int, done: float) -> None:
-    rates = [rate_of(name, step, warmup) for step in (1, warmup // 2 + 1, warmup)]
+def test_rate_rises_during_warm_up_and_never_exceeds_the_peak(name: str, warmup: int, done: float) -> None:
+    rates = [learning_rate(name, step, warmup) for step in (1, warmup // 2 + 1, warmup)]
     assert 0 < rates[0] < rates[-1] <= 1
     assert rates == sorted(rates)
-    after = [rate_of(name, step, warmup, done) for step in (warmup, 2 * warmup, 50 * warmup)]
+    after = [learning_rate(name, step, warmup, done) for step in (warmup, 2 * warmup, 50 * warmup)]
     assert after == sorted(after, reverse=True)
 
 
 @EVERY_SCHEDULE
 @given(step=STEP, warmup=WARMUP, done=SHARE)
-def test_the_rate_is_in_proportion_to_its_peak(name: str, step: int, warmup: int, done: float) -> None:
-    assert rate_of(name, step, warmup, done, lr=0.25) == 0.25 * rate_of(name, step, warmup, done)
+def test_rate_is_proportional_to_its_peak(name: str, step: int, warmup: int, done: float) -> None:
+    assert learning_rate(name, step, warmup, done, lr=0.25) == 0.25 * learning_rate(name, step, warmup, done)
 
 
 @EVERY_SCHEDULE
-def test_no_warm_up_begins_at_the_peak(name: str) -> None:
-    assert rate_of(name, 1, 0) == 1.0
+def test_without_warm_up_the_first_rate_is_the_peak(name: str) -> None:
+    assert learning_rate(name, 1, 0) == 1.0
 
 
-def test_where_the_peak_is_and_where_the_end() -> None:
-    assert rate_of("inverse_sqrt", 400, 400) == 1.0
-    assert rate_of("inverse_sqrt", 1600, 400) == pytest.approx(0.5)
-    assert rate_of("cosine", 1000, 10, 0.5) == pytest.approx(0.5)
-    assert rate_of("cosine", 1000, 10, 1.0) == pytest.approx(0.0, abs=1e-12)
-    assert rate_of("cosine", 1000, 10, 1.7) == pytest.approx(0.0, abs=1e-12)  # past the end it does not rise again
+def test_peak_and_end_of_schedules() -> None:
+    assert learning_rate("inverse_sqrt", 400, 400) == 1.0
+    assert learning_rate("inverse_sqrt", 1600, 400) == pytest.approx(0.5)
+    assert learning_rate("cosine", 1000, 10, 0.5) == pytest.approx(0.5)
+    assert learning_rate("cosine", 1000, 10, 1.0) == pytest.approx(0.0, abs=1e-12)
+    assert learning_rate("cosine", 1000, 10, 1.7) == pytest.approx(
+        0.0, abs=1e-12
+    )  # past the end it does not rise again
 
 
-def fitted(name: str, steps: int, shape: str = "vector", **given: object) -> tuple[list[float], torch.Tensor]:
-    """The way down a stretched bowl around its goal, and where it ended."""
+def minimize(name: str, steps: int, shape: str = "vector", **given: object) -> tuple[list[float], torch.Tensor]:
+    """Minimize a quadratic function; return the losses and the final parameter."""
     settings = TrainSettings(**{"lr": 0.05} | given)  # type: ignore[arg-type]
     goal, scale = GOALS[shape], torch.tensor([1.0, 4.0, 0.5])
     x = torch.zeros_like(goal, requires_grad=True)
@@ -122,8 +126,8 @@ def fitted(name: str, steps: int, shape: str = "vector", **given: object) -> tup
 
 @EVERY_OPTIMIZER
 @EVERY_SHAPE
-def test_an_optimizer_goes_down(name: str, shape: str) -> None:
-    losses, x = fitted(name, 400, shape)
+def test_optimizer_reduces_the_loss(name: str, shape: str) -> None:
+    losses, x = minimize(name, 400, shape)
     assert losses[-1] < 1e-2 * losses[0]
     assert losses[50] < losses[0]
     assert_same(x, GOALS[shape], torch.bfloat16)
@@ -160,7 +164,7 @@ def test_an_option_that_an_optimizer_does_not_have_is_refused(name: str) -> None
         check_optimization(settings, TransformerSettings())
 
 
-def test_muon_has_the_momentum_that_is_set() -> None:
+def test_muon_uses_the_momentum_setting() -> None:
     assert OPTIMIZERS["muon"].options == {"momentum": 0.95}
     torch.manual_seed(1)
     found = []
@@ -177,26 +181,26 @@ def test_muon_has_the_momentum_that_is_set() -> None:
 @EVERY_OPTIMIZER
 @EVERY_SHAPE
 def test_weight_decay_pulls_to_zero(name: str, shape: str) -> None:
-    free, held = (fitted(name, 400, shape, weight_decay=decay)[1] for decay in (0.0, 2.0))
+    free, held = (minimize(name, 400, shape, weight_decay=decay)[1] for decay in (0.0, 2.0))
     assert (held.abs() < free.abs()).all()
 
 
 def test_sgd_is_its_formula() -> None:
-    losses, x = fitted("sgd", 1)
+    losses, x = minimize("sgd", 1)
     assert_same(x, 0.05 * 2 * torch.tensor([1.0, 4.0, 0.5]) * torch.tensor([1.0, -2.0, 3.0]))
     assert losses == [19.5 + 2.0]
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_adams_first_step_is_the_rate(name: str) -> None:
-    """Whatever the gradient's size: both running means are those of one gradient (Kingma 2015, section 2)."""
-    _, x = fitted(name, 1, lr=0.1)
+def test_first_step_of_adam_has_the_size_of_the_learning_rate(name: str) -> None:
+    """The size of the gradient has no influence: both moments come from one gradient (Kingma 2015, section 2)."""
+    _, x = minimize(name, 1, lr=0.1)
     assert_same(x, torch.tensor([0.1, -0.1, 0.1]))
 
 
 @EVERY_OPTIMIZER
 @EVERY_SHAPE
-def test_frozen_and_unused_parameters_stay(name: str, shape: str) -> None:
+def test_frozen_and_unused_parameters_do_not_change(name: str, shape: str) -> None:
     used, unused = (torch.ones_like(GOALS[shape], requires_grad=True) for _ in range(2))
     optimizer = OPTIMIZERS[name]({"used": used, "unused": unused}, TrainSettings(lr=0.1))
     used.sum().backward()
@@ -232,19 +236,21 @@ def test_settings_that_cannot_work_are_refused(given: dict[str, int], wanted: st
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("limit", [{"steps": 5}, {"steps": 0, "epochs": 2}, {"steps": 0, "minutes": 0.5}])
-def test_every_choice_from_the_menus_is_accepted(optimizer: str, schedule: str, limit: dict[str, float]) -> None:
+def test_every_registered_optimizer_and_schedule_is_accepted(
+    optimizer: str, schedule: str, limit: dict[str, float]
+) -> None:
     for model in (TransformerSettings(), RnnSettings()):
         check_optimization(TrainSettings(optimizer=optimizer, schedule=schedule, **limit), model)  # type: ignore[arg-type]
 
 
-def test_muon_asks_for_parts_of_one_size() -> None:
+def test_muon_requires_fused_projections_of_equal_widths() -> None:
     settings = TrainSettings(optimizer="muon")
     check_optimization(settings, TransformerSettings(width=64, query_width=32, value_width=32))
     with pytest.raises(UserError, match=r"model\.query_width and model\.value_width"):
         check_optimization(settings, TransformerSettings(width=64, query_width=32))
 
 
-def test_the_norm_is_that_of_all_gradients_together() -> None:
+def test_norm_is_that_of_all_gradients_together() -> None:
     parameters = [torch.zeros(3, requires_grad=True) for _ in range(3)]
     for parameter, grad in zip(parameters, ([3.0, 0.0, 0.0], [0.0, 4.0, 12.0])):
         parameter.grad = torch.tensor(grad)
@@ -289,8 +295,8 @@ def test_clipped_gradients_keep_their_direction(clip: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 9), (2, 9, 5), (4, 6, 6), (1, 1, 7)], ids=str)
-def test_muon_turns_and_does_not_stretch(shape: tuple[int, ...]) -> None:
-    """All singular values come near one, and the directions stay."""
+def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, ...]) -> None:
+    """All singular values are near one, and the singular vectors do not change."""
     torch.manual_seed(3)
     x_KRC = torch.randn(shape)
     left, _, right = torch.linalg.svd(x_KRC, full_matrices=False)
@@ -301,8 +307,8 @@ def test_muon_turns_and_does_not_stretch(shape: tuple[int, ...]) -> None:
     assert_same(found, torch.diag_embed(values), torch.bfloat16)
 
 
-def muon_by_hand(x: torch.Tensor, grads: list[torch.Tensor], blocks: int, lr: float, decay: float) -> torch.Tensor:
-    """Muon as Jordan 2024 has it, on every block by itself, with steps as long as AdamW's (Liu 2025, section 2.2)."""
+def reference_muon(x: torch.Tensor, grads: list[torch.Tensor], blocks: int, lr: float, decay: float) -> torch.Tensor:
+    """Compute Muon (Jordan 2024) for each block, with updates as large as those of AdamW (Liu 2025, section 2.2)."""
     momentum = torch.zeros_like(x)
     for grad in grads:
         momentum = 0.95 * momentum + 0.05 * grad
@@ -332,10 +338,10 @@ def test_muon_is_its_formula(name: str, shape: tuple[int, int], blocks: int) -> 
     for grad in grads:
         x.grad = grad.clone()
         optimizer.step()
-    assert_same(x.detach(), muon_by_hand(begin, grads, blocks, 0.1, 0.1), torch.float32)
+    assert_same(x.detach(), reference_muon(begin, grads, blocks, 0.1, 0.1), torch.float32)
 
 
-def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:
+def test_muon_updates_blocks_of_fused_projections_separately() -> None:
     torch.manual_seed(1)
     grad, found = torch.randn(6, 4), []
     for names in (["a.query_key_value.weight"], ["q.weight", "k.weight", "v.weight"]):
@@ -349,8 +355,8 @@ def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:
     assert_same(found[0], found[1])
 
 
-def test_muon_moves_a_matrix_in_company_as_alone() -> None:
-    """Of the same shape, too, when one of them is several in one and the other is not."""
+def test_muon_updates_stacked_matrices_independently() -> None:
+    """Also if two parameters have the same shape, but only one of them is a fused projection."""
     torch.manual_seed(1)
     grads, found = {"a.query_key_value.weight": torch.randn(6, 4), "a.wide.weight": torch.randn(6, 4)}, []
     for company in (list(grads), *([name] for name in grads)):

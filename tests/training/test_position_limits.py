@@ -1,4 +1,4 @@
-"""Models that know only so many places: they are never asked for more, and a recipe that would is refused."""
+"""Models with a limited number of positions: longer inputs are truncated, and recipes that need more are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY = pytest.mark.parametrize("bounded", BOUNDED, ids=str)
 
 
 @EVERY
-def test_a_recipe_without_places_for_its_sentences_is_refused(bounded: dict[str, object]) -> None:
+def test_recipe_with_too_few_positions_is_refused(bounded: dict[str, object]) -> None:
     def recipe(longest: int) -> Recipe:
         return build(Recipe, {"data": {"max_length": longest}, "model": {**bounded, "max_length": 100}})
 
@@ -31,14 +31,14 @@ def test_a_recipe_without_places_for_its_sentences_is_refused(bounded: dict[str,
         check_model(recipe(100))
 
 
-def test_other_models_have_places_for_all() -> None:
+def test_other_models_have_unlimited_positions() -> None:
     for model in ({"kind": "transformer"}, {"position": "rotary", "attention": "bigbird"}, {"kind": "rnn"}):
         assert settings_of(model).length_limit is None
 
 
 @EVERY
-def test_long_lines_are_cut_to_fit(bounded: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources of every length about the last place, answers that never end, and alignments of them."""
+def test_long_lines_are_truncated(bounded: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test sources of every length around the limit, translations without EOS, and their alignments."""
     write_corpus(tmp_path, train=40, dev=4)
     model = {**SMALL["model"], **bounded, "max_length": 21}
     sizes = {"steps": 2, "validate_every": 0, "validate_lines": 0, "warmup": 1}

@@ -44,8 +44,8 @@ EVERYTHING: dict[str, dict[str, object]] = {
 }
 
 
-def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
-    """Five moments to be killed at, drawn at random from every part of a run's life."""
+def choose_kill_moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
+    """Return five random moments at which to kill a run, one from each phase of it."""
     wake = time.monotonic() + random.uniform(0.01, 0.1)
     early, late = random.randint(1, 8), random.randint(16, 21)
     return [
@@ -57,12 +57,12 @@ def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
     ]
 
 
-def test_killed_five_times(tmp_path: Path, call: Call) -> None:
+def test_run_killed_five_times_is_bit_identical(tmp_path: Path, call: Call) -> None:
     random = Random(2017)
     write_corpus(tmp_path)
     small = write_recipe(tmp_path / "recipe.yaml", **EVERYTHING)
     run, whole = tmp_path / "run", tmp_path / "whole"
-    for name, moment in moments(run, random):
+    for name, moment in choose_kill_moments(run, random):
         with start_process(
             "train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}"
         ) as running:
@@ -82,16 +82,16 @@ def test_killed_five_times(tmp_path: Path, call: Call) -> None:
 
 
 def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
-    """The step ends, all is saved, and the exit code is the one that a shell expects."""
+    """The step is finished, a checkpoint is saved, and the exit code is 128 + signal."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 14)):
         with start_process("train", small, "--out", run, "--resume") as running:
             wait_until(lambda step=step: read_last_step(run) >= step, running)  # type: ignore[misc]
             running.send_signal(number)
-            _, said = running.communicate()
-        assert running.returncode == 128 + number, said
-        assert f"stopped by {number.name} at step" in said.decode().splitlines()[-1]
-        assert b"Traceback" not in said
+            _, errors = running.communicate()
+        assert running.returncode == 128 + number, errors
+        assert f"stopped by {number.name} at step" in errors.decode().splitlines()[-1]
+        assert b"Traceback" not in errors
         [newest] = (run / "checkpoints").glob("step-*")
         assert int(newest.name.removeprefix("step-")) == read_last_step(run)
     train_quietly(small, run, resume=True)
@@ -100,7 +100,7 @@ def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, optimizer: str) -> None:
+def test_resumed_run_is_bit_identical(small: Path, tmp_path: Path, optimizer: str) -> None:
     settings = (f"train.optimizer={optimizer}", "train.schedule=constant", "train.log_every=5")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
@@ -108,8 +108,8 @@ def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, optimizer: str)
     assert_same_runs(tmp_path / "run", tmp_path / "whole")
 
 
-def test_running_means_of_a_norm_go_on(small: Path, tmp_path: Path) -> None:
-    """Batch norm holds numbers that no gradient changes."""
+def test_batch_norm_statistics_are_resumed(small: Path, tmp_path: Path) -> None:
+    """Batch norm has buffers that are not parameters."""
     settings = ("model.norm=batch", "train.ema=0.8", "train.schedule=constant")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=6")
     train_quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
@@ -117,7 +117,7 @@ def test_running_means_of_a_norm_go_on(small: Path, tmp_path: Path) -> None:
     assert_same_runs(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_finished_run_says_so(small: Path, tmp_path: Path, call: Call) -> None:
+def test_finished_run_is_not_trained_further(small: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
     train_quietly(small, run, "train.steps=3")
     before = read_tensor_files(run)
@@ -128,7 +128,7 @@ def test_a_finished_run_says_so(small: Path, tmp_path: Path, call: Call) -> None
     assert read_tensor_files(run) == before
 
 
-def test_nothing_to_resume_is_a_beginning(small: Path, tmp_path: Path, call: Call) -> None:
+def test_resume_without_a_checkpoint_starts_a_new_run(small: Path, tmp_path: Path, call: Call) -> None:
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=1")
     assert answer.code == 0
     assert "nothing" in answer.err.splitlines()[0]
@@ -147,29 +147,31 @@ def test_nothing_to_resume_is_a_beginning(small: Path, tmp_path: Path, call: Cal
         ("data.train.tsv=x", "data.train"),
     ],
 )
-def test_another_run_is_refused_by_name(begun: Path, call: Call, change: str, culprit: str) -> None:
-    before = read_tensor_files(begun)
-    assert_user_error(call("train", begun.parent / "recipe.yaml", "--out", begun, "--resume", change), culprit)
-    assert read_tensor_files(begun) == before
+def test_changed_setting_is_refused_on_resume(started_run: Path, call: Call, change: str, culprit: str) -> None:
+    before = read_tensor_files(started_run)
+    assert_user_error(
+        call("train", started_run.parent / "recipe.yaml", "--out", started_run, "--resume", change), culprit
+    )
+    assert read_tensor_files(started_run) == before
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps that tests may look at, but not change."""
-    folder = tmp_path_factory.mktemp("begun")
+def started_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of two steps that tests may read but not change."""
+    folder = tmp_path_factory.mktemp("started_run")
     write_corpus(folder)
     small = write_recipe(folder / "recipe.yaml", **SMALL)
     return train_quietly(small, folder / "run", "train.steps=2")
 
 
-def test_a_run_is_not_overwritten(begun: Path, call: Call) -> None:
-    before = read_tensor_files(begun)
-    assert_user_error(call("train", begun.parent / "recipe.yaml", "--out", begun), begun, "--resume")
-    assert read_tensor_files(begun) == before
+def test_existing_run_is_not_overwritten(started_run: Path, call: Call) -> None:
+    before = read_tensor_files(started_run)
+    assert_user_error(call("train", started_run.parent / "recipe.yaml", "--out", started_run), started_run, "--resume")
+    assert read_tensor_files(started_run) == before
 
 
-def test_two_cannot_train_in_one_folder(small: Path, tmp_path: Path, call: Call) -> None:
-    """A job that was started twice would otherwise ruin its own checkpoints."""
+def test_second_process_in_a_run_folder_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
+    """Two processes would overwrite each other's checkpoints."""
     run = tmp_path / "run"
     with start_process("train", small, "--out", run, "train.steps=100000", "train.schedule=constant") as running:
         wait_until(lambda: read_last_step(run) > 0, running)
@@ -178,10 +180,8 @@ def test_two_cannot_train_in_one_folder(small: Path, tmp_path: Path, call: Call)
     assert call("train", small, "--out", run, "train.steps=1", "train.schedule=constant", "--resume").code == 0
 
 
-def test_a_folder_that_another_process_made_is_left_to_it(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two begin at the same moment: the one that is refused removes nothing."""
+def test_folder_of_another_process_is_not_removed(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If two processes start at the same time, the one that is refused removes nothing."""
     folder = RunFolder(tmp_path / "run")
     with ExitStack() as other:
 
@@ -196,10 +196,10 @@ def test_a_folder_that_another_process_made_is_left_to_it(
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_an_interrupt_before_training_leaves_nothing(
+def test_interrupt_before_training_leaves_no_folder(
     small: Path, tmp_path: Path, made: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Except for a folder that was there before."""
+    """A folder that existed before is kept."""
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def test_an_interrupt_before_training_leaves_nothing(
     assert (tmp_path / "run").exists() == made
 
 
-def test_a_finished_run_keeps_its_end(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_keeps_its_end_date(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "run")
     train_quietly(small, folder.path, "train.steps=1")
     before = folder.provenance()
@@ -223,8 +223,8 @@ def test_a_finished_run_keeps_its_end(small: Path, tmp_path: Path, monkeypatch: 
     assert folder.provenance() == {**before, "ended": "later"}
 
 
-def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, call: Call) -> None:
-    """Who corrects the mistake may give the same command again."""
+def test_failed_start_can_be_repeated(small: Path, tmp_path: Path, call: Call) -> None:
+    """After the error is corrected, the same command works."""
     run = tmp_path / "run"
     assert_user_error(
         call("train", small, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000", working=True
@@ -246,13 +246,13 @@ def test_a_changed_corpus_is_refused(small: Path, tmp_path: Path, call: Call) ->
 
 
 def test_a_changed_dev_set_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
-    """Else the best checkpoint would be the one that met the easier sentences."""
+    """Otherwise checkpoints would be compared on different sentences."""
     train_quietly(small, tmp_path / "run", "train.steps=2")
     write_lines(tmp_path / "dev.src", ["ba."] * 20)
     assert_user_error(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "dev.src", working=True)
 
 
-def test_a_deleted_corpus_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+def test_deleted_corpus_is_reported(small: Path, tmp_path: Path, call: Call) -> None:
     train_quietly(small, tmp_path / "run", "train.steps=2")
     (tmp_path / "train.trg").unlink()
     assert_user_error(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "train.trg")
@@ -270,14 +270,14 @@ def test_minutes_count_across_resumes(small: Path, tmp_path: Path) -> None:
     assert read_last_step(run) == 3
 
 
-def test_a_change_of_machine_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+def test_changed_execution_plan_is_logged(small: Path, tmp_path: Path, call: Call) -> None:
     train_quietly(small, tmp_path / "run", "train.steps=2")
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
     assert answer.code == 0
     assert "not bit for bit" in answer.err
 
 
-def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:
+def test_run_of_format_2_is_resumed(small: Path, tmp_path: Path) -> None:
     run = train_quietly(small, tmp_path / "run", "train.steps=4")
     (run / "FORMAT").write_text("2\n")
     train_quietly(small, run, "train.steps=6", resume=True)

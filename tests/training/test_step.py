@@ -1,4 +1,4 @@
-"""One update: what its dropout is drawn from, and how long a step is."""
+"""Tests of one training step: seeds of dropout, clipping, skipped steps and restoring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH = in_rows([[0, 1], [2, 3], [4], [5]], examples(6))
 
 
 def stepper(dropout: float = 0.0, **settings: Any) -> Stepper:
-    """The same model every time."""
+    """Return a stepper with the same weights every time."""
     model = build_small_model({**SMALL_TRANSFORMER, "dropout": dropout}, dtype=torch.float32)
     return Stepper(model, TrainSettings(**settings), ExecutionPlan("cpu", "float32", False, 1))
 
@@ -32,16 +32,16 @@ def loss(*batches: Batch, step: int = 1, seed: int = 1) -> Tensor:
     return stepper(0.3, seed=seed).update(batches, step, 0.0).metrics_4[0]
 
 
-def test_dropout_is_drawn_from_the_seed_the_step_and_the_batch() -> None:
-    """The second batch of a step is not the first of the next, either."""
+def test_dropout_depends_on_seed_step_and_batch() -> None:
+    """The second batch of a step has another seed than the first batch of the next step."""
     first, both = loss(BATCH), loss(BATCH, BATCH)
     for one, other in combinations([first, 2 * both - first, loss(BATCH, step=2), loss(BATCH, seed=2)], 2):
         assert_different(one, other)
     assert torch.equal(first, loss(BATCH))
 
 
-def moved(clip: float) -> tuple[Tensor, float]:
-    """What a step of plain gradient descent, at a rate of 0.5, adds to all weights; and the norm it reports."""
+def sgd_step(clip: float) -> tuple[Tensor, float]:
+    """Return the change of all weights by an SGD step with learning rate 0.5, and the reported norm."""
     one = stepper(optimizer="sgd", clip=clip)
     before = torch.nn.utils.parameters_to_vector(one.parameters).detach()
     (update,) = fetch_metrics([one.update([BATCH], 1, 0.5)])
@@ -49,10 +49,10 @@ def moved(clip: float) -> tuple[Tensor, float]:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9, 1.1, 10.0])
-def test_a_step_is_as_long_as_the_gradient_but_no_longer_than_clip(share: float) -> None:
-    """And its direction stays. What is reported is the norm before."""
-    free, norm = moved(clip=0.0)
-    held, reported = moved(clip=share * norm)
+def test_gradient_is_clipped_to_the_maximum_norm(share: float) -> None:
+    """The direction does not change, and the reported norm is that before clipping."""
+    free, norm = sgd_step(clip=0.0)
+    held, reported = sgd_step(clip=share * norm)
     assert reported == norm
     assert free.norm().item() == pytest.approx(0.5 * norm, rel=1e-5)
     assert held.norm().item() == pytest.approx(0.5 * min(share * norm, norm), rel=1e-5)
@@ -75,12 +75,12 @@ EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "stock nada
 
 @pytest.fixture(autouse=True)
 def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An optimizer that knows nothing of this project is registered with one line."""
+    """Register an optimizer of PyTorch with one line."""
     monkeypatch.setitem(OPTIMIZERS, "stock nadam", OptimizerFactory(torch.optim.NAdam))
 
 
 @EVERY_OPTIMIZER
-def test_a_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
+def test_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
     settings: dict[str, Any] = {"optimizer": optimizer, "ema": 0.9, "weight_decay": 0.1}
     found, expected = tensors_after(stepper(**settings), [1, 2, 3], bad=2), tensors_after(stepper(**settings), [1, 3])
     assert all(map(torch.equal, found, expected))
@@ -99,7 +99,7 @@ def test_every_optimizer_gets_clipped_gradients(optimizer: str) -> None:
 
 
 @EVERY_OPTIMIZER
-def test_a_restored_step_goes_on_to_the_bit(optimizer: str) -> None:
+def test_restored_stepper_continues_bit_identically(optimizer: str) -> None:
     settings: dict[str, Any] = {"optimizer": optimizer, "ema": 0.9}
     before, after = stepper(**settings), stepper(**settings)
     tensors_after(before, [1, 2])

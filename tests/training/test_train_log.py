@@ -1,4 +1,4 @@
-"""What a run tells: whole records, and lines that neither a pipe nor a terminal stumbles over."""
+"""Tests of metrics.jsonl, and of progress on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def records(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_records_are_cut_back_to_the_step(tmp_path: Path) -> None:
+def test_records_are_truncated_to_the_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path, step=0, board=False)
     for step in (1, 2, 3, 4):
@@ -35,7 +35,7 @@ def test_records_are_cut_back_to_the_step(tmp_path: Path) -> None:
     assert records(path)[-1]["loss"] == 0.0
 
 
-def test_what_is_no_number_is_null(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_written_as_null(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m", step=0, board=False)
     metrics.write("train", 1, loss=math.nan, grad_norm=math.inf, lr=0.5, bleu=None, signature="x")
     metrics.close()
@@ -44,14 +44,14 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
     ]
 
 
-def test_a_record_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_record_is_written_to_disk_immediately(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m", step=0, board=False)
     metrics.write("train", 1, loss=1.0)
     assert len(records(tmp_path / "m")) == 1
     metrics.close()
 
 
-def test_records_that_cannot_be_written(tmp_path: Path) -> None:
+def test_write_errors_of_records_are_reported(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full here")
@@ -67,7 +67,7 @@ def test_records_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that tests advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -75,10 +75,10 @@ class Clock:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_long_count_is_seen(
+def test_long_iteration_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
-    """On a terminal it is one line; elsewhere now and then, a line each."""
+    """On a terminal it is one line; elsewhere a line from time to time."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     seen = []
@@ -93,12 +93,12 @@ def test_a_long_count_is_seen(
     assert f"reading{'' if terminal else ':'} 512 lines, 32/s" in shown
 
 
-def test_a_short_count_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_iteration_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(Report().progress("reading").iterate(range(5000))) == list(range(5000))
     assert capsys.readouterr().err == ""
 
 
-def test_steps_without_a_terminal_are_a_line_now_and_then(
+def test_steps_without_a_terminal_are_logged_from_time_to_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch)
@@ -110,10 +110,10 @@ def test_steps_without_a_terminal_are_a_line_now_and_then(
 
 
 @pytest.mark.parametrize("width", [40, 100])
-def test_steps_on_a_terminal_are_a_bar(
+def test_steps_on_a_terminal_are_shown_by_a_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    """Where a line has no room for it, the bar is left out: what wraps could not be replaced."""
+    """The bar is left out on a narrow terminal, since a wrapped line cannot be replaced."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr(progress, "terminal_width", lambda: width)
@@ -125,7 +125,7 @@ def test_steps_on_a_terminal_are_a_bar(
     assert capsys.readouterr().err == f"\r{bar_text}{text}\x1b[K\r\x1b[K"
 
 
-def test_a_quiet_report_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_report_prints_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     report = Report(quiet=True)
     clock = Clock(monkeypatch)
     report.log("something")

@@ -85,8 +85,8 @@ def state(run: Path) -> dict[str, Any]:
 # It learns.
 
 
-def test_it_learns_a_toy_language(toy: Toy) -> None:
-    """Through the command line, in seconds; on sentences that it has not seen."""
+def test_training_learns_a_toy_language(toy: Toy) -> None:
+    """Train with the command line, and score on unseen sentences."""
     assert of(toy.run, "validate")[-1]["bleu"] > 80
     seen = set((toy.folder / "train.src").read_text().splitlines())
     new = [line for line in make_sentences(300, seed=7) if line not in seen][:60]
@@ -94,14 +94,14 @@ def test_it_learns_a_toy_language(toy: Toy) -> None:
     assert sum(one.text == translate_toy(line) for line, one in zip(new, found, strict=True)) > 0.75 * len(new)
 
 
-def test_it_talks_on_stderr_only(toy: Toy) -> None:
+def test_messages_go_to_stderr_only(toy: Toy) -> None:
     assert toy.output.out == ""
     assert "\x1b" not in toy.output.err
     assert "\r" not in toy.output.err
     assert "done: 330 steps" in toy.output.err.splitlines()[-1]
 
 
-def test_records_have_the_names_of_the_field(toy: Toy) -> None:
+def test_metrics_have_standard_names(toy: Toy) -> None:
     """`nll` is the plain negative log-likelihood; what earlier releases called likelihood and norm is still read."""
     record = of(toy.run, "train")[-1]
     assert {"nll", "grad_norm", "lr", "loss", "epoch", "tokens", "flops"} <= set(record)
@@ -126,7 +126,7 @@ def test_smoothing_is_in_the_loss_but_not_in_the_nll(small: Path, tmp_path: Path
 
 
 def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list[Batch]]:
-    """A fresh stepper and some batches, as the trainer would have them."""
+    """Return a new stepper and some batches, as the trainer makes them."""
     seen: list[tuple[Stepper, list[Batch]]] = []
 
     def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.PendingStep:
@@ -139,15 +139,15 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
     return seen[0][0], [batch for _, some in seen for batch in some]
 
 
-def test_parts_of_empty_rows_are_left_out() -> None:
-    """Grids have a few shapes, so some rows are empty; batch norm would find no token in a part of nothing else."""
+def test_parts_with_only_padding_are_left_out() -> None:
+    """Batches have few shapes, so some rows are empty. Batch norm cannot process a part without tokens."""
     batch = in_rows([[0], [], [1], [], [], []], examples(2))
     assert [part.source_BS.shape[0] for part in steps.split_batch(batch, 6)] == [1, 1]
     assert torch.equal(torch.cat([part.source_BS for part in steps.split_batch(batch, 3)]), batch.source_BS[:4])
 
 
-def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
-    """The gradient of a step is that of all its tokens, however they are dealt out."""
+def test_accumulated_batches_equal_one_batch(small: Path, tmp_path: Path) -> None:
+    """The gradient of a step does not depend on how its tokens are divided into batches."""
     one, batches = stepper(tmp_path, small, *PLAIN, "train.tokens=1024", "train.optimizer=sgd")
     whole = max(batches, key=lambda batch: batch.pairs)
     counts = [int((half.target_segment_BT > 0).sum()) for half in steps.split_batch(whole, 2)]
@@ -169,8 +169,8 @@ def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
         assert_same(results[0][1][name], results[1][1][name])
 
 
-def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that holds so many rows and no more, once gradients lie there: the first batch of all goes through."""
+def limit_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a device with memory for `rows` rows besides gradients; the first batch, without them, fits."""
     backward = Stepper.backward
 
     def limited(self: Stepper, batch: Batch) -> Tensor:
@@ -181,9 +181,7 @@ def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stepper, "backward", limited)
 
 
-def test_validation_that_finds_no_room_is_tried_again(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_out_of_memory_is_tried_again(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate, tried = Validator.evaluate, []
 
     def limited(self: Validator, model: Model) -> Validation:
@@ -202,29 +200,29 @@ def test_out_of_memory_halves_batches(
 ) -> None:
     settings = ("model.dropout=0.0", "train.tokens=1024", "train.optimizer=sgd", "train.lr=0.5", "train.steps=4")
     train_quietly(small, tmp_path / "whole", *settings)
-    greedy_for_memory(3, monkeypatch)
+    limit_memory(3, monkeypatch)
     train(small, out=tmp_path / "run", overrides=settings)
-    said = capsys.readouterr().err
-    assert "split into 2 parts" in said
-    assert "split into 4 parts" in said
-    assert "train.tokens=256 train.accumulate=8" in said
+    errors = capsys.readouterr().err
+    assert "split into 2 parts" in errors
+    assert "split into 4 parts" in errors
+    assert "train.tokens=256 train.accumulate=8" in errors
     assert state(tmp_path / "run")["choices"]["split"] == 4
     close(weights(tmp_path / "run"), weights(tmp_path / "whole"))
     train_quietly(small, tmp_path / "run", *settings[:-1], "train.steps=6", resume=True)  # it remembers
     assert "out of memory" not in capsys.readouterr().err
 
 
-def test_a_row_that_does_not_fit_is_said(
+def test_row_that_does_not_fit_is_reported(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    greedy_for_memory(0, monkeypatch)
+    limit_memory(0, monkeypatch)
     assert_user_error(call("train", small, "--out", tmp_path / "run"), "memory", "data.max_length", working=True)
 
 
-def test_an_optimizer_that_does_not_fit_is_said(
+def test_optimizer_that_does_not_fit_is_reported(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    """Nothing is tried again: some weights may have moved."""
+    """The step is not tried again: some weights may have changed."""
     tried = []
 
     def full(*_: object) -> None:
@@ -239,8 +237,8 @@ def test_an_optimizer_that_does_not_fit_is_said(
 # Numbers that are none.
 
 
-def spoil(what: str, bad: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the loss or the gradient of some updates NaN; updates are counted as they are tried."""
+def make_steps_nan(what: str, bad: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the loss or the gradient of some steps NaN. `bad` gets the number of steps tried so far."""
     tried = iter(range(1, 10_000))
 
     if what == "gradient":
@@ -264,7 +262,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 ) -> None:
     run, once = tmp_path / "run", (*LEVEL, "train.ema=0.5", "data.dev=[]")
     train_quietly(small, tmp_path / "two", *once, "train.steps=2")
-    spoil(what, lambda tried: tried == 3, monkeypatch)
+    make_steps_nan(what, lambda tried: tried == 3, monkeypatch)
     train(small, out=run, overrides=[*once, "train.steps=3"])
     assert equal(weights(run), weights(tmp_path / "two"))
     assert [record["step"] for record in of(run, "skipped")] == [3]
@@ -277,16 +275,16 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     assert not equal(weights(run), weights(tmp_path / "two"))
 
 
-def test_a_run_that_ends_amid_bad_steps_publishes_nothing(small: Path, tmp_path: Path, call: Call) -> None:
+def test_run_that_ends_with_skipped_steps_publishes_nothing(small: Path, tmp_path: Path, call: Call) -> None:
     settings = ("train.lr=1e30", "train.steps=4", "train.warmup=0", "train.validate_every=0", "train.save_every=100")
     assert_user_error(call("train", small, "--out", tmp_path / "run", *settings), "step 4", "train.lr", working=True)
     assert not (tmp_path / "run/model.safetensors").exists()
 
 
-def test_repeated_ones_roll_back(
+def test_repeated_skipped_steps_roll_back(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Back to the weights, the optimizer and the place in the data of the last checkpoint, at half the rate."""
+    """Training continues from the newest checkpoint with half the learning rate."""
     settings = (*LEVEL, "data.dev=[]", "train.validate_every=0", "train.save_every=5")
     expected = tmp_path / "expected"  # the same by hand: five steps, then on at half the rate
     train_quietly(small, expected, *settings, "train.steps=5")
@@ -294,7 +292,7 @@ def test_repeated_ones_roll_back(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"scale": 0.5}))
     train_quietly(small, expected, *settings, "train.steps=12", resume=True)
 
-    spoil("loss", lambda tried: 8 <= tried < 8 + ROLL_BACK_AFTER, monkeypatch)
+    make_steps_nan("loss", lambda tried: 8 <= tried < 8 + ROLL_BACK_AFTER, monkeypatch)
     train(small, out=tmp_path / "run", overrides=[*settings, "train.steps=12"])
     run = tmp_path / "run"
     assert equal(weights(run), weights(expected))
@@ -307,8 +305,8 @@ def test_repeated_ones_roll_back(
     assert state(run)["flops"] > 1.4 * state(expected)["flops"]  # what was spent stays spent: 19 steps of 12
 
 
-def test_a_roll_back_survives_a_kill(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smaller rate is on disk before the next step is taken."""
+def test_roll_back_survives_a_kill(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller learning rate is saved before the next step."""
     settings = (*LEVEL, "data.dev=[]", "train.validate_every=0", "train.save_every=5")
     tried = 0
 
@@ -319,7 +317,7 @@ def test_a_roll_back_survives_a_kill(small: Path, tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return number >= 8
 
-    spoil("gradient", bad, monkeypatch)
+    make_steps_nan("gradient", bad, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train_quietly(small, tmp_path / "run", *settings)
     assert tried == 8 + ROLL_BACK_AFTER
@@ -327,10 +325,10 @@ def test_a_roll_back_survives_a_kill(small: Path, tmp_path: Path, monkeypatch: p
     assert state(tmp_path / "run")["scale"] == 0.5
 
 
-def test_no_checkpoint_is_written_in_the_midst_of_bad_steps(
+def test_no_checkpoint_is_written_after_a_skipped_step(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil("gradient", lambda tried: tried in (2, 3), monkeypatch)
+    make_steps_nan("gradient", lambda tried: tried in (2, 3), monkeypatch)
     folders = []
     monkeypatch.setattr(
         "dragoman.training.checkpoint.save", lambda _folder, _stepper, progress: folders.append(progress.step)
@@ -343,16 +341,16 @@ def test_no_checkpoint_is_written_in_the_midst_of_bad_steps(
 def test_a_run_that_never_recovers_ends(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    spoil("gradient", lambda tried: tried > 4, monkeypatch)
+    make_steps_nan("gradient", lambda tried: tried > 4, monkeypatch)
     answer = call("train", small, "--out", tmp_path / "run")
     assert_user_error(answer, "after step 4", "train.lr", working=True)
     assert load(tmp_path / "run").translate(["ba."])
 
 
-def test_never_finite_before_a_checkpoint(
+def test_steps_not_finite_before_the_first_checkpoint(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    spoil("loss", lambda _: True, monkeypatch)
+    make_steps_nan("loss", lambda _: True, monkeypatch)
     answer = call("train", small, "--out", tmp_path / "run", "train.save_every=100", "train.validate_every=0")
     assert_user_error(answer, "train.lr", working=True)
 
@@ -360,7 +358,7 @@ def test_never_finite_before_a_checkpoint(
 # What is kept.
 
 
-def test_best_and_last_are_kept(small: Path, tmp_path: Path) -> None:
+def test_best_and_newest_checkpoints_are_kept(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_quietly(small, run, "train.validate_every=1", "train.metric=loss", "train.keep=2", "train.steps=6")
     ranked = sorted(of(run, "validate"), key=lambda record: record["loss"])
@@ -369,7 +367,7 @@ def test_best_and_last_are_kept(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("average", [0, 3])
-def test_the_model_is_the_mean_of_the_best(small: Path, tmp_path: Path, average: int) -> None:
+def test_model_is_the_mean_of_the_best_weights(small: Path, tmp_path: Path, average: int) -> None:
     run = tmp_path / "run"
     train_quietly(small, run, "train.validate_every=1", f"train.average={average}", "train.keep=3", "train.steps=6")
     ranked = [step for _, step in state(run)["best"]]
@@ -387,8 +385,8 @@ def test_without_dev_the_last_weights_are_the_model(small: Path, tmp_path: Path)
     assert not of(run, "validate")
 
 
-def test_a_running_mean(small: Path, tmp_path: Path) -> None:
-    """ema = decay * ema + (1 - decay) * weights. The decay is lower at first: the first weights are forgotten."""
+def test_ema_is_its_formula(small: Path, tmp_path: Path) -> None:
+    """ema = decay * ema + (1 - decay) * weights. The decay is lower at first, so that initial weights fade quickly."""
     one, batches = stepper(tmp_path, small, "train.ema=0.75")
     expected = {name: p.detach().double() for name, p in one.model.named_parameters()}
     for number, batch in enumerate(batches, 1):
@@ -406,7 +404,7 @@ def test_a_running_mean(small: Path, tmp_path: Path) -> None:
     assert not equal(one.ema, live)
 
 
-def test_the_running_mean_is_the_model(small: Path, tmp_path: Path) -> None:
+def test_ema_is_the_published_model(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_quietly(small, run, "train.ema=0.9", "train.steps=3", "data.dev=[]")
     assert equal(weights(run), load_file(run / "checkpoints/step-0000000003/ema.safetensors"))
@@ -414,7 +412,7 @@ def test_the_running_mean_is_the_model(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_the_loss_on_record_is_that_of_the_model(small: Path, tmp_path: Path, ema: float) -> None:
+def test_recorded_dev_loss_is_that_of_the_published_model(small: Path, tmp_path: Path, ema: float) -> None:
     run = train_quietly(small, tmp_path / "run", f"train.ema={ema}", "train.steps=6")
     [record] = of(run, "validate")
     sides = ((tmp_path / f"dev.{side}").read_text().splitlines() for side in ("src", "trg"))
@@ -426,7 +424,7 @@ def test_the_loss_on_record_is_that_of_the_model(small: Path, tmp_path: Path, em
 # When it ends.
 
 
-def test_by_steps_epochs_or_minutes(small: Path, tmp_path: Path) -> None:
+def test_limits_by_steps_epochs_or_minutes(small: Path, tmp_path: Path) -> None:
     train_quietly(small, tmp_path / "steps", "train.steps=3", "train.epochs=50", "train.minutes=50")
     assert train_steps(tmp_path / "steps") == [1, 2, 3]
     train_quietly(small, tmp_path / "minutes", "train.steps=0", "train.minutes=1e-6")
@@ -438,7 +436,7 @@ def test_by_steps_epochs_or_minutes(small: Path, tmp_path: Path) -> None:
     assert state(tmp_path / "epochs")["tokens"] == 2 * tokens_of(tmp_path)
 
 
-def test_by_epochs_too_the_rate_comes_down_step_by_step(small: Path, tmp_path: Path) -> None:
+def test_learning_rate_decays_in_runs_limited_by_epochs(small: Path, tmp_path: Path) -> None:
     settings = ("train.schedule=cosine", "train.warmup=0", "train.steps=0", "train.epochs=2", "train.accumulate=1")
     train_quietly(small, tmp_path / "run", *settings)
     rates = [record["lr"] for record in of(tmp_path / "run", "train")]
@@ -447,10 +445,8 @@ def test_by_epochs_too_the_rate_comes_down_step_by_step(small: Path, tmp_path: P
     assert rates[-1] < 0.1 * rates[0]
 
 
-def test_the_time_of_validations_is_none_of_training(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever they fall between two records."""
+def test_measured_speed_excludes_validations(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds wherever validations fall between two records."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     usual, valid = Stepper.update, Trainer.validate
@@ -472,22 +468,24 @@ def test_the_time_of_validations_is_none_of_training(
 
 
 def tokens_of(folder: Path) -> int:
-    """Tokens of the training corpus with their end marks, by its own tokenizer."""
+    """Return the number of tokens in the training corpus, including EOS."""
     source, target = (load(folder / "epochs").tokenizers.source, load(folder / "epochs").tokenizers.target)
     lines = ((folder / "train.src").read_text().splitlines(), (folder / "train.trg").read_text().splitlines())
     sides = zip((source, target), lines, strict=True)
     return sum(len(tokenizer.encode(line)) + 1 for tokenizer, some in sides for line in some)
 
 
-def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+def test_changed_limit_is_logged(small: Path, tmp_path: Path, call: Call) -> None:
     train_quietly(small, tmp_path / "run", "train.steps=4")
     again = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6")
     assert "train.steps was 4 and is 6 from here on" in again.err
     assert "from here on" not in call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6").err
 
 
-def test_a_run_goes_on_from_another_folder(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file may be written in another way; where another one is named, the message names that setting alone."""
+def test_run_is_resumed_from_another_working_directory(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another path of the same file is accepted; another file is refused, and the message names the setting."""
     monkeypatch.chdir(tmp_path)
     run = train_quietly(small, tmp_path / "run", "train.steps=2")
     (tmp_path / "other").mkdir()
@@ -501,8 +499,8 @@ def test_a_run_goes_on_from_another_folder(small: Path, tmp_path: Path, monkeypa
     assert f"cannot continue with {str(new)!r}; " in str(caught.value)
 
 
-def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path) -> None:
-    """At once, not with the next checkpoint: it may be what fills the disk."""
+def test_unfinished_files_of_a_killed_process_are_removed(small: Path, tmp_path: Path) -> None:
+    """They are removed at the start, not with the next checkpoint, since they may fill the disk."""
     run = train_quietly(small, tmp_path / "run", "train.steps=4")
     before = files(run / "checkpoints")
     for half in (".step-0000000009.0123456z.dragoman.tmp", "step-0000000009.part"):  # the latter by an earlier version
@@ -513,8 +511,8 @@ def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path
     assert files(run / "checkpoints") == before
 
 
-def test_files_of_the_user_stay_among_checkpoints(small: Path, tmp_path: Path) -> None:
-    """A copy of a checkpoint is kept, and is not what the run goes on from."""
+def test_files_of_the_user_among_checkpoints_are_kept(small: Path, tmp_path: Path) -> None:
+    """A copy of a checkpoint is kept, and the run is not resumed from it."""
     run = train_quietly(small, tmp_path / "run", "train.steps=4")
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "step-0000000004", checkpoints / "step-0000000004-good")
@@ -529,10 +527,10 @@ def test_files_of_the_user_stay_among_checkpoints(small: Path, tmp_path: Path) -
     assert RunFolder(run).state()["step"] == 8
 
 
-def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
+def test_run_with_a_metric_that_is_now_refused_is_resumed(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new one is refused (test_bad_input.py), but this one could neither change the metric nor the lines."""
+    """New runs with it are refused (test_bad_input.py), but a resumed run cannot change its metric."""
     unused = ("train.metric=chrf", "train.validate_lines=0")
     with monkeypatch.context() as before:
         before.setattr(start, "check_scoring", lambda _: None)
@@ -541,13 +539,13 @@ def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
     assert state(tmp_path / "run")["step"] == 6
 
 
-@pytest.mark.parametrize(("average", "said"), [(1, "the model is in"), (3, "the mean of the 2 best models is in")])
-def test_what_the_model_is(small: Path, tmp_path: Path, call: Call, average: int, said: str) -> None:
+@pytest.mark.parametrize(("average", "message"), [(1, "the model is in"), (3, "the mean of the 2 best models is in")])
+def test_last_message_describes_the_model(small: Path, tmp_path: Path, call: Call, average: int, message: str) -> None:
     settings = ("train.steps=6", "train.validate_every=3", "train.keep=3", f"train.average={average}")
-    assert said in call("train", small, "--out", tmp_path / "run", *settings).err.splitlines()[-1]
+    assert message in call("train", small, "--out", tmp_path / "run", *settings).err.splitlines()[-1]
 
 
-def test_when_validations_get_no_better(small: Path, tmp_path: Path, call: Call) -> None:
+def test_patience_ends_training(small: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
     still = ("train.lr=1e-30", "train.validate_every=1", "train.patience=2", "train.metric=loss")
     train_quietly(small, run, *still)
@@ -558,7 +556,7 @@ def test_when_validations_get_no_better(small: Path, tmp_path: Path, call: Call)
     assert "train.patience=2" in again.err
 
 
-def test_an_end_without_a_validation_in_sight(small: Path, tmp_path: Path) -> None:
+def test_last_step_is_validated_and_saved(small: Path, tmp_path: Path) -> None:
     """The last step is validated, saved and published, whatever the intervals are."""
     run = tmp_path / "run"
     train_quietly(
@@ -569,7 +567,7 @@ def test_an_end_without_a_validation_in_sight(small: Path, tmp_path: Path) -> No
     assert load(run).translate(["ba."])
 
 
-def test_validation_by_loss_alone(small: Path, tmp_path: Path) -> None:
+def test_validation_without_translations(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_quietly(small, run, "train.validate_lines=0", "train.validate_every=1", "train.steps=3")
     records = of(run, "validate")
@@ -584,7 +582,7 @@ def test_validation_by_loss_alone(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_init_from_begins_with_equal_weights(tmp_path: Path, toy: Toy) -> None:
+def test_init_from_starts_with_equal_weights(tmp_path: Path, toy: Toy) -> None:
     run = tmp_path / "run"
     tuned = write_recipe(tmp_path / "tune.yaml", train={"steps": 2, "lr": 1e-30}, model={}, tokenizer={"kind": "char"})
     text = tuned.read_text()
@@ -593,7 +591,7 @@ def test_init_from_begins_with_equal_weights(tmp_path: Path, toy: Toy) -> None:
     assert equal(weights(run), weights(toy.run))
     assert tokenizer_files(run) == tokenizer_files(toy.run)
     assert load(run).recipe.model == load(toy.run).recipe.model
-    train_quietly(tuned, run, "train.steps=3", resume=True)  # what was taken over need not be said again
+    train_quietly(tuned, run, "train.steps=3", resume=True)  # --init-from need not be repeated
     train_quietly(tuned, run, "train.steps=4", resume=True, init_from=toy.run)
     assert train_steps(run) == []  # every tenth step
     assert state(run)["step"] == 4
@@ -603,14 +601,14 @@ def tokenizer_files(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run / "tokenizer").iterdir()}
 
 
-def test_a_tuned_model_still_knows_long_sentences(small: Path, tmp_path: Path, toy: Toy) -> None:
+def test_fine_tuned_model_keeps_the_longest_length(small: Path, tmp_path: Path, toy: Toy) -> None:
     write_lines(tmp_path / "train.src", ["ba.", "ra."])
     write_lines(tmp_path / "train.trg", ["ak.", "zu."])
     train_quietly(small, tmp_path / "run", "train.steps=1", "model.width=64", "model.heads=4", init_from=toy.run)
     assert load(tmp_path / "run").longest_source == load(toy.run).longest_source > 3
 
 
-def test_init_from_wrong_sizes_is_said(small: Path, tmp_path: Path, toy: Toy, call: Call) -> None:
+def test_init_from_weights_of_other_shapes_is_refused(small: Path, tmp_path: Path, toy: Toy, call: Call) -> None:
     answer = call("train", small, "--out", tmp_path / "run", "--init-from", toy.run)
     assert_user_error(answer, "--init-from", "decoder.layers.0.", "x 64", "x 16", working=True)
     assert not (tmp_path / "run").exists()
@@ -627,7 +625,7 @@ def test_init_from_wrong_sizes_is_said(small: Path, tmp_path: Path, toy: Toy, ca
 def test_a_tokenizer_that_init_from_would_ignore_is_refused(
     toy: Toy, tmp_path: Path, call: Call, setting: str, its: str
 ) -> None:
-    """Typed by hand, it is a mistake; at a later resume too."""
+    """A tokenizer setting on the command line is refused, also on resume."""
     run = tmp_path / "run"
     answer = call("train", toy.recipe, "--out", run, "--init-from", toy.run, "train.steps=2", setting)
     assert_user_error(answer, "has no effect: the tokenizer comes from", toy.run, its)
@@ -637,8 +635,8 @@ def test_a_tokenizer_that_init_from_would_ignore_is_refused(
     assert_user_error(again, "has no effect: the tokenizer comes from", toy.run)
 
 
-def test_what_init_from_takes_over_is_said_as_it_is(toy: Toy, tmp_path: Path, call: Call) -> None:
-    """A recipe's other tokenizer is reported, and settings of the model that are obeyed are named."""
+def test_inherited_and_changed_settings_are_logged(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """Messages name ignored tokenizer settings of the recipe and changed settings of the model."""
     write_corpus(tmp_path)
     tuned = write_recipe(
         tmp_path / "tuned.yaml", tokenizer={"kind": "unigram", "size": 310}, train={"steps": 1}, model={"dropout": 0.4}
@@ -656,7 +654,7 @@ def test_what_init_from_takes_over_is_said_as_it_is(toy: Toy, tmp_path: Path, ca
     assert "has no effect" not in plain.err
 
 
-def test_init_from_nothing_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+def test_init_from_a_missing_run_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
     assert_user_error(call("train", small, "--out", tmp_path / "run", "--init-from", tmp_path / "no"), tmp_path / "no")
     train_quietly(small, tmp_path / "run", "train.steps=1")
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "--init-from", tmp_path / "run")
@@ -664,7 +662,7 @@ def test_init_from_nothing_is_said(small: Path, tmp_path: Path, call: Call) -> N
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])
-def test_frozen_parameters_stay(small: Path, tmp_path: Path, ema: float) -> None:
+def test_frozen_parameters_do_not_change(small: Path, tmp_path: Path, ema: float) -> None:
     settings = (f"train.ema={ema}", "train.save_every=1", "data.dev=[]")
     frozen = "train.freeze=[encoder.*, decoder.layers.0.cross.*]"
     train_quietly(small, tmp_path / "run", *settings, frozen, "train.steps=1", "train.lr=1e-30")
@@ -679,7 +677,7 @@ def test_frozen_parameters_stay(small: Path, tmp_path: Path, ema: float) -> None
 
 
 @pytest.mark.parametrize(("pattern", "culprit"), [("[encodre.*]", "'encodre.*'"), ("['*']", "nothing to train")])
-def test_a_freeze_that_makes_no_sense(small: Path, tmp_path: Path, call: Call, pattern: str, culprit: str) -> None:
+def test_invalid_freeze_pattern_is_refused(small: Path, tmp_path: Path, call: Call, pattern: str, culprit: str) -> None:
     answer = call("train", small, "--out", tmp_path / "run", f"train.freeze={pattern}")
     assert_user_error(answer, "train.freeze", culprit, working=True)
 
@@ -689,7 +687,7 @@ def test_a_freeze_that_makes_no_sense(small: Path, tmp_path: Path, call: Call, p
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_very_small_corpora(tmp_path: Path, count: int) -> None:
-    """Fewer pairs than a batch, or one."""
+    """The corpus has fewer pairs than a batch, or only one."""
     lines = make_sentences(count)
     write_lines(tmp_path / "train.src", lines)
     write_lines(tmp_path / "train.trg", map(translate_toy, lines))
@@ -708,7 +706,7 @@ def test_bf16_is_close_to_float32(small: Path, tmp_path: Path) -> None:
 
 
 def test_training_in_a_thread(small: Path, tmp_path: Path) -> None:
-    """Only the main thread may listen to signals; the others train all the same."""
+    """Only the main thread can handle signals; training works in other threads too."""
     thread = threading.Thread(target=train_quietly, args=(small, tmp_path / "run", "train.steps=1"))
     thread.start()
     thread.join()
@@ -716,7 +714,7 @@ def test_training_in_a_thread(small: Path, tmp_path: Path) -> None:
 
 
 def test_training_by_its_public_name(small: Path, tmp_path: Path) -> None:
-    """Again and again, also once the rooms behind it are open."""
+    """`dragoman.train` stays the function, also after its submodules have been imported."""
     for name in ("one", "two"):
         made = dragoman.train(small, out=tmp_path / name, overrides=["train.steps=1"], report=Report(quiet=True))
         assert made == tmp_path / name
@@ -733,7 +731,7 @@ def test_a_recipe_from_python(small: Path, tmp_path: Path) -> None:
         train(recipe, out=tmp_path / "other", overrides=["train.stpes=2"])
 
 
-def test_curves_for_tensorboard(small: Path, tmp_path: Path) -> None:
+def test_tensorboard_has_the_numbers_of_metrics_jsonl(small: Path, tmp_path: Path) -> None:
     """The same numbers as in metrics.jsonl, and no step twice after a run was resumed."""
     pytest.importorskip("tensorboard", reason="the extra dragoman[board] is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -765,23 +763,23 @@ def test_curves_for_tensorboard(small: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, which can be made smaller."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    """Mount a separate disk whose size tests can change."""
+    path = tmp_path / "disk"
+    path.mkdir()
     try:
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], check=True, capture_output=True)
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(path)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("to mount a small disk one must be root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
 
 
 def resize(disk: Path, size: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
 
 
-def test_a_full_disk(small: Path, tmp_path: Path, disk: Path, call: Call) -> None:
-    """One sentence; what was saved is whole, and with more room the run goes on as if nothing had been."""
+def test_full_disk_is_reported_and_training_resumes(small: Path, tmp_path: Path, disk: Path, call: Call) -> None:
+    """The error is one sentence; the checkpoint stays intact, and the run is resumed once there is space."""
     run, more = disk / "run", (*LEVEL, "train.validate_every=0", "train.save_every=2")
     train_quietly(small, run, *more, "train.steps=2", "data.dev=[]")
     resize(disk, shutil.disk_usage(disk).used + 80_000)
@@ -795,7 +793,9 @@ def test_a_full_disk(small: Path, tmp_path: Path, disk: Path, call: Call) -> Non
     assert read_tensor_files(run) == read_tensor_files(tmp_path / "whole")
 
 
-def test_a_full_disk_anywhere(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+def test_full_disk_at_any_write_is_reported(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
     run = tmp_path / "run"
     train_quietly(small, run, "train.steps=2")
     before = read_tensor_files(run)
@@ -810,16 +810,16 @@ def test_a_full_disk_anywhere(small: Path, tmp_path: Path, monkeypatch: pytest.M
     assert load(run).translate(["ba."])
 
 
-@pytest.mark.parametrize("place", ["file", "file/run", "full"])
-def test_a_place_that_cannot_be_a_run(small: Path, tmp_path: Path, call: Call, place: str) -> None:
+@pytest.mark.parametrize("path", ["file", "file/run", "full"])
+def test_path_that_cannot_be_a_run_folder_is_refused(small: Path, tmp_path: Path, call: Call, path: str) -> None:
     (tmp_path / "file").write_text("something")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("something")
-    assert_user_error(call("train", small, "--out", tmp_path / place), tmp_path / place.partition("/")[0])
+    assert_user_error(call("train", small, "--out", tmp_path / path), tmp_path / path.partition("/")[0])
     assert (tmp_path / "full" / "thesis.txt").read_text() == (tmp_path / "file").read_text() == "something"
 
 
-def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, call: Call) -> None:
+def test_cache_that_cannot_be_written(small: Path, tmp_path: Path, call: Call) -> None:
     (tmp_path / "file").write_text("something")
     answer = call("train", small, "--out", tmp_path / "run", f"data.cache={tmp_path / 'file'}")
     assert_user_error(answer, tmp_path / "file", "data.cache", working=True)

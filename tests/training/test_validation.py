@@ -1,4 +1,4 @@
-"""Validations: which of two is better, what is kept of them, and that metrics of every kind can choose a model."""
+"""Tests of validation: which result is better, how it is saved, and the choice of the best model by any metric."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ = TypeAdapter(Validation).validate_python  # as part of state.json
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_better_is_higher_whatever_the_metric(name: str) -> None:
+def test_higher_goodness_is_better_for_every_metric(name: str) -> None:
     low, high = Validation(9.0, 20.0, name), Validation(1.0, 30.0, name)
     best, worst = (high, low) if METRICS[name].higher_is_better else (low, high)
     assert best.goodness(name) > worst.goodness(name)
@@ -34,7 +34,7 @@ def test_better_is_higher_whatever_the_metric(name: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ["loss", "auto"])
-def test_no_number_is_worst(metric: str) -> None:
+def test_nan_is_the_worst_validation(metric: str) -> None:
     assert Validation(math.nan).goodness(metric) < Validation(1e9).goodness(metric)
 
 
@@ -49,15 +49,15 @@ def test_only_sequences_have_a_perplexity() -> None:
 @pytest.mark.parametrize(
     "one", [Validation(1.5), Validation(1.5, 20.0, "wer", "how"), Validation(0.7, metric="loss", bits=1.0)]
 )
-def test_it_is_kept_whole(one: Validation) -> None:
+def test_validation_is_saved_and_loaded_unchanged(one: Validation) -> None:
     assert READ(json.loads(json.dumps(asdict(one)))) == one
     assert one.to_metrics()["loss"] == one.loss
     assert str(round(one.loss, 4)) in str(one)
 
 
 @pytest.mark.parametrize("tag", ["", "one for all"])
-def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> None:
-    """As many lines of each while they last; each has the score that it would have alone, in whatever order."""
+def test_every_dev_corpus_is_translated(small: Path, tmp_path: Path, tag: str) -> None:
+    """Each corpus gives as many lines, if it has them, and has the same score as when it is translated alone."""
     corpora = {}
     for name, count, seed in (("long", 20, 7), ("short", 3, 8)):
         source = write_lines(tmp_path / f"{name}.src", make_sentences(count, seed))
@@ -81,7 +81,7 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
         assert score == judged(lines, name)["chrf"]
 
 
-def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None:
+def test_all_references_are_used(small: Path, tmp_path: Path, call: Call) -> None:
     lines = make_sentences(6, 9)
     rows = ({"source": line.split(), "target": ["x", translate_toy(line)]} for line in lines)
     dev = write_lines(tmp_path / "dev.jsonl", map(json.dumps, rows))
@@ -93,13 +93,13 @@ def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None
     assert "dev: 6 further" not in answer.err
 
 
-def test_the_first_format_knew_only_bleu() -> None:
+def test_validation_of_format_1_is_read() -> None:
     assert READ({"loss": 1.0, "bleu": 2.0, "signature": "s"}) == Validation(1.0, 2.0, "bleu", "s")
     assert READ({"loss": 1.0, "bleu": None, "signature": ""}) == Validation(1.0)
 
 
 @pytest.mark.parametrize("metric", ["wer", "exact", "loss", "auto"])
-def test_the_best_model_is_the_best_by_its_metric(small: Path, tmp_path: Path, metric: str) -> None:
+def test_best_model_is_chosen_by_the_metric(small: Path, tmp_path: Path, metric: str) -> None:
     run = train_quietly(small, tmp_path / "run", f"train.metric={metric}", "train.validate_every=3", "train.steps=12")
     name = {"loss": "bleu", "auto": "bleu"}.get(metric, metric)
     found = {event["step"]: event for event in read_run_events(run) if event["event"] == "validate"}
@@ -125,10 +125,10 @@ def test_the_best_model_is_the_best_by_its_metric(small: Path, tmp_path: Path, m
         ("wer", (90.0, 3.0), (95.0, 2.0), "early"),
     ],
 )
-def test_while_a_model_has_hardly_learned_the_loss_decides(
+def test_loss_decides_while_scores_are_near_zero(
     name: str, early: tuple[float, float], late: tuple[float, float], best: str
 ) -> None:
-    """With train.metric=auto alone: a metric that was asked for is obeyed. The model card ranks alike."""
+    """This holds only for train.metric=auto. The model card ranks validations in the same way."""
     found = [Validation(loss, score, name) for score, loss in (early, late)]
     by_score = max(found, key=lambda one: one.goodness(name))
     for metric, expected in (("auto", found[best == "late"]), (name, by_score)):
@@ -140,8 +140,8 @@ def test_while_a_model_has_hardly_learned_the_loss_decides(
         assert max(found, key=lambda one: rank_validation(one.to_metrics(), recipe)) is expected
 
 
-def test_auto_is_the_first_of_the_recipes_metrics(small: Path, tmp_path: Path) -> None:
-    """It stays so when the run is resumed with others."""
+def test_auto_is_the_first_metric_of_the_recipe(small: Path, tmp_path: Path) -> None:
+    """A run that is resumed with other metrics keeps it."""
     run = train_quietly(small, tmp_path / "run", "data.metrics=[chrf, bleu]", "train.steps=6")
     train_quietly(small, run, "data.metrics=[bleu]", "train.steps=12", resume=True)
     validated = [event for event in read_run_events(run) if event["event"] == "validate"]
