@@ -38,7 +38,7 @@ PHENOMENA = {  # what makes a sentence hard to translate, by the phrasebook's na
     "pronoun": "the pronoun takes the gender of its noun",
     "relative": "the relative pronoun takes the gender of its noun",
 }
-TEST_SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
+TEST_SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not trained with them"}
 NEXT_COMMANDS = """
 What to type next:
   {dragoman} translate {out} --input FILE         # translate a file, line by line
@@ -98,7 +98,7 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
 
 
 def show_translations(translator: Translator, console: Console) -> None:
-    """Translate one sentence for each phenomenon, and draw the attention weights of the longest translation."""
+    """Print a translation for each phenomenon, and the attention weights of the longest translation."""
     phrases = choose_phrases(translator.recipe.data.direction)
     start = time.monotonic()
     hypotheses = translator.translate([phrase.source for phrase in phrases.values()])

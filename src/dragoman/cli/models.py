@@ -1,4 +1,4 @@
-"""Commands that make models or training data from a model (distil, backtranslate, export, import), and the cache."""
+"""The commands distil, backtranslate, export and import, which convert models or make data with them, and cache."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def export_command(
     """Write a run in another format, after comparing its translations with those of the run."""
     pick(dict.fromkeys(opt.FORMAT_NAMES), to, "format")
     opt.check_arguments(runs=[run])
-    from dragoman.inference.export import export as write
+    from dragoman.inference.export import export as export_run
 
     start = time.monotonic()
-    for agreement in write(run, to=to, out=folder, quantization=quantization, force=force):
+    for agreement in export_run(run, to=to, out=folder, quantization=quantization, force=force):
         print(agreement)
     log(f"{measure_size(folder) / 2**20:.1f} MiB in {time.monotonic() - start:.1f} s", DETAIL)
     print(f"done: {folder}")
@@ -126,19 +126,19 @@ def cache_command(
         if clear and not remove_entry(path):
             in_use.append(path.name)
             continue
-        sums = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
-        sums["entries"] += 1
-        sums["bytes"] += size
+        counts = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
+        counts["entries"] += 1
+        counts["bytes"] += size
     if in_use:
         log(f"not removed, since a command is using it: {', '.join(in_use)}", WARNING)
     if as_json:
-        about = {"folder": str(folder), "cleared": clear, "kinds": kinds, "in_use": in_use}
-        print(json.dumps(about, ensure_ascii=False))
+        result = {"folder": str(folder), "cleared": clear, "kinds": kinds, "in_use": in_use}
+        print(json.dumps(result, ensure_ascii=False))
         return
     print(f"{folder}{': removed' if clear else ''}")
-    total = {name: sum(sums[name] for sums in kinds.values()) for name in ("entries", "bytes")}
-    for kind, sums in [*kinds.items(), ("all", total)]:
-        print(f"{kind:<22}  {sums['entries']:>6,}  {sums['bytes'] / 1e6:>10,.1f} MB")
+    total = {name: sum(counts[name] for counts in kinds.values()) for name in ("entries", "bytes")}
+    for kind, counts in [*kinds.items(), ("all", total)]:
+        print(f"{kind:<22}  {counts['entries']:>6,}  {counts['bytes'] / 1e6:>10,.1f} MB")
 
 
 def measure_size(path: Path) -> int:
