@@ -31,10 +31,8 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
-BUCKETED_LAYOUTS = {
-    "packed": "packed_bucketed",
-    "padded": "padded_bucketed",
-}  # layout -> the same layout with a small set of shapes
+# Layout -> the same layout with a small set of shapes.
+BUCKETED_LAYOUTS = {"packed": "packed_bucketed", "padded": "padded_bucketed"}
 FIRST_LINES = 1000  # of a file, which `check_files` searches for a pair before anything is written
 STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths, or whose texts, are measured
 
