@@ -40,7 +40,7 @@ from dragoman.inference.model_card import rank_validation, read_card, read_event
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import choose_checkpoint_metric
 from dragoman.recipe import read_recipe
-from dragoman.run_dir import RunFolder, load_tensors, mean
+from dragoman.run_dir import RunFolder, average_weights, load_tensors
 from dragoman.training.checkpoint import best_file
 from publish_results import ROOT, hash_recipe, select_metrics
 
@@ -167,7 +167,7 @@ def score_curve(run: Path) -> Iterator[dict[str, Any]]:
         ranked = sorted(events[:number], key=lambda one: rank_validation(one, recipe), reverse=True)
         steps = tuple(one["step"] for one in ranked[: max(recipe.train.average, 1)])
         if steps not in known:
-            weights = mean(load_tensors(best_file(folder, step))[0] for step in steps)
+            weights = average_weights(load_tensors(best_file(folder, step))[0] for step in steps)
             copy_weights(translator.model, weights, "a checkpoint", "its run")
             name = recipe.data.metrics[:1] or ("bleu",)
             fresh = replace(translator, engine=open_engine("torch", translator))

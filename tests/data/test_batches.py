@@ -22,9 +22,9 @@ from dragoman.data.batches import (
     choose_widths,
     collate_pairs,
     pack_rows,
+    plan_bucketed,
     plan_packed,
     plan_padded,
-    plan_bucketed,
 )
 from dragoman.data.features import FEATURES
 from dragoman.phrasebook.generate import generate_pairs
