@@ -216,7 +216,7 @@ def test_finished_run_keeps_its_end_date(small: Path, tmp_path: Path, monkeypatc
     folder = RunFolder(tmp_path / "run")
     train_quietly(small, folder.path, "train.steps=1")
     before = folder.provenance()
-    monkeypatch.setattr(provenance, "now", lambda: "later")
+    monkeypatch.setattr(provenance, "format_current_time", lambda: "later")
     train_quietly(small, folder.path, "train.steps=1", resume=True)
     assert folder.provenance() == before
     train_quietly(small, folder.path, "train.steps=2", resume=True)
