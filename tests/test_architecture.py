@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "models": ["config", "kernels", "modules"],
     "decoding": ["config", "data"],
     "smt": ["config", "data"],
-    "recipe": ["config", "data", "models", "decoding"],
+    "recipe": ["config", "data", "models", "decoding", "smt"],
     "run_dir": ["config", "recipe"],
     "inference": [
         "config",
@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "modules",
         "models",
         "decoding",
+        "smt",
     ],
     "evaluation": ["recipe", "phrasebook", "metrics", "data", "inference"],
     "inspection": ["models"],
@@ -62,6 +63,7 @@ MAY_IMPORT = {
         "modules",
         "models",
         "inference",
+        "smt",
     ],
     "augmentation": ["config", "recipe", "run_dir", "metrics", "data", "inference", "training"],
     "compare": [

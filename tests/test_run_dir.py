@@ -20,13 +20,12 @@ from dragoman import io
 from dragoman.config.settings import TrainSettings, parse_yaml
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
-from dragoman.io import write_atomically, write_text
+from dragoman.io import HEADER_KEY, write_atomically, write_text
 from dragoman.recipe import Recipe
 from dragoman.run_dir import (
     CHANGED,
     DIGEST_LINE,
     FORMAT,
-    HEADER_KEY,
     RunFolder,
     average_weights,
     load_tensors,

@@ -13,6 +13,7 @@ import fcntl
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import math
 import os
@@ -32,6 +33,7 @@ import zstandard
 
 from dragoman.errors import UserError
 
+HEADER_KEY = "dragoman"  # the entry of a safetensors header with our metadata, as JSON
 TEMPORARY_SUFFIX = ".dragoman.tmp"
 TEMPORARY_NAME = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
 MAX_PREFIX = 40  # characters of the target's name in the name of its temporary folder, which may have 255 bytes
@@ -114,6 +116,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def format_json(value: object) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def fill_cache_folder(folder: Path, last_file: str, write: Callable[[Path], object]) -> None:

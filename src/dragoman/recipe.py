@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from dragoman.config.settings import Settings, TrainSettings, build, override, read_values
+from dragoman.config.settings import Settings, TrainSettings, build, override, pick, read_values
 from dragoman.data.corpus import DataSettings
 from dragoman.data.tokenizers import TokenizerSettings
 from dragoman.errors import UserError
 
 if TYPE_CHECKING:
     from dragoman.decoding.methods import SearchSettings
-    from dragoman.models.registry import ModelSettings
+    from dragoman.models.registry import NeuralModelSettings
+    from dragoman.smt.settings import SmtSettings
+
+    ModelSettings = NeuralModelSettings | SmtSettings
 else:
     SearchSettings = ModelSettings = Any
 
@@ -50,12 +53,17 @@ class Recipe(Settings):
         unread = [name for name in UNREAD if not isinstance(getattr(self, name), Settings)]
         if unread:
             from dragoman.decoding.methods import SearchSettings
-            from dragoman.models.registry import choose_settings_class
 
             records: dict[str, type[Settings]] = {"model": choose_settings_class(self.model), "search": SearchSettings}
             for name in unread:
                 self.__dict__[name] = build(records[name], getattr(self, name), name, info.context, Recipe)
         return self
+
+    @property
+    def neural_model(self) -> NeuralModelSettings:
+        """The model section of a recipe that is known to be neural."""
+        assert self.model.kind != "smt"
+        return self.model
 
     @property
     def example_format(self) -> str:
@@ -76,6 +84,21 @@ class Recipe(Settings):
     def can_bucket_shapes(self) -> bool:
         """Whether batches can be padded to a few fixed shapes. Otherwise each batch is as wide as its longest text."""
         return self.model.layout == "packed" or self.example_format == "pairs"
+
+
+def list_model_kinds() -> Mapping[str, Mapping[str, type[Settings]]]:
+    """Return the settings classes by `model.kind` and `model.backbone`, which is "" for kinds without that setting."""
+    from dragoman.models.registry import MODEL_KINDS
+    from dragoman.smt.settings import SmtSettings
+
+    return MODEL_KINDS | {"smt": {"": SmtSettings}}
+
+
+def choose_settings_class(section: Any) -> type[Settings]:
+    """Return the settings class for the model section of a recipe, by its `kind` and `backbone`."""
+    values = section if isinstance(section, dict) else {}
+    backbones = pick(list_model_kinds(), str(values.get("kind", "transformer")), "model.kind")
+    return backbones.get("") or pick(backbones, str(values.get("backbone", "transformer")), "model.backbone")
 
 
 def read_recipe(

@@ -19,7 +19,14 @@ from safetensors import SafetensorError, safe_open
 
 from dragoman.config.settings import build, format_settings, parse_yaml, prefix_errors
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, refuse_special_file, report_write_errors, write_atomically, write_text
+from dragoman.io import (
+    HEADER_KEY,
+    digest_bytes,
+    refuse_special_file,
+    report_write_errors,
+    write_atomically,
+    write_text,
+)
 from dragoman.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -28,13 +35,7 @@ if TYPE_CHECKING:
 FORMAT = 3  # version of the run folders that this release writes
 MAX_DIGITS = 100  # of a format number: int() raises an error for thousands of digits
 DIGEST_LINE = "# digest: "
-HEADER_KEY = "dragoman"  # the entry of the safetensors header with our metadata, as JSON
 CHANGED = "changed by hand"  # written by the user in place of the digest, to accept a changed config.yaml
-
-
-def format_json(value: object) -> str:
-    """Return the text of a JSON file."""
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
@@ -73,12 +74,13 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def read_digest(path: Path) -> str:
-    """Return the digest in the header of a file of tensors, without reading the tensors."""
+def read_header(path: Path) -> dict[str, str]:
+    """Return the metadata and the digest in the header of a file of tensors, without reading the tensors."""
     try:
-        with safe_open(str(path), framework="pt") as file:
-            return str(json.loads(file.metadata()[HEADER_KEY])["digest"])
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        with safe_open(str(path), framework="np") as file:
+            metadata = json.loads((file.metadata() or {})[HEADER_KEY])
+            return {**metadata, "digest": str(metadata["digest"])}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
 
 

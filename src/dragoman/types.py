@@ -143,6 +143,7 @@ class Hypothesis:
     logp: float  # log-probability of the tokens and EOS
     warnings: tuple[str, ...] = ()  # what was changed, skipped or truncated
     flags: tuple[str, ...] = ()  # signs of errors (inference/postprocess.py)
+    features: Mapping[str, float] = field(default_factory=dict)  # unweighted features of a log-linear model
 
 
 @dataclass(frozen=True, slots=True)

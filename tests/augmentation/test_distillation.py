@@ -446,7 +446,9 @@ def operations(recipe: Path) -> float:
     """Of a sentence of Multi30k, in millions: 16 source tokens are read, 17 target tokens written in a beam of 5."""
     whole = read_recipe(recipe)
     size = whole.tokenizer.size
-    cost = Cost.from_model(build_model(whole.model, source_size=size, target_size=size, joint=whole.tokenizer.joint))
+    cost = Cost.from_model(
+        build_model(whole.neural_model, source_size=size, target_size=size, joint=whole.tokenizer.joint)
+    )
     read, both = (cost.count_forward(np.array([16]), np.array([target])) for target in (0, 17))
     return (read + 5 * (both - read)) / 1e6
 

@@ -20,8 +20,9 @@ from dragoman.data import corpus
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
+from dragoman.io import HEADER_KEY
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.run_dir import CHANGED, DIGEST_LINE, HEADER_KEY, load_tensors, save_tensors
+from dragoman.run_dir import CHANGED, DIGEST_LINE, load_tensors, save_tensors
 from toy_run import Call, Toy, assert_user_error, files, run_process, write_corpus, write_lines, write_recipe
 
 

@@ -25,7 +25,7 @@ from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings
 from dragoman.data.tokenizers import TokenizerSettings
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
-from dragoman.models.registry import ModelSettings
+from dragoman.models.registry import NeuralModelSettings
 from dragoman.models.single_sequence import RnnClassifierSettings
 from dragoman.models.transformer import TransformerSettings
 from dragoman.recipe import Recipe, check_model, read_recipe
@@ -358,7 +358,7 @@ NUMBER = st.floats(1e-300, 1e300)
     | st.builds(RnnClassifierSettings, pool=WORD, tied=st.booleans()),
 )
 def test_written_values_are_read_back(
-    corpora: list[CorpusSettings], freeze: list[str], optimizer: str, lr: float, model: ModelSettings
+    corpora: list[CorpusSettings], freeze: list[str], optimizer: str, lr: float, model: NeuralModelSettings
 ) -> None:
     recipe = Recipe(
         data=DataSettings(train=tuple(corpora)),

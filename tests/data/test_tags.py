@@ -77,7 +77,7 @@ def test_tags_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
 def test_a_tag_is_never_generated(kind: str, tied: bool, joint: bool) -> None:
     """This holds even for a model whose output favours it."""
     values = {"model": {"kind": kind, "width": 16, "tied": tied}, "tokenizer": {"joint": joint}}
-    model = build_model(build(Recipe, values).model, source_size=23, target_size=20, joint=joint)
+    model = build_model(build(Recipe, values).neural_model, source_size=23, target_size=20, joint=joint)
     assert isinstance(model, AutoregressiveModel)
     with torch.no_grad():
         model.project.weight[20:] += 100

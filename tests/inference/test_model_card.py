@@ -26,7 +26,7 @@ from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
 from dragoman.recipe import Recipe
-from dragoman.run_dir import FORMAT, RunFolder, read_digest
+from dragoman.run_dir import FORMAT, RunFolder, read_header
 from toy_run import Call, Toy, assert_user_error, read_run_events, train_quietly
 from toy_sections import settings_of
 
@@ -149,7 +149,7 @@ def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None
     first = train_quietly(small, tmp_path / "first", "train.steps=2")
     second = train_quietly(small, tmp_path / "second", "train.steps=2", init_from=first)
     third = train_quietly(small, tmp_path / "third", "train.steps=2", init_from=second)
-    digests = [read_digest(RunFolder(run).model) for run in (first, second)]
+    digests = [read_header(RunFolder(run).model)["digest"] for run in (first, second)]
     shutil.rmtree(first)
     shutil.rmtree(second)
     train_quietly(small, third, "train.steps=3", resume=True)

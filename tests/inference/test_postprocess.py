@@ -109,7 +109,7 @@ def forgetful() -> Translator:
     for seed in range(100):
         torch.manual_seed(seed)
         model = build_model(
-            recipe.model,
+            recipe.neural_model,
             source_size=tokenizers.source.size,
             target_size=tokenizers.target.size,
             joint=recipe.tokenizer.joint,
@@ -148,7 +148,7 @@ def translator_of(pairs: list[Pair], **model: object) -> Translator:
     tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
     recipe = check_model(Recipe.model_validate({"model": {"layers": 1, "width": 16, **model}}))
     torch.manual_seed(1)
-    model_ = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    model_ = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     return Translator(model_.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
 
 

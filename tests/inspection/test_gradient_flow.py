@@ -19,7 +19,10 @@ RNN = {"kind": "rnn", "width": 8, "dropout": 0.0, "cell": "vanilla", "nonlineari
 
 def model_of(**settings: object) -> Seq2Seq:
     model = build_model(
-        Recipe.model_validate({"model": settings}).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True
+        Recipe.model_validate({"model": settings}).neural_model,
+        source_size=VOCABULARY,
+        target_size=VOCABULARY,
+        joint=True,
     )
     assert isinstance(model, Seq2Seq)
     return model.double().eval()

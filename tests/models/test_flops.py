@@ -38,7 +38,10 @@ COUNTED = {  # without additive scores and fused cells, whose operations PyTorch
 
 def build(settings: dict[str, object]) -> Model:
     return build_model(
-        Recipe.model_validate({"model": settings}).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True
+        Recipe.model_validate({"model": settings}).neural_model,
+        source_size=VOCABULARY,
+        target_size=VOCABULARY,
+        joint=True,
     )
 
 

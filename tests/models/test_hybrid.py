@@ -31,7 +31,9 @@ REGISTRIES: dict[str, Iterable[str]] = {"cell": CELLS, "score": SCORES}
 
 def build_hybrid(**given: Any) -> Hybrid:
     recipe = check_model(Recipe.model_validate({"model": {**SMALL_HYBRID, **given}}))
-    model = build_model(recipe.model, source_size=VOCABULARY, target_size=VOCABULARY, joint=recipe.tokenizer.joint)
+    model = build_model(
+        recipe.neural_model, source_size=VOCABULARY, target_size=VOCABULARY, joint=recipe.tokenizer.joint
+    )
     assert isinstance(model, Hybrid)
     return model.double().eval()
 

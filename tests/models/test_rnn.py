@@ -229,7 +229,7 @@ def test_build_model_makes_a_recurrent_model() -> None:
     assert settings_of({"kind": "rnn"}).layout == "padded"
     recipe = check_model(Recipe.model_validate({"model": {"kind": "rnn", **SMALL}, "tokenizer": {"joint": False}}))
     assert recipe.model.cell == "lstm"
-    model = build_model(recipe.model, source_size=VOCABULARY, target_size=99, joint=recipe.tokenizer.joint)
+    model = build_model(recipe.neural_model, source_size=VOCABULARY, target_size=99, joint=recipe.tokenizer.joint)
     assert model.project.out_features == 99
     assert model(collate_unpacked(2)).isfinite().all()
 

@@ -536,7 +536,7 @@ def test_initial_weights_and_loss_are_reasonable() -> None:
 
 def test_build_model_makes_a_transformer() -> None:
     recipe = Recipe.model_validate({"model": {"width": 8, "heads": 2, "layers": 1}, "tokenizer": {"joint": False}})
-    model = build_model(recipe.model, source_size=10, target_size=12, joint=recipe.tokenizer.joint)
+    model = build_model(recipe.neural_model, source_size=10, target_size=12, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
     assert model.settings == TransformerSettings(width=8, heads=2, layers=1)
     assert model.encoder.embedding.num_embeddings == 10

@@ -13,7 +13,8 @@ import pytest
 
 from dragoman.errors import UserError
 from dragoman.smt import alignment_kernels as kernels
-from dragoman.smt.alignment import KINDS, Aligner, AlignerSettings, Progress, train_aligner
+from dragoman.smt.alignment import KINDS, Aligner, Progress, train_aligner
+from dragoman.smt.settings import AlignerSettings
 from dragoman.smt.symmetrization import SYMMETRIZATIONS
 from toy_pairs import SOURCE, TARGET
 

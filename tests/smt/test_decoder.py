@@ -9,22 +9,16 @@ import pytest
 
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.alignment import train_aligner
-from dragoman.smt.decoder import (
-    DEFAULT_WEIGHTS,
-    DISTORTION,
-    FEATURE_NAMES,
-    LM,
-    NOISY_CHANNEL,
-    REORDERING,
-    DecoderSettings,
-    NgramScorer,
-    PhraseDecoder,
-)
+from dragoman.smt.decoder import DISTORTION, LM, REORDERING, NgramScorer, PhraseDecoder
 from dragoman.smt.decoder_kernels import Options
 from dragoman.smt.ngram import END, train_ngrams
 from dragoman.smt.phrases import build_table
+from dragoman.smt.settings import FEATURE_NAMES, DecoderSettings, SmtSettings
 from toy_pairs import SOURCE, TARGET
 
+DEFAULT_WEIGHTS, NOISY_CHANNEL = (
+    np.array(SmtSettings(preset=preset).initial_weights()) for preset in ("log-linear", "noisy-channel")
+)
 UNLIMITED = DecoderSettings(stack=10**6, beam=1e9, distortion_limit=-1, options=30)
 SENTENCES = ["der hund läuft", "im haus schläft eine", "die kleine katze läuft"]
 

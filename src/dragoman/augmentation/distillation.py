@@ -31,12 +31,12 @@ from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, load_as
 from dragoman.inference.translator import Translator
-from dragoman.io import cache_folder, digest_bytes, share_folder, write_text
+from dragoman.io import cache_folder, digest_bytes, format_json, share_folder, write_text
 from dragoman.metrics.metrics import METRICS
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, read_recipe
-from dragoman.run_dir import RunFolder, format_json
+from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import check_files
 from dragoman.training.start import check_settings, find_checkpoint, lock_run
 from dragoman.training.trainer import train

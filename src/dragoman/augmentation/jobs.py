@@ -33,7 +33,7 @@ from dragoman.data.corpus import CorpusSettings, fingerprint_corpus
 from dragoman.errors import UserError
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
-from dragoman.run_dir import RunFolder, format_json, read_json
+from dragoman.run_dir import RunFolder, read_json
 
 ShardItem = TypeVar("ShardItem")
 SHARD_SIZE = 4096  # items per shard
@@ -180,7 +180,7 @@ def open_shards_beside(output: Path, inputs: Mapping[str, Any]) -> Iterator[Path
                 )
         resumable = False
         try:
-            io.write_text(inputs_file, format_json(inputs))
+            io.write_text(inputs_file, io.format_json(inputs))
             yield folder
         except BaseException as error:
             resumable = has_shards(folder) and not isinstance(error, NoUsableRecords)

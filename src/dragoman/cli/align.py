@@ -19,7 +19,8 @@ from dragoman.metrics.alignment import GoldLinks, Link, check_links, format_link
 from dragoman.progress import ProgressBar, log, results_console
 
 if TYPE_CHECKING:
-    from dragoman.smt.alignment import Aligner, AlignerSettings
+    from dragoman.smt.alignment import Aligner
+    from dragoman.smt.settings import AlignerSettings
 
 MAX_DRAWN_PAIRS = 3  # pairs that are drawn as matrices, if stdout is a terminal
 
@@ -46,7 +47,8 @@ def align_command(
     opt.check_arguments(inputs=[source, target, gold, *(train or [])], output=output_file)
     if model and (train or save):
         raise UserError("--model aligns with a trained model; leave --train and --save out")
-    from dragoman.smt.alignment import Aligner, AlignerSettings, check_symmetrization
+    from dragoman.smt.alignment import Aligner
+    from dragoman.smt.settings import AlignerSettings
 
     lines = read_parallel_lines(source, target)
     gold_links = read_gold_links(gold, lines) if gold else []
@@ -55,7 +57,7 @@ def align_command(
         override(values, item)
     saved = Aligner.load(model) if model else None
     settings = build(AlignerSettings, {**(saved.settings.model_dump() if saved else {}), **values})
-    check_symmetrization(settings)
+    settings.check()
     aligner = saved or train_on_lines(lines, train, settings)
     aligner.settings = settings  # the overrides may choose another symmetrization for a saved model
     if save:

@@ -47,7 +47,7 @@ def evaluate_command(
     breakdown: Breakdown = False,
     page: PageFile = None,
     as_json: opt.Json = False,
-    engine: opt.EngineName = "torch",
+    engine: opt.EngineName = "auto",
     device: opt.Device = "auto",
 ) -> None:
     """Score systems on files, the phrasebook or data.test of the runs; test if each differs from the first system.
@@ -103,7 +103,7 @@ def record_scores(
         "test": result.get("test", test),
         "lines": result["lines"],
         "beam": (beam or recipe.search.beam) if recipe.model.task == "translate" else None,
-        "engine": "torch" if engine == "auto" else engine,
+        "engine": (recipe.model.kind if recipe.model.kind == "smt" else "torch") if engine == "auto" else engine,
         "tag": tag,
         "scores": {name: {"value": score["value"], "signature": score["signature"]} for name, score in scores},
     })  # fmt: skip

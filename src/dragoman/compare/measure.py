@@ -73,9 +73,21 @@ def read_training(run: Path) -> dict[str, Any]:
 
     The speed is the median of the logged speeds, which slow first steps and pauses for validation do not change.
     """
-    state, curve, speeds = RunFolder(run).state(), [], []
-    spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
-    for event in read_events(RunFolder(run).metrics):
+    folder = RunFolder(run)
+    if folder.recipe().model.kind == "smt":  # no steps, and no loss to plot
+        spent = folder.provenance()["training"]
+        return {
+            "steps": 0,
+            "flops": 0.0,
+            "skipped": 0,
+            "device": "cpu",
+            "tokens_per_second": None,
+            "curve": [],
+            **spent,
+        }
+    state, curve, speeds = folder.state(), [], []
+    spent = {"seconds": 0.0, "flops": 0.0}
+    for event in read_events(folder.metrics):
         if event["event"] == "train":
             spent = {name: event.get(name) for name in spent}
             speeds.append(event["tokens_per_second"])
@@ -141,8 +153,10 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
         "beam": len(all_pairs) / sum(result["seconds"] for result in results.values()),
         "width": translator.recipe.search.beam,  # of the beam
     }
-    gradient = measure_gradients(translator, all_pairs[:GRADIENT_SENTENCES])
-    return {"tests": results, "speed": speed, "gradient": gradient}
+    measured = {"tests": results, "speed": speed}
+    if translator.recipe.model.kind == "smt":  # has no gradients
+        return measured
+    return {**measured, "gradient": measure_gradients(translator, all_pairs[:GRADIENT_SENTENCES])}
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:

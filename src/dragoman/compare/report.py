@@ -184,7 +184,7 @@ def find_unfair_budgets(training: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     The speeds of these runs differ because of the machine, not because of the models, so scores cannot be compared.
     """
-    runs = {name: run for name, run in training.items() if run["tokens"] and run["seconds"]}
+    runs = {name: run for name, run in training.items() if run["flops"] and run["seconds"]}
     cost = {name: run["flops"] / run["tokens"] for name, run in runs.items()}
     speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
     groups: list[list[str]] = []  # of runs with about the same cost per token

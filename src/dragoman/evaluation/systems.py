@@ -103,7 +103,7 @@ class EvaluationOptions:
     beam: int | None = None
     tag: str = ""  # of the sources (see EvaluationSet)
     device: str = "auto"
-    engine: str = "torch"
+    engine: str = "auto"
 
     def check(self, *, runs: bool, hypotheses: bool) -> None:
         """Refuse options that cannot be combined."""

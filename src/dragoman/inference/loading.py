@@ -9,8 +9,6 @@ Shapes   B rows of a batch   S source width   T target width   N hypotheses
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,8 +26,7 @@ from dragoman.hardware import choose_device
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.torch import TorchEngine, prepare_model
-from dragoman.inference.postprocess import PairStatistics
-from dragoman.inference.predictor import Predictor
+from dragoman.inference.predictor import Predictor, parse_header
 from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
 from dragoman.models.base import Model, Seq2Seq, collect_tensors
@@ -60,8 +57,13 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
     if not predictors:
         raise UserError("there is no run to load; name one or more run folders")
     predictor = predictors[0] if len(predictors) == 1 else combine_predictors(predictors)
-    if isinstance(predictor, Translator):
+    if not isinstance(predictor, Translator):
+        return predictor
+    if predictor.takes_engine:
         return replace(predictor, engine=open_engine(engine, predictor))
+    if engine != "auto":
+        kind = predictor.recipe.model.kind
+        raise UserError(f"model.kind={kind} has a decoder of its own and does not run in {engine}; leave --engine out")
     return predictor
 
 
@@ -83,6 +85,10 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     """
     folder = RunFolder(run)
     recipe = folder.recipe()
+    if recipe.model.kind == "smt":
+        from dragoman.inference.phrase_translator import open_phrase_translator  # imports Numba
+
+        return open_phrase_translator(folder, recipe)
     if not folder.model.exists():
         if folder.state():  # there is a checkpoint, so the model was written and then removed
             raise UserError(
@@ -96,19 +102,11 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
                 f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore the file, or train again"
             )
     tokenizers = Tokenizers.load(folder.tokenizer, fingerprint=header.get("tokenizer", ""))
-    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if folder.check() == 1:  # format 1 has names of tensors from earlier releases
         weights = rename_tensors(weights)
     copy_weights(model, weights, repr(str(folder.model)), "its config.yaml")
-    try:
-        longest_source = int(header["longest"])  # in tokens
-        # Statistics of the training pairs, to warn about translations with an unusual length ratio, copied words, ...
-        statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
-        if not 0 <= longest_source < 2**31 or not all(map(math.isfinite, statistics or ())):  # damaged numbers
-            raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        problem = f"the metadata in the header of {str(folder.model)!r} are damaged"
-        raise UserError(f"{problem}; copy the file again, or restore it from a backup") from None
+    longest_source, statistics = parse_header(header, folder.model)
     torch_device = choose_device(device)
     model_on_device: Any = model.to(torch_device).eval()
     arguments = (model_on_device, tokenizers, recipe, longest_source, torch_device)
@@ -200,8 +198,8 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
             features = [", ".join(member.recipe.model.features) or "none" for member in (first, predictor)]
             difference = f"different source features ({features[0]} and {features[1]})"
             raise UserError(f"{names[0]!r} and {name!r} use {difference}, so they cannot form an ensemble")
-        if not isinstance(predictor, Translator):
-            raise UserError(f"{name!r} is not a translation model, so it cannot be part of an ensemble")
+        if not isinstance(predictor, Translator) or not predictor.takes_engine:
+            raise UserError(f"{name!r} is not a neural translation model, so it cannot be part of an ensemble")
         translators.append(predictor)
     # The recipe with the lowest limit on the length of a text, since every text must fit into all models
     strictest = min(translators, key=lambda translator: translator.max_tokens).recipe

@@ -26,7 +26,7 @@ from dragoman.inference.engines.base import render_template
 from dragoman.inference.loading import open_run
 from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric
 from dragoman.recipe import Recipe
-from dragoman.run_dir import RunFolder, load_tensors, read_digest
+from dragoman.run_dir import RunFolder, read_header
 
 REQUIRED_KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # event -> keys of its records
 RENAMED_KEYS = {  # key written by an earlier release -> current key
@@ -68,6 +68,7 @@ class Provenance(BaseModel):
     torch: str | None = None
     started: str | None = None
     ended: str | None = None
+    training: dict[str, float] = {}  # seconds and tokens of a phrase-based system, which has no checkpoints with them
 
 
 class TestScore(BaseModel):
@@ -100,7 +101,7 @@ def check_record(cls: type[_R], record: dict[str, Any], path: Path) -> _R:
 def read_card(run: str | Path) -> dict[str, Any]:
     """Return the contents of the card, read from the run folder, as a dict that can be written as JSON."""
     folder = RunFolder(run)
-    predictor = open_run(run, device="cpu")
+    predictor, header = open_run(run, device="cpu"), read_header(folder.model)
     recipe, tokenizers, target = predictor.recipe, predictor.tokenizers, predictor.tokenizers.target
     events = list(read_events(folder.metrics))
     train_events = [event for event in events if event["event"] == "train"]
@@ -109,13 +110,13 @@ def read_card(run: str | Path) -> dict[str, Any]:
     best = max(validations, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
     # Totals of training: in the last checkpoint or, if users have removed the checkpoints, in the last train event
-    totals = state or (train_events[-1] if train_events else {})
+    totals = state or (train_events[-1] if train_events else provenance.training)
     tokens, seconds = totals.get("tokens") or 0, totals.get("seconds") or 0.0
     position = state.get("place")  # position in the training data; state.json keeps the key of earlier releases
     return {
         "run": str(folder.path),
         "format": int(folder.format_file.read_text()),
-        "digest": read_digest(folder.model),
+        "digest": header["digest"],
         "task": task,
         "parameters": predictor.parameter_count,
         "model": recipe.model.model_dump(mode="json", exclude_unset=True),
@@ -136,7 +137,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "started": provenance.started,
         "ended": provenance.ended,
         "longest_source": predictor.longest_source,
-        "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # 0 for a model that was imported
+        "steps": int(header.get("step", 0)),  # 0 for a model that was imported
         "epochs": round(position["epoch"] + position.get("passed", 0.0), 4) if position else None,
         "tokens_read": tokens,
         "train_seconds": seconds,

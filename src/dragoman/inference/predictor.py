@@ -10,10 +10,13 @@ Shapes   B rows of a batch   T target width   L consecutive tokens of one target
 from __future__ import annotations
 
 import gc
+import json
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -93,6 +96,22 @@ class Predictor(Generic[_M]):
                 indices = group[start : start + row_count]
                 rows = [[index] for index in indices] + [[]] * (row_count - len(indices))
                 yield indices, collate(BatchPlan(rows, widths), examples).to(self.device)
+
+
+def parse_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:
+    """Return the length of the longest source of training, in tokens, and the statistics of the training pairs.
+
+    Translations that deviate from the statistics are flagged. `header` is that of the model file `path`.
+    """
+    try:
+        longest_source = int(header["longest"])
+        statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
+        if not 0 <= longest_source < 2**31 or not all(map(math.isfinite, statistics or ())):  # damaged numbers
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        problem = f"the metadata in the header of {str(path)!r} are damaged"
+        raise UserError(f"{problem}; copy the file again, or restore it from a backup") from None
+    return longest_source, statistics
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -82,6 +82,7 @@ class Translator(Predictor[Seq2Seq]):
     """A sequence-to-sequence model and the engine that decodes with it; by default PyTorch in float32."""
 
     engine: Engine = None  # type: ignore[assignment]  # set in __post_init__
+    takes_engine: ClassVar[bool] = True  # whether the model can be decoded by different engines
 
     def __post_init__(self) -> None:
         Predictor.__post_init__(self)  # super() does not work in dataclasses with slots
@@ -424,6 +425,12 @@ class Translator(Predictor[Seq2Seq]):
             warnings=(*warnings, *placeholder_warnings),
             flags=(*flags, *postprocess.list_warning_kinds(placeholder_warnings)),
         )
+
+
+def refuse_unused_search_settings(names: Iterable[str]) -> None:
+    """Raise a UserError for a search setting that a phrase-based system does not use."""
+    if unused := [name for name in names if name not in ("beam", "nbest", "scores")]:
+        raise UserError(f"search.{unused[0]} has no effect on a model of kind smt; leave it out")
 
 
 def merge_search(

@@ -15,12 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from dragoman.config.settings import pick
 from dragoman.models.base import BaseModelSettings, Model
 from dragoman.models.rnn import Hybrid, HybridSettings, Rnn, RnnSettings
 from dragoman.models.single_sequence import (
@@ -46,7 +44,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "lm": LanguageModel,
     "classifier": TextClassifier,
 }
-ModelSettings = TransformerSettings | RnnSettings | HybridSettings | LmSettings | ClassifierSettings
+NeuralModelSettings = TransformerSettings | RnnSettings | HybridSettings | LmSettings | ClassifierSettings
 # Settings by `model.kind` and `model.backbone`; the backbone is "" for kinds that have no such setting.
 MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {
     "transformer": {"": TransformerSettings},
@@ -57,14 +55,7 @@ MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {
 }
 
 
-def choose_settings_class(section: Any) -> type[BaseModelSettings]:
-    """Return the settings class for the model section of a recipe, by its `kind` and `backbone`."""
-    values = section if isinstance(section, dict) else {}
-    backbones = pick(MODEL_KINDS, str(values.get("kind", "transformer")), "model.kind")
-    return backbones.get("") or pick(backbones, str(values.get("backbone", "transformer")), "model.backbone")
-
-
-def build_model(settings: ModelSettings, *, source_size: int, target_size: int, joint: bool) -> Model:
+def build_model(settings: NeuralModelSettings, *, source_size: int, target_size: int, joint: bool) -> Model:
     """Return a model with initial weights; `joint` if source and target share a vocabulary."""
     return MODELS[settings.kind](settings, source_size=source_size, target_size=target_size, joint=joint)
 

@@ -29,37 +29,22 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dragoman.config.settings import Settings, build, check_names, setting
+from dragoman.config.settings import build
 from dragoman.errors import UserError
 from dragoman.hardware import usable_cores
 from dragoman.smt import alignment_kernels as kernels
 from dragoman.smt.alignment_kernels import Block, PositionCounts, Positions, Side, WordTable
 from dragoman.smt.compiled import Array
+from dragoman.smt.settings import AGREEMENT, AlignerSettings
 from dragoman.smt.symmetrization import SYMMETRIZATIONS, Links
 
 KINDS = {"ibm1": kernels.MODEL1, "ibm2": kernels.MODEL2, "diagonal": kernels.DIAGONAL, "hmm": kernels.HMM}
-AGREEMENT = "agreement"  # links by the posteriors of both directions, instead of a heuristic over two alignments
 BLOCK_CELLS = 40_000_000  # that are held at a time, with two numbers of four bytes each
 RUNS = 8  # parts of a block that threads work on
 PRUNE_BELOW = 1e-6  # entries less likely than this in both directions are dropped after two iterations of IBM Model 1
 PRIOR_LENGTH = 64  # sentences up to this length have a table of their own in IBM Model 2
 SMALLEST_SUM = 1e-30  # keeps divisions by nothing from failing
 HMM_LENGTH = 1000  # longer sentences are aligned by IBM Model 1, whose memory does not grow with their square
-
-
-class AlignerSettings(Settings):
-    """How word alignment is learned and decided."""
-
-    ibm1: int = setting(5, "iterations of IBM Model 1", ge=0)
-    ibm2: int = setting(0, "iterations of IBM Model 2", ge=0)
-    diagonal: int = setting(0, "iterations of IBM Model 2 with the diagonal parametrisation of fast_align", ge=0)
-    hmm: int = setting(5, "iterations of the HMM", ge=0)
-    agree: bool = setting(True, "train both directions jointly to agree")
-    null: float = setting(0.1, "probability that a word is aligned to NULL", gt=0, lt=1)
-    lowercase: bool = setting(True, "ignore case")
-    max_length: int = setting(100, "maximum sentence length in words for training; longer pairs are only aligned", ge=1)
-    symmetrize: str = setting(AGREEMENT, f"{AGREEMENT}, or one of {', '.join(SYMMETRIZATIONS)}")
-    threshold: float = setting(0.5, "agreement: minimum geometric mean of the two posteriors of a link", ge=0, le=1)
 
 
 class Progress(NamedTuple):
@@ -202,7 +187,7 @@ def train_aligner(
 ) -> Aligner:
     """Learn to align from tokenised lines. `report` gets every iteration, `show` the share that is done."""
     settings = settings or AlignerSettings()
-    check_symmetrization(settings)
+    settings.check()
     words: tuple[dict[str, int], dict[str, int]] = ({}, {})
     sides: tuple[list[list[int]], list[list[int]]] = ([], [])
     for pair in zip(source, target, strict=True):
@@ -235,11 +220,6 @@ def train_aligner(
                 aligner.table = prune_table(aligner.table)
             report(Progress(kind, iteration, likelihood, len(aligner.table.columns)))
     return aligner
-
-
-def check_symmetrization(settings: AlignerSettings) -> None:
-    """Refuse a symmetrisation that does not exist."""
-    check_names({"symmetrize": {AGREEMENT: None, **SYMMETRIZATIONS}}, settings, "align")
 
 
 def tokenize_line(line: str, settings: AlignerSettings) -> list[str]:

@@ -16,38 +16,23 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dragoman.config.settings import Settings, setting
 from dragoman.hardware import usable_cores
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder_kernels import NgramTrie, Options, SearchLimits
 from dragoman.smt.ngram import BEGIN, END, UNKNOWN, NgramModel
-from dragoman.smt.phrases import ORIENTATIONS, PHRASE_FEATURES, PhraseTable, concatenate_ranges
+from dragoman.smt.phrases import PhraseTable, concatenate_ranges
+from dragoman.smt.settings import FEATURE_NAMES, PHRASE_FEATURES, DecoderSettings
 from dragoman.smt.trie import ROOT, Trie
 
-FEATURE_NAMES = (
-    *PHRASE_FEATURES, *(f"{way} {side}" for side in ("before", "after") for way in ORIENTATIONS),
-    "language model", "distortion", "words", "phrases", "unknown words",
-)  # fmt: skip
 LM, DISTORTION, WORDS, PHRASES, UNKNOWNS = range(len(PHRASE_FEATURES) + 6, len(FEATURE_NAMES))
 REORDERING = slice(len(PHRASE_FEATURES), len(PHRASE_FEATURES) + 6)
-DEFAULT_WEIGHTS = np.array([0.2, 0.15, 0.2, 0.15, *[0.1] * 6, 0.45, 0.15, 0.8, -0.1, -10.0])
 SENTENCES_AT_A_TIME = 256
 FORCED_STACK = 10_000  # hypotheses per stack in forced decoding
 NOTHING_REQUIRED = np.zeros(0, np.int64)
-NOISY_CHANNEL = np.array([0, 1, 0, 0, *[0] * 6, 1, 0.1, 0, 0, -100.0])  # P(source | target) P(target)
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class DecoderSettings(Settings):
-    """How far the decoder looks for the best translation."""
-
-    stack: int = setting(100, "maximum number of hypotheses per stack (one stack per number of covered words)", ge=1)
-    beam: float = setting(8.0, "drop hypotheses whose score is below the best of their stack by more than this", gt=0)
-    distortion_limit: int = setting(6, "maximum jump between two phrases in source words; -1: no limit", ge=-1)
-    options: int = setting(20, "number of translations tried per source phrase", ge=1)
 
 
 class NgramScorer:
@@ -124,17 +109,22 @@ class PhraseDecoder:
         """Translate with these weights of the features from now on."""
         self.weights = weights
 
-    def decode_all(self, sentences: Iterable[Sequence[str]], nbest: int = 1) -> Iterator[list[Derivation]]:
+    def decode_all(
+        self, sentences: Iterable[Sequence[str]], nbest: int = 1, stack: int | None = None
+    ) -> Iterator[list[Derivation]]:
         """Yield the best derivations of each sentence, in order; several sentences are decoded at a time."""
-        return map_threads(lambda words: self.decode(words, nbest), sentences)
+        return map_threads(lambda words: self.decode(words, nbest, stack), sentences)
 
     def force_all(self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Iterator[Derivation | None]:
         """Yield the best derivation of each pair of source and target words, in order; see `force`."""
         return map_threads(lambda pair: self.force(*pair), pairs)
 
-    def decode(self, words: Sequence[str], nbest: int = 1) -> list[Derivation]:
-        """Return the best derivations of a tokenised sentence, the best first."""
-        limits = self._make_limits(self.settings.stack, self.settings.beam)
+    def decode(self, words: Sequence[str], nbest: int = 1, stack: int | None = None) -> list[Derivation]:
+        """Return the best derivations of a tokenised sentence, the best first.
+
+        `stack` is the maximum number of hypotheses per stack; by default that of the settings.
+        """
+        limits = self._make_limits(stack or self.settings.stack, self.settings.beam)
         return self._search(words, self.collect(words), limits, NOTHING_REQUIRED, nbest)
 
     def force(self, words: Sequence[str], target: Sequence[str]) -> Derivation | None:

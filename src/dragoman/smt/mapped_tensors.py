@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from dragoman.errors import UserError
+from dragoman.io import HEADER_KEY, digest_bytes
 from dragoman.smt.compiled import Array
 
 DTYPES = {
@@ -18,8 +21,25 @@ DTYPES = {
 LENGTH_BYTES = 8  # the file starts with the length of its header
 
 
+def save_tensors_with_digest(path: Path, arrays: Mapping[str, Array], about: Mapping[str, str]) -> None:
+    """Write arrays into a safetensors file, with `about` and a digest of the arrays in its header."""
+    note = json.dumps({**about, "digest": digest_arrays(arrays)}, sort_keys=True)
+    save_file(dict(arrays), path, {HEADER_KEY: note})
+
+
+def digest_arrays(arrays: Mapping[str, Array]) -> str:
+    """Return a digest of the names, types, shapes and values of arrays."""
+    parts: list[bytes | memoryview] = []
+    for name, array in sorted(arrays.items()):
+        parts += [
+            f"{name}{array.dtype}{array.shape}".encode(),
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8).data,
+        ]
+    return digest_bytes(*parts)
+
+
 def map_tensors(path: Path) -> dict[str, Array]:
-    """Return the arrays of a safetensors file without copying them; a damaged file is refused.
+    """Return the arrays of a safetensors file without copying them; a file that does not fit its digest is refused.
 
     The pages are mapped copy-on-write, not read-only: Numba would compile every function again for read-only arrays.
     """
@@ -28,7 +48,7 @@ def map_tensors(path: Path) -> dict[str, Array]:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         first = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
         header = json.loads(data[LENGTH_BYTES:first].decode())
-        header.pop("__metadata__", None)
+        about = json.loads(header.pop("__metadata__")[HEADER_KEY])
         arrays, used = {}, 0
         for name, entry in header.items():
             dtype, shape, (begin, end) = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
@@ -39,8 +59,10 @@ def map_tensors(path: Path) -> dict[str, Array]:
             used = max(used, end)
         if first + used != len(data):
             raise ValueError(f"it has {len(data):,} bytes, but its header says {first + used:,}")
+        if digest_arrays(arrays) != about["digest"]:
+            raise ValueError("its contents do not match its digest")
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{str(path)!r} is damaged or no safetensors file: {error}") from error
+        raise UserError(f"{str(path)!r} is damaged ({error}); copy it again or restore it") from error
     return arrays

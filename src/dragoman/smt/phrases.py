@@ -15,23 +15,18 @@ exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from dragoman.errors import UserError
 from dragoman.smt.compiled import Array, compiled
-from dragoman.smt.mapped_tensors import map_tensors
+from dragoman.smt.mapped_tensors import map_tensors, save_tensors_with_digest
 from dragoman.smt.ngram import estimate_discounts
 from dragoman.smt.trie import ROOT, Trie, number_substrings
-
-PHRASE_FEATURES = ("p(target|source)", "p(source|target)", "lex(target|source)", "lex(source|target)")
-ORIENTATIONS = ("monotone", "swap", "discontinuous")
-
 
 # What phrase pairs, of any length, have a corner at a point between words; flags of a matrix.
 ENDS, STARTS, TURNS_BACK, TURNS_FORWARD = 1, 2, 4, 8
@@ -218,10 +213,11 @@ class PhraseTable:
                     ]
                 )
 
-    def save(self, path: Path) -> None:
-        """Write all arrays into a file."""
+    def save(self, path: Path, about: Mapping[str, str]) -> None:
+        """Write all arrays into a file, with a digest and `about` in its header."""
         arrays = {name: value for name, value in vars(self).items() if name != "source"}
-        save_file({**arrays, **{f"trie.{name}": value for name, value in vars(self.source).items()}}, path)
+        arrays |= {f"trie.{name}": value for name, value in vars(self.source).items()}
+        save_tensors_with_digest(path, arrays, about)
 
     @classmethod
     def load(cls, path: Path) -> PhraseTable:

@@ -1,115 +1,77 @@
-"""A phrase-based translation system: trained in stages in a folder, loaded from it, raw text in and out.
-
-    train_system(pairs, dev_pairs, SmtSettings(), folder)
-    for [best] in load_system(folder).translate(["Ein Hund läuft."]):
-        print(best.text)
+"""A phrase-based translation system: trained in stages into a run folder, loaded from it, raw text in and out.
 
 Stages, with the files that they write:
 
-    prepare   smt.json, casing.json     settings; how words are usually written
-    align     alignment.safetensors     which words are translations of each other
-    phrases   phrases/                  phrase pairs with their scores
-    lm        lm.arpa                   n-grams of the target language
-    tune      weights.json              weights of the log-linear model, and how tuning found them
+    prepare   tokenizer/, casing.json                  the words of both languages, and how they are usually written
+    align     checkpoints/alignment.safetensors        which words are translations of each other
+    phrases   model.safetensors                        phrase pairs with their scores
+    lm        lm.arpa                                  n-grams of the target language
+    tune      weights.json                             weights of the log-linear model, and how tuning found them
 
-Every file is written atomically, and a stage whose file is there is skipped. Stages read what earlier ones wrote, not
-what is in memory. So training that was stopped at any moment goes on at the last finished stage (within tuning, at the
-last finished round), and the result is the same to the byte.
+Every file is written atomically, and a stage whose file exists is skipped. Stages read the files of earlier stages, not
+their results in memory. So training that was interrupted continues after the last finished stage (within tuning, after
+the last finished round), and the result is the same to the byte.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, tee
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dragoman.config.settings import AsTuple, Settings, build, setting
-from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
+from dragoman.data.tokenizers import Tokenizer, Tokenizers, WordTokenizer
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, read_lines, remove_abandoned, write_atomically, write_text
+from dragoman.io import digest_bytes, format_json, read_lines, remove_abandoned, write_atomically, write_text
 from dragoman.progress import Report
-from dragoman.smt.alignment import AlignerSettings, make_side, train_aligner
+from dragoman.smt.alignment import make_side, train_aligner
 from dragoman.smt.casing import Truecaser
 from dragoman.smt.compiled import Array
-from dragoman.smt.decoder import (
-    DEFAULT_WEIGHTS,
-    FEATURE_NAMES,
-    NOISY_CHANNEL,
-    REORDERING,
-    DecoderSettings,
-    Derivation,
-    NgramScorer,
-    PhraseDecoder,
-)
+from dragoman.smt.decoder import Derivation, NgramScorer, PhraseDecoder
 from dragoman.smt.ngram import read_arpa, train_ngrams, write_arpa
 from dragoman.smt.phrases import PhraseTable, build_table
-from dragoman.smt.tuning import TuningRound, TuningState, tune_weights
-from dragoman.types import SPECIALS, Hypothesis, Pair
+from dragoman.smt.settings import FEATURE_NAMES, SmtSettings
+from dragoman.smt.tuning import TuningState, tune_weights
+from dragoman.types import SPECIALS
 
-PRESETS = {"log-linear": DEFAULT_WEIGHTS, "noisy-channel": NOISY_CHANNEL}
-
-
-class SmtSettings(Settings):
-    """A phrase-based system. Its score is a weighted sum of features; the names are those of `weights`."""
-
-    kind: Literal["smt"] = "smt"
-    align: AlignerSettings = setting(AlignerSettings(threshold=0.3), "word alignment, from which phrases are extracted")
-    max_phrase: int = setting(7, "maximum length of a phrase in words", ge=1, le=20)
-    phrase_options: int = setting(30, "number of translations kept per source phrase, the likeliest", ge=1)
-    order: int = setting(5, "order of the n-gram language model", ge=1, le=10)
-    prune: Annotated[tuple[int, ...], AsTuple] = setting(
-        (), "highest count of n-grams to drop, per order; the last applies to all higher orders"
-    )
-    lm_text: str = setting("", "file with additional target-language text, one sentence per line")
-    reordering: bool = setting(True, "lexicalized reordering: score the orientation of neighbouring phrases")
-    decoder: DecoderSettings = setting(DecoderSettings(), "limits of the decoder's search")
-    preset: Literal["log-linear", "noisy-channel"] = setting(
-        "log-linear", "initial weights: of all features, or 1 for p(source | target) and p(target)"
-    )
-    weights: dict[str, float] = setting({}, "weights of single features, which replace those of the preset")
-    tuning_rounds: int = setting(4, "rounds of batch MIRA on the dev set; 0: no tuning", ge=0)
-    n_best: int = setting(100, "number of translations per sentence that tuning learns from", ge=2)
-
-    def initial_weights(self) -> Array:
-        """Return the weights before tuning."""
-        weights = PRESETS[self.preset].copy()
-        if not self.reordering:
-            weights[REORDERING] = 0.0
-        for name, value in self.weights.items():
-            if name not in FEATURE_NAMES:
-                raise UserError(f"there is no feature {name!r} to weight; there are {', '.join(FEATURE_NAMES)}")
-            weights[FEATURE_NAMES.index(name)] = value
-        return weights
+TABLE, LANGUAGE_MODEL = "model.safetensors", "lm.arpa"
+WORDS, CASING, WEIGHTS = "tokenizer", "casing.json", "weights.json"
+INPUTS, LINKS, TUNING = "inputs.json", "alignment.safetensors", "tuning.safetensors"  # in checkpoints/
+Sentences = list[list[str]]  # tokens
+Recorder = Callable[[str, int, Mapping[str, float | str]], object]  # stage, iteration, values
 
 
 @dataclass(frozen=True)
-class SmtTranslation:
-    """A translation with all that explains it."""
+class PhraseTranslation:
+    """A translation by a phrase-based system: the text, and the derivation that explains it."""
 
     text: str
-    tokens: list[str]
+    tokens: list[str]  # spelled as they stand in the text, with a mark for the space before a word
     source_tokens: list[str]
-    score: float
-    features: dict[str, float]
-    links: list[tuple[int, int]]  # (source token, target token)
     derivation: Derivation
 
-    def as_hypothesis(self) -> Hypothesis:
-        """Return the record that every kind of model gives."""
-        alignment = np.zeros((len(self.tokens), len(self.source_tokens)))
-        for i, j in self.links:
-            alignment[j, i] = 1.0
-        empty = alignment.sum(1) == 0
-        alignment[empty] = 1.0  # a word without a link comes from no source word more than from another
-        alignment /= np.maximum(alignment.sum(1, keepdims=True), 1.0)
-        return Hypothesis(self.text, self.score, self.tokens, alignment.tolist(), self.source_tokens, self.score)
+    @property
+    def features(self) -> dict[str, float]:
+        """The values of all features, unweighted."""
+        return dict(zip(FEATURE_NAMES, self.derivation.features.tolist(), strict=True))
+
+    def alignment(self) -> list[list[float]]:
+        """Return a row for each target token, with equal weights on its linked source tokens; all rows sum to one.
+
+        A token without links has equal weights on all source tokens.
+        """
+        weights = np.zeros((len(self.tokens), len(self.source_tokens)))
+        for i, j in self.derivation.links:
+            weights[j, i] = 1.0
+        weights[weights.sum(1) == 0] = 1.0
+        rows: list[list[float]] = (weights / np.maximum(weights.sum(1, keepdims=True), 1.0)).tolist()
+        return rows
 
 
 class PhraseSystem:
@@ -117,243 +79,244 @@ class PhraseSystem:
 
     def __init__(
         self,
+        settings: SmtSettings,
         decoder: PhraseDecoder,
         casing: tuple[Truecaser, Truecaser],
         tokenizer: type[WordTokenizer],
-        curve: Sequence[TuningRound] = (),
     ) -> None:
-        self.decoder, self.casing, self.tokenizer, self.curve = decoder, casing, tokenizer, curve
+        self.settings, self.decoder, self.casing, self.tokenizer = settings, decoder, casing, tokenizer
 
-    def translate(self, lines: Iterable[str], *, n_best: int = 1) -> Iterator[list[SmtTranslation]]:
-        """Yield up to `n_best` different translations of each line, the best first; several lines at a time."""
+    @property
+    def parameter_count(self) -> int:
+        """The number of learned values: scores of phrase pairs, n-gram probabilities and weights."""
+        table, lm = self.decoder.table, self.decoder.lm.trie
+        return table.features.size + table.reordering.size + lm.log_prob.size + lm.backoff.size + len(FEATURE_NAMES)
+
+    def translate(
+        self, lines: Iterable[str], *, n_best: int = 1, stack: int | None = None
+    ) -> Iterator[list[PhraseTranslation]]:
+        """Yield up to `n_best` different translations of each line, the best first.
+
+        `stack` is the maximum number of hypotheses per stack; by default that of the settings.
+        """
         originals, copies = tee(self.tokenizer.split(line) for line in lines)
         sentences = (self.casing[0].truecase(tokens) for tokens in copies)
         # Several derivations may have the same words, so more of them are needed than different translations.
-        for derivations in self.decoder.decode_all(sentences, n_best if n_best == 1 else 5 * n_best):
-            source = next(originals)
-            best: dict[str, SmtTranslation] = {}
+        derivation_count = n_best if n_best == 1 else 5 * n_best
+        for derivations in self.decoder.decode_all(sentences, derivation_count, stack):
+            source = self.format_tokens(next(originals))
+            best: dict[str, PhraseTranslation] = {}
             for derivation in derivations:
                 tokens = self.casing[1].recase(derivation.words)
-                text = join_tokens(tokens, self.tokenizer)
+                text = self.join_tokens(tokens)
                 if text not in best and len(best) < n_best:
-                    values = dict(zip(FEATURE_NAMES, derivation.features.tolist(), strict=True))
-                    best[text] = SmtTranslation(
-                        text, tokens, source, derivation.score, values, derivation.links, derivation
-                    )
+                    best[text] = PhraseTranslation(text, self.format_tokens(tokens), source, derivation)
             yield list(best.values())
 
+    def force(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], Derivation | None]]:
+        """Yield the target tokens of each pair of texts, and the best derivation of exactly these tokens, if any."""
+        tokens = ([self.tokenizer.split(text) for text in pair] for pair in pairs)
+        cased = ([caser.truecase(side) for caser, side in zip(self.casing, pair, strict=True)] for pair in tokens)
+        for_decoder, for_caller = tee(cased)
+        for derivation in self.decoder.force_all((source, target) for source, target in for_decoder):
+            yield self.format_tokens(next(for_caller)[1]), derivation
 
-def join_tokens(tokens: Sequence[str], tokenizer: type[WordTokenizer]) -> str:
-    """Return the text of tokens that `tokenizer.split` made."""
-    first = len(SPECIALS)
-    return tokenizer.from_symbols(tokens).decode(range(first, first + len(tokens)))
+    def join_tokens(self, tokens: Sequence[str]) -> str:
+        """Return the text of tokens that `tokenizer.split` made."""
+        return self.tokenizer.from_symbols(tokens).decode(range(len(SPECIALS), len(SPECIALS) + len(tokens)))
+
+    def format_tokens(self, tokens: Sequence[str]) -> list[str]:
+        """Return tokens as they stand in a text, with a mark for the space before a word."""
+        return self.tokenizer.from_symbols(tokens).ids_to_tokens(range(len(SPECIALS), len(SPECIALS) + len(tokens)))
 
 
-def train_system(
-    pairs: Iterable[Pair],
-    dev_pairs: Iterable[Pair],
-    settings: SmtSettings,
-    folder: Path,
-    *,
-    tokenizer: str = "word",
-    seed: int = 1,
-    report: Report | None = None,
-) -> PhraseSystem:
-    """Train a system, or go on where an earlier call with the same pairs and settings was stopped.
+class SystemTrainer:
+    """The training of one system in a folder.
 
-    `tokenizer` is `word`, or `space` for text that is tokenised already. Pairs with an empty side are left out.
+    `about` has texts for the header of the phrase table. `record` is called with every iteration of a stage, and
+    `restart` with the name of a stage before it begins, in case an interrupted training has recorded some of it.
     """
-    report = report or Report(quiet=True)
-    weights = settings.initial_weights()
-    split = find_tokenizer(tokenizer).split
-    sides = [[split(text) for text in texts] for texts in _list_sides(pairs)]
-    dev = [[split(text) for text in texts] for texts in _list_sides(dev_pairs)]
-    if not sides[0]:
-        raise UserError("a phrase-based system needs pairs to learn from; all of these have an empty side")
-    digest = digest_bytes(*("\n".join(map(" ".join, side)).encode() for side in (*sides, *dev)))
-    about = {"settings": settings.model_dump(mode="json"), "tokenizer": tokenizer, "seed": seed, "data": digest}
-    if not (folder / "smt.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "smt.json", _as_json(about))
-    elif json.loads((folder / "smt.json").read_bytes()) != about:
-        raise UserError(f"{str(folder)!r} has a system with other settings or data; choose another folder")
 
-    remove_abandoned(folder, age=0.0)  # what a killed training was writing
+    def __init__(
+        self,
+        folder: Path,
+        settings: SmtSettings,
+        tokenizer: type[WordTokenizer],
+        *,
+        seed: int = 1,
+        report: Report | None = None,
+        about: Mapping[str, str] | None = None,
+        record: Recorder = lambda *_: None,
+        restart: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.folder, self.settings, self.tokenizer, self.seed = folder, settings, tokenizer, seed
+        self.report, self.about = report or Report(quiet=True), dict(about or {})
+        self.record, self.restart = record, restart
+        self.checkpoints = folder / "checkpoints"
 
-    def stage(name: str, write: Callable[[Path], object]) -> Path:
-        if not (folder / name).exists():
-            write_atomically(folder / name, write)
-        return folder / name
-
-    casers = [Truecaser.train(side) for side in sides]
-    stage("casing.json", lambda path: path.write_text(_as_json([vars(each) for each in casers]), encoding="utf-8"))
-    source, target = ([caser.truecase(tokens) for tokens in side] for caser, side in zip(casers, sides, strict=True))
-    links = stage("alignment.safetensors", lambda path: align_pairs(source, target, settings.align, report, path))
-    stage("phrases", lambda path: extract_phrases(source, target, load_file(links), settings, report, path))
-    stage("lm.arpa", lambda path: train_language_model(target, casers[1], split, settings, report, path))
-    ratios = [sum(map(len, two)) / max(sum(map(len, one)), 1) for one, two in (sides, dev)]
-    dev = [[caser.truecase(tokens) for tokens in side] for caser, side in zip(casers, dev, strict=True)]
-
-    def tune(path: Path) -> None:
-        state = None
-        if dev[0] and settings.tuning_rounds:
-            decoder = load_decoder(folder, settings, weights)
-            state = tune_decoder(decoder, dev, ratios[0] / ratios[1], settings, seed, report, folder)
-        best = state.best.weights if state else weights
-        curve = [{**each._asdict(), "weights": each.weights.tolist()} for each in state.curve] if state else []
-        path.write_text(
-            _as_json({"weights": dict(zip(FEATURE_NAMES, best.tolist(), strict=True)), "curve": curve}), "utf-8"
+    def train(self, pairs: tuple[list[str], list[str]], dev_pairs: tuple[list[str], list[str]]) -> None:
+        """Train a system on sources and targets, or go on where an earlier call with the same pairs was stopped."""
+        split = self.tokenizer.split
+        sides = [[split(text) for text in texts] for texts in pairs]
+        dev = [[split(text) for text in texts] for texts in dev_pairs]
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.check_inputs(digest_bytes(*("\n".join(map(" ".join, side)).encode() for side in (*sides, *dev))))
+        for folder in (self.folder, self.checkpoints):
+            remove_abandoned(folder, age=0.0)  # what a killed training was writing
+        casers = [Truecaser.train(side) for side in sides]
+        source, target = ([caser.truecase(tokens) for tokens in side] for caser, side in zip(casers, sides))
+        self.finish(
+            "prepare",
+            self.folder / CASING,
+            lambda path: path.write_text(format_json([vars(caser) for caser in casers]), "utf-8"),
         )
+        self.finish("prepare", self.folder / WORDS, lambda path: self.make_tokenizers(source, target).save(path))
+        self.finish("align", self.checkpoints / LINKS, lambda path: self.align_pairs(source, target, path))
+        self.finish("phrases", self.folder / TABLE, lambda path: self.extract_phrases(source, target, path))
+        self.finish("lm", self.folder / LANGUAGE_MODEL, lambda path: self.train_language_model(target, casers[1], path))
+        # A dev set has longer or shorter references than the training text, which tuning corrects (see tuning.py).
+        ratios = [sum(map(len, targets)) / max(sum(map(len, sources)), 1) for sources, targets in (sides, dev)]
+        length_factor = ratios[0] / ratios[1] if ratios[1] else 1.0
+        dev = [[caser.truecase(tokens) for tokens in side] for caser, side in zip(casers, dev, strict=True)]
+        self.finish("tune", self.folder / WEIGHTS, lambda path: self.tune_weights(dev, length_factor, path))
+        (self.checkpoints / TUNING).unlink(missing_ok=True)
 
-    stage("weights.json", tune)
-    (folder / "tuning.safetensors").unlink(missing_ok=True)
-    return load_system(folder)
+    def check_inputs(self, data_digest: str) -> None:
+        """Write down what the system is trained from; refuse to continue one that was begun with other inputs."""
+        path = self.checkpoints / INPUTS
+        inputs: dict[str, Any] = {"settings": self.settings.model_dump(mode="json"), "data": data_digest}
+        inputs |= {"tokenizer": self.tokenizer.__name__, "seed": self.seed}
+        if not path.exists():
+            write_text(path, format_json(inputs))
+        elif json.loads(path.read_bytes()) != json.loads(format_json(inputs)):
+            raise UserError(
+                f"{str(self.folder)!r} was begun with other settings or data; restore them, or choose another folder"
+            )
 
+    def finish(self, stage: str, path: Path, write: Callable[[Path], object]) -> None:
+        """Write the file or folder of a stage, unless an earlier call has."""
+        if not path.exists():
+            self.restart(stage)
+            write_atomically(path, write)
 
-def align_pairs(
-    source: list[list[str]], target: list[list[str]], settings: AlignerSettings, report: Report, path: Path
-) -> None:
-    """Learn to align the pairs, and write the links of each."""
-    lines = [" ".join(tokens) for tokens in source], [" ".join(tokens) for tokens in target]
-    with report.progress("learning to align", total=len(source), unit="pairs") as bar:
-        aligner = train_aligner(
-            *lines,
-            settings,
-            report=lambda one: report.log(
-                f"{one.kind} {one.iteration}: log-likelihood {one.log_likelihood:.4f} a word"
-            ),
-            show=lambda share: bar.update(int(share * len(source))),
+    def make_tokenizers(self, source: Sentences, target: Sentences) -> Tokenizers:
+        """Return tokenizers whose vocabularies are all words of the training text."""
+        words = [list(dict.fromkeys(chain.from_iterable(side))) for side in (source, target)]
+        return Tokenizers(self.tokenizer.from_symbols(words[0]), self.tokenizer.from_symbols(words[1]))
+
+    def align_pairs(self, source: Sentences, target: Sentences, path: Path) -> None:
+        """Learn to align the pairs, and write the links of each."""
+        lines = [" ".join(tokens) for tokens in source], [" ".join(tokens) for tokens in target]
+
+        def record(progress: Any) -> None:
+            values = {"model": progress.kind, "log_likelihood": progress.log_likelihood}
+            self.record("align", progress.iteration, values)
+            self.report.log(
+                f"{progress.kind} {progress.iteration}: log-likelihood {progress.log_likelihood:.4f} per word"
+            )
+
+        with self.report.progress("learning to align", total=len(source), unit="pairs") as bar:
+            show = lambda fraction: bar.update(int(fraction * len(source)))  # noqa: E731
+            aligner = train_aligner(*lines, self.settings.align, report=record, show=show)
+        with self.report.progress("aligning", total=len(source), unit="pairs") as bar:
+            links = list(bar.iterate(aligner.align(*lines)))
+        flat = np.array(list(chain.from_iterable(links)), np.int32).reshape(-1, 2)
+        starts = np.concatenate([[0], np.cumsum([len(links_of_pair) for links_of_pair in links])])
+        save_file({"starts": starts, "source": flat[:, 0].copy(), "target": flat[:, 1].copy()}, path)
+
+    def extract_phrases(self, source: Sentences, target: Sentences, path: Path) -> None:
+        """Extract and score the phrase pairs of the aligned text, and write them as a table."""
+        tokenizers, links = Tokenizers.load(self.folder / WORDS), load_file(self.checkpoints / LINKS)
+        word_ids = [get_word_ids(side) for side in (tokenizers.source, tokenizers.target)]
+        ids = [
+            [[ids_of_side[token] for token in tokens] for tokens in side]
+            for ids_of_side, side in zip(word_ids, (source, target), strict=True)
+        ]
+        table = build_table(
+            make_side(ids[0]),
+            make_side(ids[1]),
+            (tokenizers.source.size, tokenizers.target.size),
+            (links["starts"], links["source"].astype(np.int64), links["target"].astype(np.int64)),
+            longest=self.settings.max_phrase,
+            limit=self.settings.phrase_options,
         )
-    with report.progress("aligning", total=len(source), unit="pairs") as bar:
-        links = list(bar.iterate(aligner.align(*lines)))
-    flat = np.array(list(chain.from_iterable(links)), np.int32).reshape(-1, 2)
-    starts = np.concatenate([[0], np.cumsum([len(some) for some in links])])
-    save_file({"starts": starts, "source": flat[:, 0].copy(), "target": flat[:, 1].copy()}, path)
+        self.report.log(f"{len(table.target):,} phrase pairs")
+        self.record("phrases", 1, {"phrase_pairs": len(table.target)})
+        table.save(path, {**self.about, "tokenizer": tokenizers.fingerprint()})
+
+    def train_language_model(self, target: Sentences, caser: Truecaser, path: Path) -> None:
+        """Estimate n-grams of the target side and of `lm_text`, and write them as an ARPA file."""
+        extra = read_lines(Path(self.settings.lm_text)) if self.settings.lm_text else iter(())
+        extra_sentences = (caser.truecase(self.tokenizer.split(line)) for line in extra if line.strip())
+        lines = map(" ".join, chain(target, extra_sentences))
+        model = train_ngrams(lines, self.settings.order, prune=self.settings.prune)
+        sizes = [len(order.word) for order in model.orders]
+        self.report.log("n-grams by order: " + ", ".join(f"{size:,}" for size in sizes))
+        self.record("lm", 1, {f"{order}-grams": size for order, size in enumerate(sizes, 1)})
+        with path.open("w", encoding="utf-8") as file:
+            write_arpa(model, file)
+
+    def tune_weights(self, dev: list[Sentences], length_factor: float, path: Path) -> None:
+        """Tune the weights on the dev pairs, if there are any, and write the best. Each finished round is kept."""
+        weights, curve = np.array(self.settings.initial_weights()), []
+        if dev[0] and self.settings.tuning_rounds:
+            decoder = load_decoder(self.folder, self.settings, Tokenizers.load(self.folder / WORDS), weights)
+            kept = self.checkpoints / TUNING
+
+            def translate(weights: Array) -> list[list[Derivation]]:
+                decoder.set_weights(weights)
+                with self.report.progress("translating the dev set", total=len(dev[0]), unit="sentences") as bar:
+                    return list(bar.iterate(decoder.decode_all(dev[0], self.settings.n_best)))
+
+            def keep(state: TuningState) -> None:
+                write_atomically(kept, state.save)
+                last, number = state.curve[-1], len(state.curve) - 1
+                self.record("tune", number, {"bleu": 100 * last.bleu, "candidates": last.candidates})
+                found = f"BLEU {100 * last.bleu:.2f} on the dev set, {last.candidates:,} different translations so far"
+                self.report.log(f"tuning round {number}: {found}" if number else f"before tuning: {found}")
+
+            state = TuningState.load(kept) if kept.exists() else None
+            rounds, seed = self.settings.tuning_rounds, self.seed
+            tuned = tune_weights(
+                translate,
+                dev[1],
+                weights,
+                rounds=rounds,
+                length_factor=length_factor,
+                seed=seed,
+                state=state,
+                keep=keep,
+            )
+            weights = tuned.best.weights
+            curve = [{**each._asdict(), "weights": each.weights.tolist()} for each in tuned.curve]
+        named_weights = dict(zip(FEATURE_NAMES, weights.tolist(), strict=True))
+        path.write_text(format_json({"weights": named_weights, "curve": curve}), "utf-8")
 
 
-def extract_phrases(
-    source: list[list[str]],
-    target: list[list[str]],
-    links: dict[str, Array],
-    settings: SmtSettings,
-    report: Report,
-    folder: Path,
-) -> None:
-    """Extract and score the phrase pairs of aligned text; write the table, and the words of both languages."""
-    words: list[dict[str, int]] = [{}, {}]
-    ids = [
-        [[known.setdefault(token, len(known)) for token in tokens] for tokens in side]
-        for known, side in zip(words, (source, target), strict=True)
-    ]
-    table = build_table(
-        make_side(ids[0]),
-        make_side(ids[1]),
-        (len(words[0]), len(words[1])),
-        (links["starts"], links["source"].astype(np.int64), links["target"].astype(np.int64)),
-        longest=settings.max_phrase,
-        limit=settings.phrase_options,
-    )
-    report.log(f"{len(table.target):,} phrase pairs")
-    folder.mkdir()
-    table.save(folder / "table.safetensors")
-    for name, known in zip(("source", "target"), words, strict=True):
-        (folder / f"{name}.words").write_text("".join(f"{word}\n" for word in known), encoding="utf-8")
-
-
-def train_language_model(
-    target: list[list[str]],
-    caser: Truecaser,
-    split: Callable[[str], list[str]],
-    settings: SmtSettings,
-    report: Report,
-    path: Path,
-) -> None:
-    """Estimate n-grams of the target side and of further text, and write them as ARPA."""
-    more = read_lines(Path(settings.lm_text)) if settings.lm_text else iter(())
-    further = (caser.truecase(split(line)) for line in more if line.strip())
-    model = train_ngrams(map(" ".join, chain(target, further)), settings.order, prune=settings.prune)
-    report.log("n-grams by order: " + ", ".join(f"{len(order.word):,}" for order in model.orders))
-    with path.open("w", encoding="utf-8") as lines:
-        write_arpa(model, lines)
-
-
-def tune_decoder(
-    decoder: PhraseDecoder,
-    dev: list[list[list[str]]],
-    length_factor: float,
-    settings: SmtSettings,
-    seed: int,
-    report: Report,
-    folder: Path,
-) -> TuningState:
-    """Tune the weights on dev pairs. The folder keeps the state after every round, from which the next call goes on."""
-    path = folder / "tuning.safetensors"
-
-    def translate(weights: Array) -> list[list[Derivation]]:
-        decoder.set_weights(weights)
-        with report.progress("translating the dev set", total=len(dev[0]), unit="sentences") as bar:
-            return list(bar.iterate(decoder.decode_all(dev[0], settings.n_best)))
-
-    def keep(state: TuningState) -> None:
-        write_atomically(path, state.save)
-        last = state.curve[-1]
-        report.log(
-            f"tuning {len(state.curve) - 1}: BLEU {100 * last.bleu:.2f} on the dev set, {last.candidates:,} candidates"
-        )
-
-    return tune_weights(
-        translate,
-        dev[1],
-        decoder.weights,
-        rounds=settings.tuning_rounds,
-        length_factor=length_factor,
-        seed=seed,
-        state=TuningState.load(path) if path.exists() else None,
-        keep=keep,
-    )
-
-
-def load_decoder(folder: Path, settings: SmtSettings, weights: Array) -> PhraseDecoder:
+def load_decoder(folder: Path, settings: SmtSettings, tokenizers: Tokenizers, weights: Array) -> PhraseDecoder:
     """Read the phrase table and the language model."""
-    words = [
-        (folder / "phrases" / f"{name}.words").read_text("utf-8").split("\n")[:-1] for name in ("source", "target")
-    ]
-    ids = {word: index for index, word in enumerate(words[0])}
-    table = PhraseTable.load(folder / "phrases" / "table.safetensors")
-    lm = NgramScorer(read_arpa(folder / "lm.arpa"))
-    return PhraseDecoder(ids, words[1], table, lm, weights, settings.decoder)
+    table, lm = PhraseTable.load(folder / TABLE), NgramScorer(read_arpa(folder / LANGUAGE_MODEL))
+    target_words = [*SPECIALS, *get_word_ids(tokenizers.target)]
+    return PhraseDecoder(get_word_ids(tokenizers.source), target_words, table, lm, weights, settings.decoder)
 
 
-def load_system(folder: Path) -> PhraseSystem:
-    """Read a system that `train_system` made."""
+def get_word_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the id of each word of a word tokenizer, in the order of the ids."""
+    assert isinstance(tokenizer, WordTokenizer)
+    return tokenizer.ids
+
+
+def load_system(folder: Path, settings: SmtSettings, tokenizers: Tokenizers) -> PhraseSystem:
+    """Read a system that `SystemTrainer` wrote."""
     try:
-        about, casing, tuned = (
-            json.loads((folder / f"{name}.json").read_bytes()) for name in ("smt", "casing", "weights")
-        )
-        weights = np.array([tuned["weights"][name] for name in FEATURE_NAMES])
-        decoder = load_decoder(folder, build(SmtSettings, about["settings"]), weights)
-        casers = [Truecaser(tuple(each["forms"]), each["capitals"]) for each in casing]
-        curve = [TuningRound(**{**each, "weights": np.array(each["weights"])}) for each in tuned["curve"]]
+        casing, tuned = (json.loads((folder / name).read_bytes()) for name in (CASING, WEIGHTS))
+        weights = np.array([float(tuned["weights"][name]) for name in FEATURE_NAMES])
+        casers = [Truecaser(tuple(caser["forms"]), caser["capitals"]) for caser in casing]
+        if not np.isfinite(weights).all():
+            raise ValueError(f"{WEIGHTS} has weights that are not finite")
+        decoder = load_decoder(folder, settings, tokenizers, weights)
+        return PhraseSystem(settings, decoder, (casers[0], casers[1]), type(tokenizers.target))  # type: ignore[arg-type]
     except FileNotFoundError as error:
-        raise UserError(f"the system in {str(folder)!r} is not finished: {error.filename!r} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"{str(folder)!r} holds no phrase-based system that can be read: {error}") from error
-    return PhraseSystem(decoder, (casers[0], casers[1]), find_tokenizer(about["tokenizer"]), curve)
-
-
-def find_tokenizer(kind: str) -> type[WordTokenizer]:
-    """Return a tokenizer whose tokens are words."""
-    found = TOKENIZERS.get(kind)
-    if found is None or not issubclass(found, WordTokenizer):
-        raise UserError(f"a phrase-based system translates words: its tokenizer is word or space, not {kind}")
-    return found
-
-
-def _list_sides(pairs: Iterable[Pair]) -> tuple[list[str], list[str]]:
-    """Return sources and targets of the pairs that have both."""
-    kept = [pair for pair in pairs if pair.source.strip() and pair.target.strip()]
-    return [pair.source for pair in kept], [pair.target for pair in kept]
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        raise UserError(f"{error.filename!r} is missing, so the folder is not a whole run") from None
+    except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
+        raise UserError(f"{str(folder)!r} is damaged ({error}); copy it again or restore it") from error

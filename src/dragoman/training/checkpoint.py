@@ -27,9 +27,16 @@ from torch import Tensor
 from dragoman.data.batches import EXAMPLE_FORMATS
 from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, remove_abandoned, report_write_errors, temporary_beside, write_text
+from dragoman.io import (
+    format_json,
+    move_into_place,
+    remove_abandoned,
+    report_write_errors,
+    temporary_beside,
+    write_text,
+)
 from dragoman.models.base import collect_tensors
-from dragoman.run_dir import RunFolder, average_weights, format_json, load_tensors, read_digest, read_json, save_tensors
+from dragoman.run_dir import RunFolder, average_weights, load_tensors, read_header, read_json, save_tensors
 from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
 from dragoman.training.prepare import Prepared
 from dragoman.training.step import StepMetrics, Stepper
@@ -227,8 +234,8 @@ def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, 
         ],
         "parent": {
             "run": str(parent.path.absolute()),
-            "digest": read_digest(parent.model),
-            "steps": int(load_tensors(parent.model)[1].get("step", 0)),
+            "digest": read_header(parent.model)["digest"],
+            "steps": int(read_header(parent.model).get("step", 0)),
             "teacher": parent.teacher().get("teacher"),
             "parent": parent.provenance().get("parent"),
         }

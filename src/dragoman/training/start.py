@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import LIMITS, Registries, check_names, pick
+from dragoman.config.settings import LIMITS, Registries, check_names, override, pick, read_values
 from dragoman.data.corpus import FILES, SPLITS
 from dragoman.data.stream import StreamPosition
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings, WordTokenizer
 from dragoman.errors import UserError
 from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.predictor import Predictor
-from dragoman.inference.translator import merge_search
+from dragoman.inference.translator import merge_search, refuse_unused_search_settings
 from dragoman.io import is_temporary, lock_folder, report_write_errors
 from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric, explain_wer, metrics_for_task
 from dragoman.models.base import Model, collect_tensors
@@ -35,6 +35,7 @@ from dragoman.process_group import DEFAULT_START_MINUTES, ProcessGroup, join_pro
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder
+from dragoman.smt.settings import SmtSettings
 from dragoman.training import checkpoint, optim
 from dragoman.training.execution import PARALLEL, plan_execution
 from dragoman.training.loss import CONSISTENCY, LOSSES, check_consistency
@@ -79,6 +80,17 @@ class TrainRequest(NamedTuple):
         if isinstance(self.recipe, Recipe):
             return override_recipe(self.recipe, self.overrides, parent=parent)
         return read_recipe(Path(self.recipe), self.overrides, parent=parent)
+
+    def is_statistical(self) -> bool:
+        """Return whether model.kind is smt. The recipe is not validated yet."""
+        if isinstance(self.recipe, Recipe):
+            values: dict[str, Any] = {"model": {"kind": self.recipe.model.kind}}
+        else:
+            values, _ = read_values(Path(self.recipe))
+        with suppress(UserError):  # reported when the recipe is read
+            for item in self.overrides:
+                override(values, item)
+        return isinstance(model := values.get("model"), dict) and model.get("kind") == "smt"
 
     def timeout_minutes(self) -> float:
         """Return train.timeout, or a default if the recipe is invalid, which `open_folder` reports later."""
@@ -270,22 +282,14 @@ def find_difference(name: str, old: Any, new: Any) -> Change | None:
 def check_settings(recipe: Recipe) -> None:
     """Refuse settings that cannot work, before anything is read or written."""
     check_model(recipe)
-    train, task, tokenizer = recipe.train, recipe.model.task, recipe.tokenizer
-    check_names(TRAIN_REGISTRIES, train, "train")
-    optim.check_optimization(train, recipe.model)
-    check_consistency(train, recipe.model)
-    if train.compile is True and not recipe.model.compiles:
-        raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
-    plan_execution(recipe)
-    merge_search(recipe.search)
-    pick(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
-    metric = choose_checkpoint_metric(train.metric, task)
-    if metric and metric.missing_library:
-        raise UserError(f"train.metric: {metric.missing_library}")
+    if isinstance(recipe.model, SmtSettings):
+        check_statistical_settings(recipe)
+    else:
+        check_neural_settings(recipe)
     for name in recipe.data.metrics:
         pick(METRICS, name, "metric")
-        if name not in metrics_for_task(task):
-            raise UserError(f"data.metrics: {name} cannot judge models that {task}; leave it out")
+        if name not in metrics_for_task(recipe.model.task):
+            raise UserError(f"data.metrics: {name} cannot judge models that {recipe.model.task}; leave it out")
     pick(dict.fromkeys(DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
     if not recipe.data.train:
         raise UserError("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
@@ -295,8 +299,24 @@ def check_settings(recipe: Recipe) -> None:
             if corpus.phrasebook:
                 check_request(corpus.split or split, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
+
+
+def check_neural_settings(recipe: Recipe) -> None:
+    """Refuse settings of training, search and tokenizer that a neural model cannot use."""
+    train, task, tokenizer = recipe.train, recipe.model.task, recipe.tokenizer
+    check_names(TRAIN_REGISTRIES, train, "train")
+    optim.check_optimization(train, recipe.model)
+    check_consistency(train, recipe.model)
+    if train.compile is True and not recipe.model.compiles:
+        raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
+    plan_execution(recipe)
+    merge_search(recipe.search)
+    metric = choose_checkpoint_metric(train.metric, task)
+    if metric and metric.missing_library:
+        raise UserError(f"train.metric: {metric.missing_library}")
     kinds = [tokenizer.kind, tokenizer.for_target().kind]
-    pick(TOKENIZERS, kinds[1], "tokenizer.target_kind")
+    for name, kind in zip(("kind", "target_kind"), kinds, strict=True):
+        pick(TOKENIZERS, kind, f"tokenizer.{name}")
     if tokenizer.sampling and not any(TOKENIZERS[kind].can_sample for kind in kinds):
         sampling_kinds = " or ".join(name for name, kind in TOKENIZERS.items() if kind.can_sample)
         raise UserError(
@@ -310,6 +330,21 @@ def check_settings(recipe: Recipe) -> None:
             raise UserError(f"train.{name} depends on validations; set train.validate_every, or leave it out")
     if train.freeze:
         freeze_parameters(build_smallest(recipe), train.freeze)
+
+
+def check_statistical_settings(recipe: Recipe) -> None:
+    """Refuse settings of search, tokenizer and data that a phrase-based system cannot use."""
+    tokenizer, search = recipe.tokenizer, merge_search(recipe.search)
+    pick(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
+    for kind in (tokenizer.kind, tokenizer.for_target().kind):
+        if not issubclass(TOKENIZERS[kind], WordTokenizer) or kind != tokenizer.kind:
+            raise UserError(
+                f"model.kind=smt translates words, so both sides need tokenizer.kind=word, or space for text that is "
+                f"tokenized already; it is {kind}"
+            )
+    refuse_unused_search_settings(search.model_dump(exclude_defaults=True))
+    if weight := next((corpus.weight for corpus in recipe.data.train if corpus.weight != 1), 0):
+        raise UserError(f"model.kind=smt reads every pair once, so no corpus can have weight {weight:g}; leave it out")
 
 
 def check_scoring(recipe: Recipe) -> None:
@@ -328,7 +363,9 @@ def check_scoring(recipe: Recipe) -> None:
 
 def build_smallest(recipe: Recipe) -> Model:
     """Return the recipe's model with a vocabulary of special tokens only, for checks of its modules and parameters."""
-    return build_model(recipe.model, source_size=len(SPECIALS), target_size=len(SPECIALS), joint=recipe.tokenizer.joint)
+    return build_model(
+        recipe.neural_model, source_size=len(SPECIALS), target_size=len(SPECIALS), joint=recipe.tokenizer.joint
+    )
 
 
 def initialize_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
@@ -337,7 +374,7 @@ def initialize_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[A
     Embeddings of tags that the parent does not have keep their sampled values.
     """
     torch.manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if parent:
         old_size, new_size = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
         weights, sampled = dict(collect_tensors(parent.model)), collect_tensors(model)
@@ -392,16 +429,18 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
 
 def render_dry_run(about: dict[str, Any]) -> str:
     """Return the result of `dry_run` as readable lines."""
-    sizes = ", ".join(f"{size:,} {name.removesuffix('_size')}" for name, size in about["vocabulary"].items())
     rows = {
-        "model": f"{about['model']}, {about['parameters']:,} parameters",
-        "vocabulary": sizes,
+        "model": about["model"],
         "train": f"{about['train_examples']:,} examples, {about['train_tokens']:,} tokens",
         "dev": f"{about['dev_examples']:,} examples",
-        "steps": f"until {about['until']}; an epoch is about {about['steps_per_epoch']:,} steps",
-        "memory": f"{about['memory'] / 1e6:,.0f} MB for weights, gradients and optimizer; activations come on top",
-        "compute": about["execution"],
     }
+    if "parameters" in about:  # a neural model
+        sizes = ", ".join(f"{size:,} {name.removesuffix('_size')}" for name, size in about["vocabulary"].items())
+        rows = {"model": f"{about['model']}, {about['parameters']:,} parameters", "vocabulary": sizes, **rows} | {
+            "steps": f"until {about['until']}; an epoch is about {about['steps_per_epoch']:,} steps",
+            "memory": f"{about['memory'] / 1e6:,.0f} MB for weights, gradients and optimizer; activations come on top",
+            "compute": about["execution"],
+        }
     return "\n".join(f"{name:10}  {value}" for name, value in rows.items())
 
 

@@ -34,6 +34,7 @@ from dragoman.training.logging import Metrics, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
 from dragoman.training.start import StartedRun, TrainRequest, initialize_model, start_run
+from dragoman.training.statistical import train_phrase_system
 from dragoman.training.step import PendingStep, Stepper, fetch_metrics
 from dragoman.training.validation import Validator
 from dragoman.types import Batch
@@ -66,6 +67,10 @@ def train(
     """
     request = TrainRequest(recipe, RunFolder(out), overrides, resume, init_from)
     with join_process_group(request.timeout_minutes) as group, ExitStack() as stack:
+        if request.is_statistical():
+            if group.is_distributed:
+                raise group.user_error("model.kind=smt trains in one process, which uses all cores; leave torchrun out")
+            return train_phrase_system(request, report or Report())
         report = report if report and group.is_main else Report(quiet=not group.is_main)
         start = start_run(request, report, stack, group)
         folder = request.folder

@@ -42,12 +42,13 @@ from dragoman.inference.engines.base import (
     require_exportable,
 )
 from dragoman.inference.predictor import Predictor
+from dragoman.io import format_json
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.positions import make_sinusoids
 from dragoman.recipe import Recipe, check_model, read_recipe
-from dragoman.run_dir import RunFolder, format_json
+from dragoman.run_dir import RunFolder
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 MIN_POSITIONS = 1024  # minimum size of the exported table of sinusoids
@@ -181,7 +182,7 @@ def import_huggingface(folder: Path, out: Path) -> None:
         )
     tokenizers = Tokenizers.load(folder / "tokenizer")
     recipe = make_recipe(config, folder, tokenizers)
-    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
     fill_weights(model, read_weights(folder))
     run = RunFolder(out)

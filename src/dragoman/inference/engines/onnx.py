@@ -27,11 +27,11 @@ from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine, list_vocabulary, require_exportable
 from dragoman.inference.predictor import Predictor
+from dragoman.io import format_json
 from dragoman.kernels.attention import KERNELS, RowLayout
 from dragoman.models.base import Model
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
-from dragoman.run_dir import format_json
 from dragoman.types import PAD
 
 

@@ -1,0 +1,156 @@
+"""The translator of a phrase-based system (model.kind=smt), with the interface of all translators.
+
+    translator = dragoman.load("runs/phrase-based")
+    translator.translate(["A man walks his dog."])
+
+Lines are split and hypotheses are checked and flagged as with neural models. The beam is the maximum number of
+hypotheses per stack. Scores are weighted sums of features, not log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.inference import postprocess
+from dragoman.inference.predictor import Predictor, check_lines, parse_header
+from dragoman.inference.translator import (
+    BeamObserver,
+    DecodeOptions,
+    SourceSegment,
+    Translator,
+    merge_search,
+    refuse_unused_search_settings,
+)
+from dragoman.recipe import Recipe
+from dragoman.run_dir import RunFolder, read_header
+from dragoman.smt.settings import SmtSettings
+from dragoman.smt.system import WEIGHTS, PhraseSystem, PhraseTranslation, load_system
+from dragoman.types import Hypothesis, Line, PairScore, Tree
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PhraseTranslator(Translator):
+    """A phrase-based system and the tokenizers of its words."""
+
+    model: PhraseSystem  # type: ignore[assignment]
+    takes_engine: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        Predictor.__post_init__(self)  # super() does not work in dataclasses with slots
+
+    @property
+    def parameter_count(self) -> int:
+        return self.model.parameter_count
+
+    def make_options(
+        self,
+        *,
+        beam: int | None = None,
+        count: int | None = 1,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
+        align: bool = True,
+    ) -> DecodeOptions:
+        """Return the options of a call. Without a beam, stacks are as large as the recipe says (model.decoder.stack).
+
+        Raise a UserError for options that phrase-based systems do not support.
+        """
+        refuse_unused_search_settings(search or {})
+        if dictionary is not None:
+            raise UserError("a dictionary is for models with a limited vocabulary; model.kind=smt copies unknown words")
+        settings = merge_search(self.recipe.search, search, beam=beam, count=count)
+        stack = beam or (search or {}).get("beam") or self.model.settings.decoder.stack
+        return DecodeOptions(settings.model_copy(update={"beam": stack}), {}, tag, align)
+
+    def make_segments(
+        self,
+        line: str | Line,
+        options: DecodeOptions,
+        ids: list[int] | None = None,
+        *,
+        tree: Tree | None = None,
+        line_index: int = 0,
+    ) -> list[SourceSegment]:
+        """Return the segments of a line; raise a UserError if the line has constraints."""
+        if isinstance(line, Line) and (line.terms or line.avoid or line.begin):
+            raise UserError("model.kind=smt cannot translate with required, forbidden or first words; leave them out")
+        return Translator.make_segments(self, line, options, ids, tree=tree, line_index=line_index)
+
+    def decode_segments(
+        self, segments: Sequence[SourceSegment], options: DecodeOptions, observe: BeamObserver | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each segment. `observe` is not called: words are final at the end of the search."""
+        del observe
+        found = self.model.translate(
+            (segment.text for segment in segments), n_best=options.search.nbest, stack=options.search.beam
+        )
+        return [
+            [self.make_phrase_hypothesis(segment, translation, options) for translation in translations]
+            for segment, translations in zip(segments, found, strict=True)
+        ]
+
+    def make_phrase_hypothesis(
+        self, segment: SourceSegment, translation: PhraseTranslation, options: DecodeOptions
+    ) -> Hypothesis:
+        """Return the hypothesis of a translation: text, alignment, warnings and flags."""
+        text, score = translation.text, translation.derivation.score
+        lengths = len(translation.source_tokens), len(translation.tokens)
+        warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
+        flags = postprocess.find_flags(segment.text, text, lengths, self.statistics)
+        return Hypothesis(
+            text=text,
+            score=score,
+            tokens=translation.tokens,
+            alignment=translation.alignment() if options.align else [],
+            source_tokens=translation.source_tokens,
+            logp=score,
+            warnings=tuple(warnings),
+            flags=(*flags, *postprocess.list_warning_kinds(warnings)),
+            features=translation.features,
+        )
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        trees: Sequence[Tree | None] | None = None,
+        tag: str = "",
+    ) -> list[PairScore]:
+        """Return the score of the best derivation of each target from its source (forced decoding).
+
+        A target that the phrase table cannot produce has no score (nan), with a warning.
+        """
+        sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
+        if len(sources) != len(targets):
+            raise UserError("score takes a list of sources and a list of as many targets")
+        self.check_trees(trees, len(sources))
+        self.encode_tag(tag)
+        scores = []
+        for tokens, derivation in self.model.force(zip(sources, targets, strict=True)):
+            if derivation:
+                scores.append(PairScore(derivation.score, derivation.score / max(len(tokens), 1), tokens, []))
+            else:
+                warning = "without a score: the phrases of the model cannot produce the target"
+                scores.append(PairScore(float("nan"), float("nan"), tokens, [], (warning,)))
+        return scores
+
+
+def open_phrase_translator(folder: RunFolder, recipe: Recipe) -> PhraseTranslator:
+    """Load the phrase-based system in a run folder."""
+    assert isinstance(recipe.model, SmtSettings)
+    if not (folder.path / WEIGHTS).exists():
+        raise UserError(f"training of {str(folder.path)!r} is not finished; continue it with dragoman train --resume")
+    header = read_header(folder.model)
+    tokenizers = Tokenizers.load(folder.tokenizer, fingerprint=header.get("tokenizer", ""))
+    system = load_system(folder.path, recipe.model, tokenizers)
+    longest_source, statistics = parse_header(header, folder.model)
+    device, run = torch.device("cpu"), str(folder.path)
+    return PhraseTranslator(system, tokenizers, recipe, longest_source, device, statistics=statistics, run=run)

@@ -1,0 +1,193 @@
+"""Train a phrase-based system (model.kind=smt) into a run folder: check the recipe, read the corpora, run the stages.
+
+Interrupted training resumes after the last finished stage (smt/system.py), with `--resume` as for neural models.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
+from dragoman.errors import UserError
+from dragoman.inference.postprocess import PairStatistics
+from dragoman.io import format_json, is_temporary, write_text
+from dragoman.progress import Report
+from dragoman.recipe import Recipe
+from dragoman.run_dir import RunFolder
+from dragoman.smt.settings import SmtSettings
+from dragoman.training.checkpoint import format_current_time
+from dragoman.training.prepare import STATISTICS_LENGTHS, STATISTICS_TEXTS, check_files, read_corpus
+from dragoman.training.start import TrainRequest, check_settings, continue_recipe, lock_run
+
+Texts = tuple[list[str], list[str]]  # sources and targets
+
+
+class LoadedCorpora(NamedTuple):
+    """The pairs of a run, and how many pairs of each corpus are used and left out."""
+
+    train: Texts
+    dev: Texts
+    counts: list[dict[str, Any]]  # as in provenance.json
+
+    @property
+    def words(self) -> int:
+        """The number of words of the training text on both sides, split at spaces."""
+        return sum(len(text.split()) for side in self.train for text in side)
+
+
+def train_phrase_system(request: TrainRequest, report: Report) -> Path:
+    """Train the recipe of a phrase-based system, or resume its training; return the run folder."""
+    if request.init_from is not None:
+        raise UserError("model.kind=smt cannot start from the weights of another run; leave --init-from out")
+    folder = request.folder
+    begun = find_begun_run(folder, resume=request.resume)
+    recipe = request.read_recipe(None)
+    check_settings(recipe)
+    if begun:
+        recipe = continue_recipe(folder.recipe(), recipe, report)
+    check_files(recipe)
+    with lock_run(folder, discard=not begun):
+        folder.begin(recipe)
+        run_stages(recipe, folder, report)
+    return folder.path
+
+
+def find_begun_run(folder: RunFolder, *, resume: bool) -> bool:
+    """Return whether the folder has a phrase-based run that was begun; refuse a folder with anything else in it."""
+    name = str(folder.path)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
+    if not folder.format_file.exists():
+        if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
+            raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
+        return False
+    if not folder.metrics.exists() and not folder.model.exists():  # a start that failed before its first stage
+        return False
+    if not resume:
+        raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
+    if (kind := folder.recipe().model.kind) != "smt":
+        raise UserError(f"{name!r} holds a run with model.kind={kind}; choose another --out")
+    return True
+
+
+def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
+    """Read the corpora and run all stages that are not finished; keep the time and memory they took."""
+    from dragoman.smt.system import WEIGHTS, SystemTrainer  # compiles with Numba, which takes seconds to import
+
+    assert isinstance(recipe.model, SmtSettings)
+    if (folder.path / WEIGHTS).exists():
+        report.log("this run is already finished")
+        return
+    start, corpora = time.monotonic(), read_corpora(recipe, report)
+    about: dict[str, Any] = {"started": format_current_time(), "unit": "pairs", "corpora": corpora.counts}
+    about = folder.provenance() or about
+    write_text(folder.provenance_file, format_json({**about, "dragoman": version("dragoman")}))
+    tokenizer = find_word_tokenizer(recipe.tokenizer.kind)
+    lengths = [[len(tokenizer.split(text)) for text in side] for side in corpora.train]
+    sample = [
+        slice(0, len(lengths[0]), max(len(lengths[0]) // count, 1)) for count in (STATISTICS_LENGTHS, STATISTICS_TEXTS)
+    ]
+    statistics = PairStatistics.measure(
+        zip(*(side[sample[0]] for side in lengths), strict=True),
+        zip(*(side[sample[1]] for side in corpora.train), strict=True),
+    )
+    metrics = StageMetrics(folder.metrics)
+    SystemTrainer(
+        folder.path,
+        recipe.model,
+        tokenizer,
+        seed=recipe.train.seed,
+        report=report,
+        about={"longest": str(max(lengths[0])), "usual": statistics.to_json()},
+        record=metrics.write,
+        restart=metrics.remove,
+    ).train(corpora.train, corpora.dev)
+    spent = about.get("training", {})
+    training = {
+        "seconds": spent.get("seconds", 0.0) + time.monotonic() - start,
+        "tokens": corpora.words,
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
+    versions = {"dragoman": version("dragoman"), "ended": format_current_time()}
+    write_text(folder.provenance_file, format_json({**about, **versions, "training": training}))
+    report.log(f"the run is in {folder.path}")
+
+
+class StageMetrics:
+    """The writer of metrics.jsonl: one record for each iteration of a stage."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, stage: str, step: int, values: Mapping[str, float | str]) -> None:
+        """Append a record."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": stage, "step": step, **values}) + "\n")
+
+    def remove(self, stage: str) -> None:
+        """Remove the records of a stage that begins again, and an incomplete last line of a killed process.
+
+        Tuning continues after its last finished round, so its records stay.
+        """
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []:
+            with suppress(ValueError):
+                if stage == "tune" or json.loads(line)["event"] != stage:
+                    kept.append(line + "\n")
+        write_text(self.path, "".join(kept))
+
+
+def read_corpora(recipe: Recipe, report: Report) -> LoadedCorpora:
+    """Read all pairs of the recipe; leave out those with an empty side or more than data.max_length words."""
+    split = find_word_tokenizer(recipe.tokenizer.kind).split
+    texts: dict[str, Texts] = {"train": ([], []), "dev": ([], [])}
+    counts = []
+    for name, (sources, targets) in texts.items():
+        for corpus in getattr(recipe.data, name):
+            left_out: Counter[str] = Counter()
+            before = len(sources)
+            for pair in report.progress(f"reading {name}", unit="pairs").iterate(read_corpus(recipe, corpus, name)):
+                if not (pair.source.strip() and pair.target.strip()):
+                    left_out["with an empty side"] += 1
+                elif max(len(split(pair.source)), len(split(pair.target))) > recipe.data.max_length:
+                    left_out[f"longer than {recipe.data.max_length} words"] += 1
+                else:
+                    sources.append(pair.source)
+                    targets.append(pair.target)
+            reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
+            used = len(sources) - before
+            report.log(f"{name}, {corpus.title}: {used:,} pairs" + (f" ({reasons}: left out)" if reasons else ""))
+            counts.append({"split": name, "count": used, "left_out": dict(left_out)})
+    if not texts["train"][0]:
+        raise UserError("data.train has no pairs that can be used: a phrase-based system needs pairs to learn from")
+    return LoadedCorpora(texts["train"], texts["dev"], counts)
+
+
+def describe_phrase_run(request: TrainRequest, report: Report) -> dict[str, Any]:
+    """Check a recipe and its data, and return what would be trained (`dragoman train --dry-run`)."""
+    recipe = request.read_recipe(None)
+    check_settings(recipe)
+    check_files(recipe)
+    corpora = read_corpora(recipe, report)
+    return {
+        "model": recipe.model.kind,
+        "train_examples": len(corpora.train[0]),
+        "train_tokens": corpora.words,
+        "dev_examples": len(corpora.dev[0]),
+    }
+
+
+def find_word_tokenizer(kind: str) -> type[WordTokenizer]:
+    """Return the tokenizer of this kind, whose tokens are words."""
+    found = TOKENIZERS[kind]
+    assert issubclass(found, WordTokenizer)
+    return found
