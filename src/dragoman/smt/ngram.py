@@ -13,24 +13,29 @@ before an n-gram, not how often it occurs. N-grams that begin with <s> have no w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dragoman.errors import UserError
+from dragoman.smt import arpa_kernels as kernels
+from dragoman.smt.arpa_kernels import Lexicon, NgramTable
 from dragoman.smt.compiled import Array
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of the words below
 SPECIAL = ("<unk>", "<s>", "</s>")
+MISSING_UNKNOWN = -100.0  # log10 p(<unk>) where a file has none, as in KenLM
 NO_DISCOUNT = (0.5, 1.0, 1.5)  # where a text is too small or too regular to estimate discounts from
 
 
 @dataclass(frozen=True)
 class Order:
-    """All n-grams of one length, sorted by (prefix, word). Logarithms are to base 10, as in ARPA files."""
+    """All n-grams of one length, the unigrams in the order of word ids. Logarithms are to base 10, as in ARPA files."""
 
     prefix: Array  # index of the first n-1 words among the n-grams one shorter
     word: Array
@@ -166,41 +171,125 @@ def write_arpa(model: NgramModel, lines: Any) -> None:
 
 
 def read_arpa(path: Path) -> NgramModel:
-    """Read a model from a file in ARPA's form; a file that was cut short is refused."""
-    words: dict[str, int] = {}
-    orders: list[Order] = []
-    index = {"": 0}  # of the n-grams one shorter, by their text
-    sizes: list[int] = []
-    with path.open(encoding="utf-8") as lines:
-        rows: list[tuple[int, int, float, float]] = []
-        fresh: dict[str, int] = {}
-        n, ended = 0, False
-        for number, line in enumerate(lines, 1):
-            line = line.rstrip("\n")
-            if line.startswith("ngram "):
-                sizes.append(int(line.split("=")[1]))
-            elif line.startswith("\\"):
-                if n:
-                    orders.append(_as_order(rows))
-                    index, rows, fresh = fresh, [], {}
-                n, ended = n + 1, line == "\\end\\"
-                if line == "\\data\\":
-                    n = 0
-            elif line and n:
-                try:
-                    log_prob, text, *backoff = line.split("\t")
-                    prefix, _, word = text.rpartition(" ")
-                    if n == 1:
-                        words.setdefault(word, len(words))
-                    rows.append((index[prefix], words[word], float(log_prob), float(backoff[0]) if backoff else 0.0))
-                except (KeyError, ValueError) as error:
-                    raise UserError(f"{path}, line {number}: not an n-gram of this model: {line!r}") from error
-                fresh[text] = len(fresh)
-    if not ended or sizes != [len(order.word) for order in orders]:
-        raise UserError(f"{path} is no complete ARPA file; it may have been cut short")
-    return NgramModel(list(words), orders)
+    """Read a model from a file in ARPA's form, of this or another tool; a damaged file is refused.
+
+    Words may be separated by tabs or spaces; weights for backing off may be missing and are 0 then (a factor of 1). If
+    <unk> is missing, its probability is that of KenLM in this case.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    # The names of special words stand before the file's bytes, so that they have the first ids. The line that they are
+    # on also makes the number of newlines before a position the number of its line in the file.
+    text = " ".join(SPECIAL).encode() + b"\n" + content
+    data = np.frombuffer(text, np.uint8)
+    sizes, at = _read_sizes(text, path)
+    lexicon, table = _make_tables(text, sizes)
+    words, used, firsts = len(SPECIAL), 0, [1]
+    for order, size in enumerate(sizes, 1):
+        at = _expect_line(text, at, f"\\{order}-grams:", path)
+        at, found, words, used, wrong = kernels.scan_ngrams(data, at, order, lexicon, words, table, used)
+        if wrong:
+            raise _describe_line(text, at, order, wrong, path)
+        if found != size:
+            raise _describe_cut(
+                path, f"it has {found:,} {order}-grams up to line {_line_number(text, at)}, not {size:,}"
+            )
+        used = 1 + words if order == 1 else used
+        firsts.append(used)
+    _expect_line(text, at, "\\end\\", path)
+    for word in (BEGIN, END):
+        if np.isnan(table.log_prob[1 + word]):
+            raise UserError(f"{str(path)!r} has no 1-gram {SPECIAL[word]}, which every language model needs")
+    if np.isnan(table.log_prob[1 + UNKNOWN]):
+        table.log_prob[1 + UNKNOWN] = MISSING_UNKNOWN
+    return NgramModel(_decode_words(text, lexicon, words, path), _split_orders(table, firsts))
 
 
-def _as_order(rows: list[tuple[int, int, float, float]]) -> Order:
-    prefix, word, log_prob, backoff = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Order(np.array(prefix, np.int64), np.array(word, np.int64), np.array(log_prob), np.array(backoff))
+def _read_sizes(text: bytes, path: Path) -> tuple[list[int], int]:
+    """Return the number of n-grams of every order, from the head of the file, and the position after it."""
+    head = re.compile(rb"^\\data\\[ \t\r]*$", re.MULTILINE).search(text)
+    if head is None:
+        raise UserError(f"{str(path)!r} is no ARPA file: it has no line \\data\\")
+    sizes, at = [], head.end()
+    entry = re.compile(rb"\s*ngram[ \t]+(\d+)[ \t]*=[ \t]*(\d+)[ \t\r]*(?=\n)")
+    while found := entry.match(text, at):
+        order, size = int(found[1]), int(found[2])
+        if order != len(sizes) + 1 or size * (2 + 2 * order) > len(text):  # a line has so many bytes at least
+            raise _describe_cut(path, f"line {_line_number(text, found.end())} says that it has {size:,} {order}-grams")
+        sizes.append(size)
+        at = found.end()
+    if not sizes:
+        raise _describe_cut(path, "it does not say how many n-grams it has")
+    return sizes, at
+
+
+def _make_tables(text: bytes, sizes: list[int]) -> tuple[Lexicon, NgramTable]:
+    """Return empty tables for so many n-grams, with the special words in the lexicon."""
+    words, nodes = sizes[0] + len(SPECIAL), 1 + len(SPECIAL) + sum(sizes)
+    lexicon = Lexicon(np.zeros(words, np.int64), np.zeros(words, np.int64), np.full(2 * words, -1, np.int32))
+    at = 0
+    for index, word in enumerate(SPECIAL):
+        kernels.add_word(np.frombuffer(text, np.uint8), at, at + len(word), lexicon, index)
+        at += len(word) + 1
+    table = NgramTable(
+        np.zeros(nodes, np.int32), np.zeros(nodes, np.int32), np.full(nodes, np.nan), np.zeros(nodes),
+        np.full(2 * nodes, -1, np.int32),
+    )  # fmt: skip
+    table.word[1 : 1 + words] = np.arange(words)
+    return lexicon, table
+
+
+def _split_orders(table: NgramTable, firsts: list[int]) -> list[Order]:
+    """Return the n-grams of every order; `firsts` are the first nodes of each, and the number of nodes."""
+    orders = []
+    for n, (first, end) in enumerate(pairwise(firsts)):
+        prefix = table.parent[first:end].astype(np.int64) - (firsts[n - 1] if n else 0)
+        word = table.word[first:end].astype(np.int64)
+        orders.append(Order(prefix, word, table.log_prob[first:end].copy(), table.backoff[first:end].copy()))
+    return orders
+
+
+def _decode_words(text: bytes, lexicon: Lexicon, words: int, path: Path) -> list[str]:
+    """Return the words by id."""
+    spans = zip(lexicon.starts[:words].tolist(), lexicon.ends[:words].tolist(), strict=True)
+    result = []
+    for start, end in spans:
+        try:
+            result.append(text[start:end].decode())
+        except UnicodeDecodeError as error:
+            raise UserError(f"{str(path)!r}, line {_line_number(text, start)}: this is not UTF-8") from error
+    return result
+
+
+def _expect_line(text: bytes, at: int, expected: str, path: Path) -> int:
+    """Return the position after the next line that is not empty, which must be this one."""
+    found = re.compile(rb"\s*([^\n]*)").match(text, at)
+    assert found is not None
+    line = found[1].decode(errors="replace").rstrip()
+    if line != expected:
+        number = _line_number(text, found.start(1))
+        raise _describe_cut(path, f"line {number} should be {expected}" + (f", not {line[:80]!r}" if line else ""))
+    return min(found.end() + 1, len(text))
+
+
+def _describe_line(text: bytes, at: int, order: int, wrong: int, path: Path) -> UserError:
+    """Return the error for an n-gram that was refused."""
+    line = text[at:].split(b"\n", 1)[0].decode(errors="replace").rstrip()[:80]
+    reason = {
+        kernels.MALFORMED: f"is no {order}-gram: a logarithm, {order} words and perhaps a weight for backing off",
+        kernels.UNKNOWN_WORD: "has a word that is no 1-gram of this model",
+        kernels.NO_PREFIX: f"has a context that is no {order - 1}-gram of this model",
+        kernels.REPEATED: "is there twice",
+    }[wrong]
+    return UserError(f"{str(path)!r}, line {_line_number(text, at)}: {line!r} {reason}; the file may be damaged")
+
+
+def _describe_cut(path: Path, reason: str) -> UserError:
+    return UserError(f"{str(path)!r} is no complete ARPA file; it may have been cut short: {reason}")
+
+
+def _line_number(text: bytes, at: int) -> int:
+    """Return the number of the line that a position is on; the first line of the text is not part of the file."""
+    return text.count(b"\n", 0, at)
