@@ -20,7 +20,7 @@ from dragoman.hardware import usable_cores
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder_kernels import NgramTrie, Options, SearchLimits
-from dragoman.smt.ngram import BEGIN, END, UNKNOWN, NgramModel
+from dragoman.smt.ngram import BEGIN, END, SPECIAL, UNKNOWN, NgramModel
 from dragoman.smt.phrases import PhraseTable, concatenate_ranges
 from dragoman.smt.settings import FEATURE_NAMES, PHRASE_FEATURES, DecoderSettings
 from dragoman.smt.trie import ROOT, Trie
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 class NgramScorer:
-    """An n-gram model as a trie that compiled code can ask, in natural logarithms."""
+    """An n-gram model as a trie that compiled code can query, in natural logarithms."""
 
     def __init__(self, model: NgramModel) -> None:
         self.words = model.words
@@ -51,13 +51,16 @@ class NgramScorer:
         begin = kernels.find_child(trie.children, trie.words, ROOT, BEGIN)
         self.trie = NgramTrie(trie.children, trie.words, log_prob, backoff, suffix, longest, begin, END)
 
+    def score_sentence(self, words: Sequence[str]) -> Iterator[tuple[float, bool]]:
+        """Yield the log-probability of each word and of the end of the sentence, and whether the word is unknown."""
+        state = self.trie.begin
+        for word in [*(self.ids.get(word, UNKNOWN) if word not in SPECIAL else UNKNOWN for word in words), END]:
+            log_prob, state = kernels.score_word(self.trie, state, word)
+            yield log_prob, word == UNKNOWN
+
     def score(self, words: Sequence[str]) -> float:
         """Return the log-probability of a sentence, its end included."""
-        total, state = 0.0, self.trie.begin
-        for word in [*(self.ids.get(word, UNKNOWN) for word in words), END]:
-            logp, state = kernels.score_word(self.trie, state, word)
-            total += logp
-        return total
+        return sum(log_prob for log_prob, _ in self.score_sentence(words))
 
 
 class PhrasePair(NamedTuple):
