@@ -187,8 +187,8 @@ class PhraseDecoder:
         has_id = target < len(self.lm_ids)
         lm_words[has_id] = self.lm_ids[target[has_id]]
 
-        reordering = table.reordering[table.reordering_of[entries]]
-        features = np.concatenate([table.features[entries], reordering], 1, dtype=np.float64)
+        reordering_of = np.where(known, table.reordering_of[entries].astype(np.int64), -1)
+        features = np.concatenate([table.features[entries], table.reordering[reordering_of]], 1, dtype=np.float64)
         features[~known] = 0.0
         static = features[:, : len(PHRASE_FEATURES)] @ weights[: len(PHRASE_FEATURES)]
         static += weights[WORDS] * lengths + weights[PHRASES] + weights[UNKNOWNS] * ~known
@@ -197,7 +197,7 @@ class PhraseDecoder:
         group = np.zeros((len(words), longest + 2), np.int64)
         group[:, 1 : longest + 1], group[:, -1] = first[:-1].reshape(-1, longest), first[longest::longest]
         reorder = features[:, REORDERING] * weights[REORDERING]
-        return Options(group, word_starts, target, lm_words, static, estimate, reorder, features, rows)
+        return Options(group, word_starts, target, lm_words, static, estimate, reorder, reordering_of, features, rows)
 
     def _number_word(self, word: str, source: Sequence[str]) -> int:
         """Return the id of a target word; words of the source that may be copied have ids after all others."""

@@ -50,6 +50,7 @@ class Options(NamedTuple):
     static: Array  # weighted score apart from language model and order
     estimate: Array  # the same plus the language model's score of the words by themselves
     reorder: Array  # weighted scores by orientation: three towards the phrase before, three towards the one after
+    reordering_of: Array  # number of each one's distribution of orientations; the same number, the same scores
     features: Array  # options x 10: unweighted features of the phrase table, then the six orientations
     rows: Array  # rows in the phrase table; negative for a word that is copied
 
@@ -225,7 +226,7 @@ def orientation(last_start: int, last_end: int, start: int, end: int) -> int:
 
 
 # Columns of the integer table of hypotheses, and of the table of their scores.
-PARENT, GAP, OPTION, LAST_START, LAST_END, STATE, POSITION, NEXT_IN_STACK, MERGED, SIBLING = range(10)
+PARENT, GAP, OPTION, REORDERING, LAST_START, LAST_END, STATE, POSITION, NEXT_IN_STACK, MERGED, SIBLING = range(11)
 SCORE, TOTAL, LM_SCORE = range(3)
 
 
@@ -302,10 +303,10 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
     length = len(options.group)
     future = estimate_future(length, options.group, options.estimate, limits.max_phrase)
     capacity, used = 4096, 1
-    info, masks, score = np.empty((capacity, 10), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
+    info, masks, score = np.empty((capacity, 11), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
     slots = np.full(4 * capacity, -1, np.int64)
     heads, sizes, floor = np.full(length + 1, -1), np.zeros(length + 1, np.int64), np.full(length + 1, LOWEST)
-    info[0] = (-1, 0, -1, 0, 0, lm.begin, 0, -1, -1, -1)
+    info[0] = (-1, 0, -1, -1, 0, 0, lm.begin, 0, -1, -1, -1)
     masks[0] = np.uint64(0)
     score[0] = (0.0, future[0, length], 0.0)
     heads[0] = 0
@@ -336,7 +337,8 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
                         capacity *= 2
                         info, masks, score = grow(info), grow(masks), grow(score)
                         slots = rehash(info, masks, used, 4 * capacity, limits.recombine_phrases)
-                    info[used] = (row, new_gap, option, start, end, state, position, -1, -1, -1)
+                    distribution = options.reordering_of[option]
+                    info[used] = (row, new_gap, option, distribution, start, end, state, position, -1, -1, -1)
                     masks[used] = new_mask
                     score[used] = (new_score, new_score + rest, lm_score)
                     if recombine(info, masks, score, slots, used, limits.recombine_phrases):
@@ -354,7 +356,7 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
 @compiled
 def find_slot(info: Array, masks: Array, slots: Array, row: int, recombine_phrases: bool) -> Any:
     """Return where in the hash table a hypothesis is, or would be, by all that its continuations depend on."""
-    first = LAST_END if recombine_phrases else OPTION
+    first = LAST_END if recombine_phrases else REORDERING
     key = np.uint64(info[row, GAP]) * np.uint64(0x9E3779B97F4A7C15) ^ masks[row]
     for column in range(first, POSITION + 1):
         key = (key ^ np.uint64(info[row, column])) * np.uint64(0xBF58476D1CE4E5B9)
