@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from dragoman.errors import UserError
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder import Derivation, PhrasePair
-from dragoman.smt.tuning import TuningState, bleu_from_counts, count_overlaps, tune_weights
+from dragoman.smt.tuning import TuningState, add_candidates, bleu_from_counts, count_overlaps, tune_weights
 
 REFERENCES = ["the small dog runs in the house", "a cat sleeps on the big house", "the man and the dog sleep"]
 OUTPUTS = ["the small dog runs the house", "a cat sleeps on a big big house", "the man and the dog sleep"]
@@ -72,3 +73,21 @@ def test_a_resumed_run_gives_the_same_bytes(tmp_path: Path) -> None:
     tune_weights(rank, DEV, START, rounds=0, seed=7).save(resumed)
     tune_weights(rank, DEV, START, rounds=3, seed=7, state=TuningState.load(resumed)).save(resumed)
     assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    tune_weights(rank, DEV, START, rounds=0).save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="delete it to start tuning again"):
+        TuningState.load(path)
+
+
+def test_only_equal_candidates_are_left_out() -> None:
+    """The same features and statistics are one candidate, in one round or in two; the same features alone are not."""
+    texts = [SPLIT[0], SPLIT[0], SPLIT[0][:4]]
+    derivations = [Derivation([PhrasePair(0, 1, words, [])], np.ones(3), 0.0) for words in texts]
+    state = TuningState.start(3)
+    for _ in range(2):
+        state = add_candidates(state, START, [derivations], SPLIT[:1], 1.0)
+        assert state.scores[-1, 2] == len(state.features) == 2

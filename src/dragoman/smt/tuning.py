@@ -1,12 +1,12 @@
 """Tuning of the weights of a log-linear model: batch MIRA over n-best lists (Cherry and Foster 2012).
 
-Every round translates the dev set with the weights so far, adds the n-best lists to those of earlier rounds, and moves
-the weights, sentence by sentence, so that a translation with a good BLEU (*hope*) scores better than one that the model
-likes and BLEU does not (*fear*), by a margin of their difference in BLEU.
+Every round translates the dev set with the current weights, adds the n-best lists to those of earlier rounds, and
+updates the weights, sentence by sentence, so that a translation with a good BLEU (*hope*) scores better than one that
+the model prefers and BLEU does not (*fear*), by a margin of their difference in BLEU.
 
-How long translations should be is what a dev set teaches worst: a thousand references may be some per cent longer or
-shorter than others of the same kind. `length_factor` corrects that: it is the ratio of target to source words in the
-training text, divided by that ratio in the dev set.
+The references of a dev set may be some per cent longer or shorter than those of other texts of the same kind, and BLEU
+teaches their length. `length_factor` corrects that: it is the ratio of target to source words in the training text,
+divided by that ratio in the dev set.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from dragoman.errors import UserError
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder import Derivation
 
 ORDER = 4
-DECAY = 0.999  # of the statistics that stand for the rest of the corpus in the BLEU of one sentence
-STEP = 0.01  # longest step of an update, the constant C of MIRA
+DECAY = 0.999  # per sentence, of the background statistics in which the BLEU of a sentence is computed
+STEP = 0.01  # maximum step size of an update, the constant C of MIRA
 EPOCHS = 30
-DIGITS = 4  # two derivations whose features agree in so many decimal places are the same
+DIGITS = 4  # features are compared to this number of decimal places
 
 
 def count_overlaps(words: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
-    """Return what BLEU is computed from: matched and all n-grams of every order, and the closest reference's length."""
+    """Return the statistics of BLEU: matched and all n-grams per order, and the length of the closest reference."""
     stats = np.zeros(2 * ORDER + 1)
     for n in range(1, ORDER + 1):
         found = list_ngrams(words, n)
@@ -48,7 +50,7 @@ def list_ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
 
 
 def bleu_from_counts(stats: Array) -> Any:
-    """Return BLEU (0 to 1) of statistics, a row each."""
+    """Return BLEU (0 to 1) for each row of statistics, without smoothing."""
     matched, total = stats[..., 0:-1:2], stats[..., 1:-1:2]
     with np.errstate(divide="ignore", invalid="ignore"):
         precision = np.log(np.where(total > 0, matched / total, 0.0)).mean(-1)
@@ -57,7 +59,7 @@ def bleu_from_counts(stats: Array) -> Any:
 
 
 class TuningRound(NamedTuple):
-    """What is known after a round of tuning: how good the weights are that it translated with."""
+    """The weights that a round of tuning translated with, and how good they are."""
 
     weights: Array
     bleu: float  # of the dev set, 0 to 1
@@ -83,9 +85,16 @@ class TuningState(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> TuningState:
-        return cls(**load_file(path))
+        """Read a state that `save` wrote; a damaged file is refused."""
+        try:
+            return cls(**load_file(path))
+        except (OSError, SafetensorError, TypeError) as error:
+            raise UserError(
+                f"{str(path)!r} has no state of tuning that can be read ({error}); delete it to start tuning again"
+            ) from error
 
     def save(self, path: Path) -> None:
+        """Write the state into a file."""
         save_file(self._asdict(), path)
 
     @property
@@ -114,8 +123,9 @@ def tune_weights(
     """Translate with the weights `start`, then tune and translate `rounds` times; `best` of the result has the weights.
 
     `translate` returns n-best lists of the dev set for given weights. The lengths of references are multiplied by
-    `length_factor`. Features whose weight is 0 at the start are left out. `keep` gets the state after every round, from
-    which tuning can go on. Tuning ends early if a round finds no new translation.
+    `length_factor`. Features whose weight is 0 at the start keep it. `keep` is called with the state after every round;
+    given as `state`, tuning continues from it with the same result as without the interruption. Tuning ends early if a
+    round finds no new translation.
     """
     state = state or TuningState.start(len(start))
     weights = start
@@ -126,7 +136,7 @@ def tune_weights(
             stats = state.stats * np.append(np.ones(2 * ORDER), length_factor)
             lists = np.split(state.features[order] * (start != 0), cuts), np.split(stats[order], cuts)
             weights = optimise_weights(*lists, state.tried[-1], seed + len(state.tried))
-            # The scale of weights changes no translation, but how much the decoder prunes.
+            # The scale of the weights does not change which translation is best, but how much the decoder prunes.
             moved = weights != start
             weights[moved] *= np.abs(start[moved]).sum() / max(np.abs(weights[moved]).sum(), 1e-9)
         state = add_candidates(state, weights, translate(weights), references, length_factor)
@@ -141,18 +151,24 @@ def add_candidates(
     references: Sequence[Sequence[str]],
     length_factor: float,
 ) -> TuningState:
-    """Return the state after a round: with its n-best lists, and with the BLEU of their first translations."""
+    """Return the state after a round: with its n-best lists, and with the BLEU of their first translations.
+
+    A derivation that has the same features and the same statistics of BLEU as an earlier one of its sentence is left
+    out: no update could tell them apart.
+    """
     seen: list[set[bytes]] = [set() for _ in references]
-    for sentence, row in zip(state.sentences.tolist(), np.round(state.features, DIGITS), strict=True):
-        seen[sentence].add(row.tobytes())
+    rounded = np.round(state.features, DIGITS)
+    for sentence, row, counts in zip(state.sentences.tolist(), rounded, state.stats, strict=True):
+        seen[sentence].add(row.tobytes() + counts.tobytes())
     sentences, features, stats = [], [], []
     total = np.zeros(2 * ORDER + 1)
     for sentence, (derivations, reference) in enumerate(zip(lists, references, strict=True)):
         known: dict[tuple[str, ...], Array] = {}
         for rank, derivation in enumerate(derivations):
-            key, words = np.round(derivation.features, DIGITS).tobytes(), tuple(derivation.words)
+            words = tuple(derivation.words)
             if words not in known:
                 known[words] = count_overlaps(words, [reference])
+            key = np.round(derivation.features, DIGITS).tobytes() + known[words].tobytes()
             if rank == 0:
                 total += known[words]
             if key not in seen[sentence]:
@@ -175,8 +191,9 @@ def add_candidates(
 def optimise_weights(features: Sequence[Array], stats: Sequence[Array], weights: Array, seed: int) -> Array:
     """Return weights under which good translations of n-best lists score best: the average of the best epoch.
 
-    The BLEU of one translation is measured within that of the translations before it (*background*), and in words, by
-    multiplying it with the number of reference words.
+    The BLEU of one translation is computed from its statistics plus those of the hope translations before it, which
+    decay (the *background*), and multiplied by the number of reference words. The best epoch is the one whose averaged
+    weights choose translations with the best BLEU.
     """
     rng = np.random.default_rng(seed)
     weights = weights.copy()
