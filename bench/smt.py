@@ -29,22 +29,17 @@ from safetensors.numpy import load_file, save_file
 from dragoman.hardware import cpu_name, usable_cores
 from dragoman.io import read_lines, write_atomically, write_text
 from dragoman.metrics.metrics import count_bleu
-from dragoman.smt.alignment import AlignerSettings, make_side, train_aligner
+from dragoman.smt.alignment import make_side, train_aligner
 from dragoman.smt.compiled import Array
-from dragoman.smt.decoder import (
-    DEFAULT_WEIGHTS,
-    FEATURE_NAMES,
-    LM,
-    NOISY_CHANNEL,
-    REORDERING,
-    DecoderSettings,
-    NgramScorer,
-    PhraseDecoder,
-)
+from dragoman.smt.decoder import LM, REORDERING, NgramScorer, PhraseDecoder
 from dragoman.smt.ngram import read_arpa, train_ngrams, write_arpa
-from dragoman.smt.phrases import PHRASE_FEATURES, PhraseTable, build_table
+from dragoman.smt.phrases import PhraseTable, build_table
+from dragoman.smt.settings import FEATURE_NAMES, PHRASE_FEATURES, AlignerSettings, DecoderSettings, SmtSettings
 from dragoman.smt.tuning import TuningState, tune_weights
 
+DEFAULT_WEIGHTS, NOISY_CHANNEL = (
+    np.array(SmtSettings(preset=preset).initial_weights()) for preset in ("log-linear", "noisy-channel")
+)
 Corpus = tuple[list[list[str]], list[list[str]]]
 
 
@@ -115,8 +110,8 @@ class Bench:
     def align(self, path: Path) -> None:
         """Align the training pairs and write their links."""
         lines = [[" ".join(words) for words in side] for side in self.train]
-        aligner = train_aligner(*lines, AlignerSettings(threshold=0.3))
-        links = list(aligner.align(*lines))
+        aligner = train_aligner(lines[0], lines[1], AlignerSettings(threshold=0.3))
+        links = list(aligner.align(lines[0], lines[1]))
         flat = np.array([link for pair in links for link in pair], np.int64).reshape(-1, 2)
         starts = np.concatenate([[0], np.cumsum([len(pair) for pair in links])])
         save_file({"starts": starts, "source": flat[:, 0].copy(), "target": flat[:, 1].copy()}, path)
@@ -126,7 +121,7 @@ class Bench:
         links = load_file(alignment)
         sides = make_side(self.ids[0]), make_side(self.ids[1])
         sizes = len(self.words[0]), len(self.words[1])
-        build_table(*sides, sizes, (links["starts"], links["source"], links["target"])).save(path)
+        build_table(*sides, sizes, (links["starts"], links["source"], links["target"])).save(path, {})
 
     def train_lm(self, order: int, path: Path) -> None:
         """Train a language model on the target side."""
@@ -177,7 +172,7 @@ class Bench:
             outputs = [" ".join(best.words) for [best, *_] in decoder.decode_all(source)]
             seconds, words = seconds + time.perf_counter() - start, words + sum(map(len, source))
             references = [" ".join(reference) for reference in target]
-            result[name] = round(count_bleu(outputs, [references], tokenize="none").score, 2)
+            result[name] = round(count_bleu(outputs, [references], tokenize="none").value, 2)
         result["words_per_second"] = round(words / seconds)
         result["weights"] = dict(zip(FEATURE_NAMES, np.round(decoder.weights, 4).tolist(), strict=True))
         self.results[variant.name] = result

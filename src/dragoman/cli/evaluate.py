@@ -14,6 +14,8 @@ from typer import Argument, Option
 
 from dragoman.cli import options as opt
 from dragoman.cli.line_io import WarningLog, log_warning_counts, open_output
+from dragoman.errors import UserError
+from dragoman.io import read_lines
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
 
@@ -110,9 +112,9 @@ def record_scores(
 
 
 def score_command(
-    run: opt.Run,
-    source: Annotated[Path, Option(help=SOURCE_HELP)],
-    target: Annotated[Path, Option(help="translations to score, one per line of the source")],
+    run: Annotated[Path, Argument(metavar="RUN|FILE.arpa", help="run folder, or an n-gram language model")],
+    target: Annotated[Path, Option(help="translations to score, one per line of the source; or plain text")],
+    source: Annotated[Path | None, Option(help=f"{SOURCE_HELP}; not for a language model")] = None,
     output_file: opt.OutputFile = None,
     conllu: opt.Conllu = None,
     tag: opt.Tag = "",
@@ -122,9 +124,18 @@ def score_command(
 ) -> None:
     """Print the log-probability of each target given its source, in nats; nan if the pair is too long for the model.
 
-    Scores can differ from those of `translate`: its search may split the same text into other subwords.
+    Scores can differ from those of `translate`: its search may split the same text into other subwords. For a
+    phrase-based run they are weighted sums of features. With an n-gram model (ARPA), each line is scored by itself.
     """
+    if run.is_file():
+        opt.check_arguments(inputs=[run, target])
+        if source or conllu or tag:
+            raise UserError("a language model scores --target by itself; leave --source, --conllu and --tag out")
+        score_by_ngrams(run, target, output_file, as_json=as_json)
+        return
     opt.check_arguments(runs=[run], inputs=[source, target, conllu])
+    if source is None:
+        raise UserError("score needs --source F with the sources of the targets")
     from dragoman.evaluation.systems import read_parallel_files, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator
@@ -148,3 +159,24 @@ def score_command(
             file.flush()
             bar.update(start + len(scores))
     log_warning_counts(warning_log.line_counts)
+
+
+def score_by_ngrams(model: Path, target: Path, output_file: Path | None, *, as_json: bool) -> None:
+    """Print the log-probability of each line, its end included, and log the perplexity of the file."""
+    from dragoman.smt.perplexity import measure_perplexity, open_ngrams
+
+    ngrams = open_ngrams(model)
+    lines = [line.split() for line in read_lines(target)]
+    with open_output(output_file) as file, ProgressBar("scoring", total=len(lines)) as bar:
+        scores = [ngrams.score(words) for words in bar.iterate(lines)]
+        for words, score in zip(lines, scores, strict=True):
+            text = f"{score.log_prob:.6f}"
+            if as_json:
+                record = {"logp": score.log_prob, "tokens": [*words, "</s>"], "token_logps": score.log_probs}
+                text = json.dumps({**record, "unknown_words": sum(score.unknown)}, ensure_ascii=False)
+            print(text, file=file)
+    total = measure_perplexity(scores)
+    log(
+        f"perplexity {total.perplexity:.2f} ({total.tokens:,} tokens, ends of lines included); "
+        f"{total.known_perplexity:.2f} without {total.unknown_words:,} unknown words"
+    )

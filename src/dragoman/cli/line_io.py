@@ -20,11 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from rich.text import Text
+
 from dragoman.config.reference import load_reference
 from dragoman.config.settings import override
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, decode_lines, move_into_place, read_lines, report_write_errors, temporary_beside
-from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
+from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log, results_console
 from dragoman.recipe import Recipe
 
 MAX_LOGGED_WARNINGS = 10  # warnings of each kind that are logged; further ones are only counted
@@ -40,6 +42,7 @@ class OutputLine(NamedTuple):
     text: str
     warnings: Sequence[str]  # problems with the input line, such as "cut at 256 tokens"
     flags: Sequence[str] = ()  # signs of a bad output, such as repeated words
+    drawing: Text | None = None  # printed after the text, on a terminal
 
 
 @dataclass
@@ -146,6 +149,8 @@ def process_lines(
             for output in process(line_number, lines):
                 line_number += 1
                 print(output.text, file=file)
+                if output.drawing:
+                    results_console().print(output.drawing)
                 if output.warnings or output.flags:
                     warning_log.log(line_number, output.warnings, output.flags)
             file.flush()

@@ -6,6 +6,7 @@ PyTorch, which takes seconds to import, is imported only after the arguments hav
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -147,13 +148,16 @@ class LineTranslator:
         engine = "torch" if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
         log_on_main(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
+        # Sentences that are typed on a terminal are shown with their alignment.
+        typed = bool(options.arguments) and not options.input_file and not options.output_file
+        self.draws_alignments = typed and sys.stdout.isatty() and not options.as_json and not options.nbest
         decode_options = self.translator.make_options(
             beam=options.beam,
             count=options.nbest,
             search=search,
             dictionary=read_dictionary(options.dictionary) if options.dictionary else None,
             tag=options.tag,
-            align=options.as_json,
+            align=options.as_json or self.draws_alignments,
         )
         needs_scores = options.as_json or decode_options.search.nbest > 1
         search_settings = decode_options.search.model_copy(update={"scores": needs_scores})
@@ -168,6 +172,7 @@ class LineTranslator:
     def translate(self, offset: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
         """Yield the output for each line of a batch. `offset` is the number of lines before the batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
+        from dragoman.inspection.attention_maps import render_alignment
 
         nbest, as_json = self.decode_options.search.nbest, self.options.as_json
         trees = [self.trees.read_next(line) for line in lines] if self.trees else None
@@ -176,8 +181,12 @@ class LineTranslator:
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), offset):
             best = hypotheses[0]
             if as_json:
-                nbest_list = {"nbest": [asdict(hypothesis) for hypothesis in hypotheses]} if nbest > 1 else {}
-                text = json.dumps({"source": line, **asdict(best), **nbest_list}, ensure_ascii=False)
+                records = [asdict(hypothesis) for hypothesis in hypotheses]
+                for record in records:
+                    if not record["features"]:  # only log-linear models have them
+                        del record["features"]
+                nbest_list = {"nbest": records} if nbest > 1 else {}
+                text = json.dumps({"source": line, **records[0], **nbest_list}, ensure_ascii=False)
             elif nbest > 1:
                 rows = [(hypothesis.text.translate(line_io.LINE_BREAKS), hypothesis.score) for hypothesis in hypotheses]
                 text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
@@ -185,7 +194,8 @@ class LineTranslator:
                 text = best.text.translate(line_io.LINE_BREAKS)
             # Without --conllu all trees are missing, and one warning was logged when the model was loaded.
             warnings = [warning for warning in best.warnings if self.trees or warning != NO_TREE_WARNING]
-            yield line_io.OutputLine(text, warnings, best.flags)
+            drawing = render_alignment(best) if self.draws_alignments and best.alignment else None
+            yield line_io.OutputLine(text, warnings, best.flags, drawing)
 
     def translate_file(self, group: ProcessGroup) -> None:
         """Translate a file in shards, which are divided among the processes and removed when the output is complete."""

@@ -58,7 +58,8 @@ def skip_token(data: Array, at: int) -> int:
 @compiled
 def parse_integer(data: Array, at: int, end: int) -> tuple[int, int, int]:
     """Return an integer without its sign, how many digits it has, and the position after it; digits beyond 18 are 0."""
-    value = digits = 0
+    value: Any = 0
+    digits = 0
     while at < end and ZERO <= data[at] <= ZERO + 9:
         if digits < DIGITS:
             value = 10 * value + (np.int64(data[at]) - ZERO)

@@ -212,7 +212,8 @@ def _read_sizes(text: bytes, path: Path) -> tuple[list[int], int]:
     head = re.compile(rb"^\\data\\[ \t\r]*$", re.MULTILINE).search(text)
     if head is None:
         raise UserError(f"{str(path)!r} is no ARPA file: it has no line \\data\\")
-    sizes, at = [], head.end()
+    sizes: list[int] = []
+    at = head.end()
     entry = re.compile(rb"\s*ngram[ \t]+(\d+)[ \t]*=[ \t]*(\d+)[ \t\r]*(?=\n)")
     while found := entry.match(text, at):
         order, size = int(found[1]), int(found[2])
