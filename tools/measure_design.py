@@ -28,8 +28,17 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "dragoman"
 CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
-# Packages and files that were added after that commit, for new features. They do not count as code lines and files.
-LATER_FEATURES = {"smt", "serving", "labs", "cli/align.py", "metrics/alignment.py"}
+# Packages and files that were added after that commit, for new features. They do not count as code lines and files, and
+# imports from and of these packages do not count as edges.
+LATER_FEATURES = {
+    "smt",
+    "serving",
+    "labs",
+    "cli/align.py",
+    "inference/phrase_translator.py",
+    "metrics/alignment.py",
+    "training/statistical.py",
+}
 REQUIRED = {
     "code lines": f"at most {CODE_LINES_BEFORE * 85 // 100}",
     "code lines against commit 31601d4": "at most -15%",
@@ -127,7 +136,7 @@ def measure_source() -> dict[str, object]:
         (path.parts[0], imported)
         for module, path in paths.items()
         for imported in find_imported_packages(module)
-        if path.parts[0] in packages and imported in packages and path.parts[0] != imported
+        if path.parts[0] != imported and {path.parts[0], imported} <= packages - LATER_FEATURES
     }
     duplicates = find_duplicate_names(modules)
     return {
