@@ -29,17 +29,22 @@ from safetensors.numpy import load_file, save_file
 from dragoman.hardware import cpu_name, usable_cores
 from dragoman.io import read_lines, write_atomically, write_text
 from dragoman.metrics.metrics import count_bleu
-from dragoman.smt.alignment import make_side, train_aligner
+from dragoman.smt.alignment import AlignerSettings, make_side, train_aligner
 from dragoman.smt.compiled import Array
-from dragoman.smt.decoder import LM, REORDERING, NgramScorer, PhraseDecoder
+from dragoman.smt.decoder import (
+    DEFAULT_WEIGHTS,
+    FEATURE_NAMES,
+    LM,
+    NOISY_CHANNEL,
+    REORDERING,
+    DecoderSettings,
+    NgramScorer,
+    PhraseDecoder,
+)
 from dragoman.smt.ngram import read_arpa, train_ngrams, write_arpa
-from dragoman.smt.phrases import PhraseTable, build_table
-from dragoman.smt.settings import FEATURE_NAMES, PHRASE_FEATURES, AlignerSettings, DecoderSettings, SmtSettings
+from dragoman.smt.phrases import PHRASE_FEATURES, PhraseTable, build_table
 from dragoman.smt.tuning import TuningState, tune_weights
 
-DEFAULT_WEIGHTS, NOISY_CHANNEL = (
-    np.array(SmtSettings(preset=preset).initial_weights()) for preset in ("log-linear", "noisy-channel")
-)
 Corpus = tuple[list[list[str]], list[list[str]]]
 
 
@@ -86,15 +91,15 @@ class Bench:
         self.train, self.dev = read_corpus(arguments.train), read_corpus(arguments.dev)
         self.tests = {Path(files[0]).name.split(".")[0]: read_corpus(files) for files in arguments.test}
         self.results: dict[str, dict[str, Any]] = {}
-        self.stages: dict[str, dict[str, float]] = {}
+        record = self.work / "stages.json"
+        self.stages: dict[str, dict[str, float]] = json.loads(record.read_text("utf-8")) if record.exists() else {}
         self.words: list[dict[str, int]] = [{}, {}]
         self.ids = [
             [[known.setdefault(word, len(known)) for word in words] for words in side]
             for known, side in zip(self.words, self.train, strict=True)
         ]
         if self.out.exists():
-            earlier = json.loads(self.out.read_text("utf-8"))
-            self.results, self.stages = earlier["variants"], earlier["stages"]
+            self.results = json.loads(self.out.read_text("utf-8"))["variants"]
 
     def run_stage(self, name: str, write: Callable[[Path], object]) -> Path:
         """Write a file unless it is there, and record its seconds and its size."""
@@ -104,14 +109,15 @@ class Bench:
             write_atomically(path, write)
             seconds = time.perf_counter() - start
             self.stages[name] = {"seconds": round(seconds, 1), "megabytes": round(path.stat().st_size / 1e6, 1)}
+            write_text(self.work / "stages.json", json.dumps(self.stages))
             print(f"{name}: {seconds:.1f} s", flush=True)
         return path
 
     def align(self, path: Path) -> None:
         """Align the training pairs and write their links."""
-        lines = [[" ".join(words) for words in side] for side in self.train]
-        aligner = train_aligner(lines[0], lines[1], AlignerSettings(threshold=0.3))
-        links = list(aligner.align(lines[0], lines[1]))
+        source, target = ([" ".join(words) for words in side] for side in self.train)
+        aligner = train_aligner(source, target, AlignerSettings(threshold=0.3))
+        links = list(aligner.align(source, target))
         flat = np.array([link for pair in links for link in pair], np.int64).reshape(-1, 2)
         starts = np.concatenate([[0], np.cumsum([len(pair) for pair in links])])
         save_file({"starts": starts, "source": flat[:, 0].copy(), "target": flat[:, 1].copy()}, path)
@@ -121,7 +127,7 @@ class Bench:
         links = load_file(alignment)
         sides = make_side(self.ids[0]), make_side(self.ids[1])
         sizes = len(self.words[0]), len(self.words[1])
-        build_table(*sides, sizes, (links["starts"], links["source"], links["target"])).save(path, {})
+        build_table(*sides, sizes, (links["starts"], links["source"], links["target"])).save(path)
 
     def train_lm(self, order: int, path: Path) -> None:
         """Train a language model on the target side."""
@@ -136,9 +142,10 @@ class Bench:
         lm = NgramScorer(read_arpa(arpa))
         return PhraseDecoder(self.words[0], list(self.words[1]), PhraseTable.load(table), lm, weights, settings)
 
-    def tune(self, decoder: PhraseDecoder, variant: Variant) -> tuple[Array, int]:
-        """Return the tuned weights of a variant, and the number of rounds; the state is kept after every round."""
+    def tune(self, decoder: PhraseDecoder, variant: Variant) -> tuple[Array, int, float | None]:
+        """Return the tuned weights of a variant, the number of rounds and the seconds (None if interrupted)."""
         path = self.work / f"tuning {variant.name}.safetensors"
+        start, resumed = time.perf_counter(), path.exists()
         ratios = [sum(map(len, target)) / sum(map(len, source)) for source, target in (self.train, self.dev)]
 
         def translate(weights: Array) -> list[Any]:
@@ -152,19 +159,17 @@ class Bench:
         state = tune_weights(
             translate, self.dev[1], decoder.weights, rounds=self.arguments.rounds,
             length_factor=ratios[0] / ratios[1], seed=self.arguments.seed,
-            state=TuningState.load(path) if path.exists() else None, keep=keep,
+            state=TuningState.load(path) if resumed else None, keep=keep,
         )  # fmt: skip
-        return state.best.weights, len(state.curve) - 1
+        return state.best.weights, len(state.curve) - 1, None if resumed else round(time.perf_counter() - start, 1)
 
     def run(self, variant: Variant) -> None:
         """Tune and score a variant."""
         decoder = self.make_decoder(variant, variant.initial_weights())
         result: dict[str, Any] = {}
-        start = time.perf_counter()
         if variant.tuned:
-            weights, result["rounds"] = self.tune(decoder, variant)
+            weights, result["rounds"], result["tuning_seconds"] = self.tune(decoder, variant)
             decoder.set_weights(weights)
-        result["tuning_seconds"] = round(time.perf_counter() - start, 1)
         words = seconds = 0.0
         for name, (source, target) in {"dev": self.dev, **self.tests}.items():
             next(decoder.decode_all(source[:1]))  # compile outside the measurement
@@ -190,7 +195,7 @@ class Bench:
         write_text(self.out, json.dumps({**about, "stages": self.stages, "variants": self.results}, indent=1) + "\n")
         columns = ["dev", *self.tests, "words_per_second", "tuning_seconds"]
         rows = [["system", *columns]] + [
-            [name, *(str(result[column]) for column in columns)] for name, result in self.results.items()
+            [name, *(str(result.get(column) or "-") for column in columns)] for name, result in self.results.items()
         ]
         stages = [["file", "seconds", "MB"]] + [
             [name, str(stage["seconds"]), str(stage["megabytes"])] for name, stage in self.stages.items()
