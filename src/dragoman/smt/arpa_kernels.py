@@ -62,7 +62,7 @@ def parse_integer(data: Array, at: int, end: int) -> tuple[int, int, int]:
     digits = 0
     while at < end and ZERO <= data[at] <= ZERO + 9:
         if digits < DIGITS:
-            value = 10 * value + (np.int64(data[at]) - ZERO)
+            value = 10 * value + int(data[at]) - ZERO
         digits, at = digits + 1, at + 1
     return value, digits, at
 

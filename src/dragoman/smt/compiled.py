@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(function: F) -> F:
     """Compile a function when it is first called, once for all processes; it runs without the GIL.
 
-    Sums may be made in another order, which lets the compiler use vector instructions.
+    Sums may be computed in another order, which lets the compiler use vector instructions.
     """
-    make = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
-    return cast(F, make(function))
+    compile_function = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+    return cast(F, compile_function(function))

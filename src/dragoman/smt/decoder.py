@@ -1,8 +1,9 @@
-"""Phrase-based translation: the phrases, the order and the words that a log-linear model holds best.
+"""Phrase-based translation: find the phrases and their order that score best under a log-linear model.
 
 The score of a translation is a weighted sum of features, all of them logarithms or counts: the phrase table's, the
 orientation of phrases, the language model, the distance of jumps, the number of words, phrases and unknown words.
-`decoder_kernels.search_stacks` is the search; here its options are collected and its hypotheses are read.
+`decoder_kernels.search_stacks` is the search; here its options are collected and its hypotheses are read. Forced
+decoding finds the best derivation of a given translation by the same search.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ cover k words. Each is extended by every option (a source span with one translat
 stack, whose hypotheses cover the whole sentence, has the translations.
 
 What a hypothesis may still cost is estimated by the best translation of every uncovered span by itself (`future`). Two
-hypotheses that no later choice can tell apart are recombined: the better one goes on, and the other becomes an
-alternative way to reach it, kept for the n-best list.
+hypotheses with the same possible continuations and scores of these are recombined: only the better one is extended, and
+the other is kept as an alternative for the n-best list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.trie import ROOT
 
-LM_SLACK = 2.0  # options are scored exactly only if their estimate is at most this log-probability below the floor
+LM_SLACK = 2.0  # an option whose estimate is below the floor by more than this log-probability is not scored exactly
 LOWEST = -1e300  # below every finite score; a score of minus infinity means that a part cannot be translated
 WIDEST = 64  # words between the first uncovered one and the last covered one, the bits of a mask
 
@@ -32,7 +32,7 @@ class NgramTrie(NamedTuple):
     log_prob: Array
     backoff: Array
     suffix: Array  # the node of the same words without the first, or the longest end of those that is there
-    longest: int  # nodes from here on are of the highest order, and no contexts
+    longest: int  # the first node of the highest order, whose n-grams are no contexts
     begin: int  # the node of <s>
     end_word: int
 
@@ -56,13 +56,13 @@ class Options(NamedTuple):
 
 
 class SearchLimits(NamedTuple):
-    """How far to look, and the weights of what depends on neighbours."""
+    """The limits of the search, and the weights of features that depend on neighbouring phrases."""
 
     max_phrase: int
     distortion_limit: int  # -1: none
     stack_size: int
     beam: float
-    recombine_phrases: bool  # where orientation does not count, hypotheses that differ in the last phrase are alike
+    recombine_phrases: bool  # without reordering features, hypotheses that differ in the last phrase are recombined
     weight_lm: float
     weight_distortion: float
 
@@ -141,7 +141,7 @@ def find_spans(children: Array, words: Array, ids: Array, longest: int) -> Array
 
 @compiled
 def match_required(options: Options, option: int, required: Array, position: int, ends: bool) -> int:
-    """Return the position in the required words after an option's, or -1 if they do not go on with these.
+    """Return the position in the required words after an option's words, or -1 if they are not the next required.
 
     If the option `ends` the sentence, the required words must end as well. If none are required, return 0.
     """
@@ -261,7 +261,7 @@ def list_spans(group: Array, gap: int, mask: Any, last_end: int, max_phrase: int
 
 @compiled
 def sort_stack(info: Array, score: Array, row: int, limit: int, floor: float) -> Array:
-    """Return the hypotheses of a stack that go on, the best first: not recombined, not too many, not too bad."""
+    """Return the hypotheses of a stack to extend, the best first: not recombined, at most `limit`, above `floor`."""
     size, first = 0, row
     while row >= 0:
         size += info[row, MERGED] < 0
@@ -282,7 +282,7 @@ def sort_stack(info: Array, score: Array, row: int, limit: int, floor: float) ->
 
 @compiled
 def prune_stack(info: Array, score: Array, head: int, limit: int, floor: float) -> tuple[int, int, float]:
-    """Keep the hypotheses of a stack that go on; return the first of them, how many there are, and the new floor."""
+    """Prune a stack; return the first hypothesis that is left, how many there are, and the new floor."""
     rows = sort_stack(info, score, head, limit, floor)
     head = -1
     for row in rows:
@@ -295,8 +295,8 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
     """Search for translations of a sentence; return all hypotheses, their scores, and the first complete one.
 
     Hypotheses of a stack are linked by NEXT_IN_STACK. One that was recombined has in MERGED the row that it was merged
-    into; those with the same continuations are linked by SIBLING. Whenever a stack has twice as many hypotheses as may
-    go on, the worse half is dropped, and its floor, below which no hypothesis is added, rises.
+    into; those with the same continuations are linked by SIBLING. Whenever a stack has twice as many hypotheses as are
+    extended, the worse half is dropped, and its floor, below which no hypothesis is added, rises.
 
     If target words are `required`, only translations with exactly these are found (see `match_required`).
     """
@@ -375,7 +375,7 @@ def find_slot(info: Array, masks: Array, slots: Array, row: int, recombine_phras
 
 @compiled
 def recombine(info: Array, masks: Array, score: Array, slots: Array, row: int, recombine_phrases: bool) -> bool:
-    """Merge a new hypothesis with one that has the same continuations; return whether the new one goes on."""
+    """Merge a new hypothesis with one that has the same continuations; return whether the new one is the better."""
     slot = find_slot(info, masks, slots, row, recombine_phrases)
     old = slots[slot]
     if old >= 0 and score[old, SCORE] >= score[row, SCORE]:

@@ -54,7 +54,7 @@ def map_tensors(path: Path) -> dict[str, Array]:
             dtype, shape, (begin, end) = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
             count = int(np.prod(shape))
             if begin < 0 or count * dtype.itemsize != end - begin or (first + begin) % dtype.itemsize:
-                raise ValueError(f"the place of {name!r} does not fit its shape")
+                raise ValueError(f"the bytes of {name!r} do not fit its shape")
             arrays[name] = np.frombuffer(data, dtype, count, first + begin).reshape(shape)
             used = max(used, end)
         if first + used != len(data):

@@ -52,10 +52,10 @@ class NgramModel:
 
 
 def train_ngrams(lines: Iterable[str], order: int = 5, *, prune: Sequence[int] = ()) -> NgramModel:
-    """Estimate a model from tokenised lines. `prune` has the highest count to drop, by order; the last goes on.
+    """Estimate a model from tokenised lines. `prune` has the highest count to drop per order.
 
-    N-grams of the first order are never dropped. Discounts come from the counts before pruning; what is dropped adds to
-    the weight of backing off, so that probabilities still sum to one.
+    Its last value applies to all higher orders. Unigrams are never dropped. Discounts come from the counts before
+    pruning; what is dropped adds to the weight of backing off, so that probabilities still sum to one.
     """
     words = {word: index for index, word in enumerate(SPECIAL)}
     ids = [index for line in lines for index in (BEGIN, *_encode(line, words), END)]
@@ -121,15 +121,15 @@ def _count_orders(text: Array, position: Array, vocabulary: int, order: int) -> 
     )  # fmt: skip
     result, ending = [unigrams], text  # ending[t]: index of the n-gram that ends at t
     for n in range(2, order + 1):
-        place = np.flatnonzero(position >= n - 1)
+        ends = np.flatnonzero(position >= n - 1)
         keys, where, count = np.unique(
-            ending[place - 1] * vocabulary + text[place], return_inverse=True, return_counts=True
+            ending[ends - 1] * vocabulary + text[ends], return_inverse=True, return_counts=True
         )
         first = np.zeros(len(keys), np.int64)
-        first[where] = place  # any occurrence of each
+        first[where] = ends  # any occurrence
         result.append(RawOrder(keys // vocabulary, keys % vocabulary, ending[first], count))
         following = np.full(len(text), -1, np.int64)
-        following[place] = where
+        following[ends] = where
         ending = following
     return result
 
@@ -138,8 +138,8 @@ def _continuation_counts(grams: RawOrder, longer: RawOrder) -> Array:
     """Return how many different words stand before each n-gram; those that begin with <s> keep their counts."""
     counts = np.bincount(longer.suffix, minlength=len(grams.count))
     # An n-gram that never ends a longer one begins with <s>: nothing else stands at the start of a line.
-    alone = counts == 0
-    counts[alone] = grams.count[alone]
+    begins_line = counts == 0
+    counts[begins_line] = grams.count[begins_line]
     return counts
 
 

@@ -7,7 +7,7 @@ link (Och and Ney 2004). Its features are logarithms:
     lexical weight, both ways                 product over words of the mean probability of their links (Koehn 2003)
     orientation                               of the phrase towards the one before and the one after it
 
-A phrase pair is *monotone* towards the one before it if some phrase pair, of any length, ends where it starts in both
+A phrase pair is *monotone* towards the one before it if a phrase pair, of any length, ends where it starts in both
 languages; it is *swapped* if one ends there in the target and starts in the source where this one ends; otherwise it is
 *discontinuous* (Tillmann 2004, Galley and Manning 2008). Towards the one after it is the same with starts and ends
 exchanged.
@@ -28,7 +28,7 @@ from dragoman.smt.mapped_tensors import map_tensors, save_tensors_with_digest
 from dragoman.smt.ngram import estimate_discounts
 from dragoman.smt.trie import ROOT, Trie, number_substrings
 
-# What phrase pairs, of any length, have a corner at a point between words; flags of a matrix.
+# Flags: which corners of phrase pairs lie at a point between words.
 ENDS, STARTS, TURNS_BACK, TURNS_FORWARD = 1, 2, 4, 8
 
 

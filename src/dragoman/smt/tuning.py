@@ -41,7 +41,7 @@ def count_overlaps(words: Sequence[str], references: Sequence[Sequence[str]]) ->
             best |= list_ngrams(reference, n)
         stats[2 * n - 2] = sum((found & best).values())
         stats[2 * n - 1] = max(len(words) - n + 1, 0)
-    stats[-1] = min((abs(len(each) - len(words)), len(each)) for each in references)[1]
+    stats[-1] = min((abs(len(reference) - len(words)), len(reference)) for reference in references)[1]
     return stats
 
 
@@ -106,7 +106,7 @@ class TuningState(NamedTuple):
 
     @property
     def best(self) -> TuningRound:
-        return max(self.curve, key=lambda each: each.objective)
+        return max(self.curve, key=lambda finished: finished.objective)
 
 
 def tune_weights(
