@@ -29,58 +29,51 @@ from safetensors.numpy import load_file, save_file
 from dragoman.hardware import cpu_name, usable_cores
 from dragoman.io import read_lines, write_atomically, write_text
 from dragoman.metrics.metrics import count_bleu
-from dragoman.smt.alignment import AlignerSettings, make_side, train_aligner
+from dragoman.smt.alignment import make_side, train_aligner
 from dragoman.smt.compiled import Array
-from dragoman.smt.decoder import (
-    DEFAULT_WEIGHTS,
-    FEATURE_NAMES,
-    LM,
-    NOISY_CHANNEL,
-    REORDERING,
-    DecoderSettings,
-    NgramScorer,
-    PhraseDecoder,
-)
+from dragoman.smt.decoder import NgramScorer, PhraseDecoder
 from dragoman.smt.ngram import read_arpa, train_ngrams, write_arpa
-from dragoman.smt.phrases import PHRASE_FEATURES, PhraseTable, build_table
+from dragoman.smt.phrases import PhraseTable, build_table
+from dragoman.smt.settings import (
+    FEATURE_NAMES,
+    LM_NAME,
+    PHRASE_FEATURES,
+    PRESETS,
+    REORDERING_NAMES,
+    AlignerSettings,
+    DecoderSettings,
+)
 from dragoman.smt.tuning import TuningState, tune_weights
 
 Corpus = tuple[list[list[str]], list[list[str]]]
 
 
-def find_features(start: str) -> list[int]:
-    """Return the indices of the features of the phrase table whose names start like this."""
-    return [index for index, name in enumerate(PHRASE_FEATURES) if name.startswith(start)]
-
-
 @dataclass(frozen=True)
 class Variant:
-    """A system with one thing left out or changed."""
+    """A system with one group of features left out or one setting changed."""
 
     name: str
-    left_out: tuple[int, ...] = ()  # features without a weight
+    left_out: tuple[str, ...] = ()  # features without a weight
     order: int = 5
-    start: tuple[float, ...] = tuple(DEFAULT_WEIGHTS)
+    preset: str = "log-linear"
     tuned: bool = True
     distortion_limit: int = DecoderSettings().distortion_limit
 
     def initial_weights(self) -> Array:
-        weights = np.array(self.start)
-        weights[list(self.left_out)] = 0.0
-        return weights
+        weights = {name: value for name, value in PRESETS[self.preset].items() if name not in self.left_out}
+        return np.array([weights.get(name, 0.0) for name in FEATURE_NAMES])
 
 
-BACKWARD = [index for index, name in enumerate(PHRASE_FEATURES) if name.endswith("(source|target)")]
 VARIANTS = [
     Variant("all features"),
     Variant("no tuning", tuned=False),
-    Variant("noisy channel (no tuning)", start=tuple(NOISY_CHANNEL), tuned=False),
-    Variant("no reordering features", left_out=tuple(range(len(FEATURE_NAMES)))[REORDERING]),
-    Variant("no lexical weights", left_out=tuple(find_features("lex"))),
-    Variant("no backward probabilities", left_out=tuple(BACKWARD)),
+    Variant("noisy channel (no tuning)", preset="noisy-channel", tuned=False),
+    Variant("no reordering features", left_out=REORDERING_NAMES),
+    Variant("no lexical weights", left_out=PHRASE_FEATURES[2:]),
+    Variant("no backward probabilities", left_out=PHRASE_FEATURES[1::2]),
     Variant("language model of order 3", order=3),
     Variant("distortion limit 0", distortion_limit=0),
-    Variant("no language model", left_out=(LM,)),
+    Variant("no language model", left_out=(LM_NAME,)),
 ]
 
 
@@ -127,7 +120,7 @@ class Bench:
         links = load_file(alignment)
         sides = make_side(self.ids[0]), make_side(self.ids[1])
         sizes = len(self.words[0]), len(self.words[1])
-        build_table(*sides, sizes, (links["starts"], links["source"], links["target"])).save(path)
+        build_table(*sides, sizes, (links["starts"], links["source"], links["target"])).save(path, {})
 
     def train_lm(self, order: int, path: Path) -> None:
         """Train a language model on the target side."""
