@@ -151,7 +151,10 @@ def match_required(options: Options, option: int, required: Array, position: int
     after = position + last - first
     if after > len(required) or (ends and after != len(required)):
         return -1
-    return after if np.array_equal(options.words[first:last], required[position:after]) else -1
+    for index in range(last - first):
+        if options.words[first + index] != required[position + index]:
+            return -1
+    return after
 
 
 @compiled
