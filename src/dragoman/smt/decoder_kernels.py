@@ -148,7 +148,7 @@ def match_required(options: Options, option: int, required: Array, position: int
     if not len(required):
         return 0
     first, last = options.word_starts[option], options.word_starts[option + 1]
-    after = position + last - first
+    after: int = position + last - first
     if after > len(required) or (ends and after != len(required)):
         return -1
     for index in range(last - first):
