@@ -88,19 +88,29 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
         report.log("this run is already finished")
         return
     start, corpora = time.monotonic(), read_corpora(recipe, report)
-    about: dict[str, Any] = {"started": format_current_time(), "unit": "pairs", "corpora": corpora.counts}
-    about = folder.provenance() or about
-    write_text(folder.provenance_file, format_json({**about, "dragoman": version("dragoman")}))
+    provenance: dict[str, Any] = {"started": format_current_time(), "unit": "pairs", "corpora": corpora.counts}
+    provenance = folder.provenance() or provenance
+    earlier_seconds = provenance.get("training", {}).get("seconds", 0.0)  # of training that was interrupted
+    metrics = StageMetrics(folder.metrics)
+
+    def save_provenance(**about: str) -> None:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        seconds = earlier_seconds + time.monotonic() - start
+        training = {"seconds": seconds, "tokens": corpora.words, "peak_memory": memory}
+        about |= {"dragoman": version("dragoman")}
+        write_text(folder.provenance_file, format_json({**provenance, **about, "training": training}))
+
+    def begin_stage(stage: str) -> None:
+        metrics.remove(stage)
+        save_provenance()
+
     tokenizer = find_word_tokenizer(recipe.tokenizer.kind)
     lengths = [[len(tokenizer.split(text)) for text in side] for side in corpora.train]
-    sample = [
-        slice(0, len(lengths[0]), max(len(lengths[0]) // count, 1)) for count in (STATISTICS_LENGTHS, STATISTICS_TEXTS)
-    ]
+    every = [max(len(lengths[0]) // count, 1) for count in (STATISTICS_LENGTHS, STATISTICS_TEXTS)]
     statistics = PairStatistics.measure(
-        zip(*(side[sample[0]] for side in lengths), strict=True),
-        zip(*(side[sample[1]] for side in corpora.train), strict=True),
+        zip(*(side[:: every[0]] for side in lengths), strict=True),
+        zip(*(side[:: every[1]] for side in corpora.train), strict=True),
     )
-    metrics = StageMetrics(folder.metrics)
     SystemTrainer(
         folder.path,
         recipe.model,
@@ -109,16 +119,9 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
         report=report,
         about={"longest": str(max(lengths[0])), "usual": statistics.to_json()},
         record=metrics.write,
-        restart=metrics.remove,
+        restart=begin_stage,
     ).train(corpora.train, corpora.dev)
-    spent = about.get("training", {})
-    training = {
-        "seconds": spent.get("seconds", 0.0) + time.monotonic() - start,
-        "tokens": corpora.words,
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-    }
-    versions = {"dragoman": version("dragoman"), "ended": format_current_time()}
-    write_text(folder.provenance_file, format_json({**about, **versions, "training": training}))
+    save_provenance(ended=format_current_time())
     report.log(f"the run is in {folder.path}")
 
 
