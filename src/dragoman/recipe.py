@@ -110,7 +110,7 @@ def read_recipe(
 ) -> Recipe:
     """Read a recipe file and apply `a.b=c` overrides.
 
-    Relative paths of corpora are resolved against the working directory first, then against the folder of the recipe
+    Relative paths of texts are resolved against the working directory first, then against the folder of the recipe
     file. `parent`, the recipe of the run whose weights training starts from, provides the model settings that neither
     the file nor the overrides set. If `unread` is UNREAD, the other sections are read without importing PyTorch.
     """
@@ -133,7 +133,10 @@ def read_recipe(
             build_checked(values)
             cause = f" with {' '.join(items)}" if items else ""
         raise UserError(f"{path}{cause}: {error}") from None
-    return recipe.model_copy(update={"data": recipe.data.resolve_paths(path.parent)})
+    sections: dict[str, Settings] = {"data": recipe.data.resolve_paths(path.parent)}
+    if not unread and recipe.model.kind == "smt":
+        sections["model"] = recipe.model.resolve_paths(path.parent)
+    return recipe.model_copy(update=sections)
 
 
 def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
@@ -149,6 +152,8 @@ def inherit_model(values: dict[str, Any], parent: Recipe | None) -> dict[str, An
     section = values.get("model") or {}
     if parent is None or not isinstance(section, dict):
         return values
+    if parent.model.kind == "smt":
+        raise UserError("a phrase-based system has no weights that another run can start from; leave --init-from out")
     # A model section with only `kind: transformer`, the default, does not override the kind of the parent.
     changes = {} if section == {"kind": "transformer"} else section
     return {**values, "model": {**parent.model.model_dump(mode="json"), **changes}}

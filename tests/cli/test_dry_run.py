@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dragoman.training.start import dry_run
+from dragoman.training.trainer import dry_run
 from toy_run import Call, assert_user_error, train_quietly
 
 

@@ -100,8 +100,8 @@ def train_command(
     if dry_run and resume:
         raise UserError("--dry-run describes a new run and cannot be combined with --resume")
     if dry_run:
-        from dragoman.training.start import dry_run as check_run
         from dragoman.training.start import render_dry_run
+        from dragoman.training.trainer import dry_run as check_run
 
         if plan := check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from):
             print(render_dry_run(plan))

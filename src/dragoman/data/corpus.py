@@ -195,12 +195,7 @@ class DataSettings(Settings):
 
     def resolve_paths(self, folder: Path) -> DataSettings:
         """Return the settings with absolute paths: a file is looked up in the working directory, then in `folder`."""
-
-        def resolve(name: str) -> str:
-            path = Path(os.path.expanduser(name))
-            in_folder = folder / path
-            return str((in_folder if not os.path.exists(path) and os.path.exists(in_folder) else path).absolute())
-
+        resolve = partial(resolve_path, folder=folder)
         resolved = {split: tuple(corpus.map_paths(resolve) for corpus in getattr(self, split)) for split in SPLITS}
         return self.model_copy(update=resolved)
 
@@ -214,6 +209,13 @@ class DataSettings(Settings):
     def tags(self) -> tuple[str, ...]:
         """The different tags of the training corpora; "" stands for corpora without a tag."""
         return tuple(dict.fromkeys(corpus.tag for corpus in self.train))
+
+
+def resolve_path(name: str, folder: Path) -> str:
+    """Return the absolute path of a file that is looked up in the working directory, then in `folder`."""
+    path = Path(os.path.expanduser(name))
+    in_folder = folder / path
+    return str((in_folder if not os.path.exists(path) and os.path.exists(in_folder) else path).absolute())
 
 
 def read_data_section(path: Path) -> DataSettings:

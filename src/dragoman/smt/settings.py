@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from dragoman.config.settings import AsTuple, Registries, Settings, check_names, setting
+from dragoman.data.corpus import resolve_path
 from dragoman.errors import UserError
 
 PHRASE_FEATURES = ("p(target|source)", "p(source|target)", "lex(target|source)", "lex(source|target)")
@@ -54,7 +56,9 @@ class AlignerSettings(Settings):
     threshold: float = setting(0.5, "agreement: minimum geometric mean of the two posteriors of a link", ge=0, le=1)
 
     def check(self, section: str = "align") -> None:
-        """Raise a UserError if the symmetrization does not exist."""
+        """Raise a UserError if the symmetrization does not exist, or if nothing is learned."""
+        if not (self.ibm1 or self.ibm2 or self.diagonal or self.hmm):
+            raise UserError(f"{section} has no iterations to learn from; raise {section}.ibm1 or {section}.hmm")
         check_names({"symmetrize": dict.fromkeys((AGREEMENT, *HEURISTICS))}, self, section)
 
 
@@ -105,9 +109,15 @@ class SmtSettings(Settings):
         """Raise a UserError for names that do not exist."""
         check_names(self.registries(), self, "model")
         self.align.check("model.align")
+        if any(count < 0 for count in self.prune):
+            raise UserError(f"model.prune={list(self.prune)} has a negative count; 0 keeps all n-grams of an order")
         for name in self.weights:
             if name not in FEATURE_NAMES:
                 raise UserError(f"model.weights: there is no feature {name!r}; there are {', '.join(FEATURE_NAMES)}")
+
+    def resolve_paths(self, folder: Path) -> SmtSettings:
+        """Return the settings with an absolute `lm_text`, looked up in the working directory, then in `folder`."""
+        return self.model_copy(update={"lm_text": resolve_path(self.lm_text, folder)}) if self.lm_text else self
 
     def find_unused(self) -> set[str]:
         """Return the names of settings that have no effect in this model."""

@@ -1,6 +1,6 @@
 """The start of a run: check the recipe, lock the run folder, find the checkpoint to resume from, build the model.
 
-A recipe that cannot work is refused before anything is written. `dry_run` prepares a run in a temporary folder and
+A recipe that cannot work is refused before anything is written. `describe_run` prepares a run in a temporary folder and
 describes it; `find_batch_size` measures which train.tokens fits into the memory of a GPU.
 """
 
@@ -31,7 +31,7 @@ from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric, explain_
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model, count_parameters
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
-from dragoman.process_group import DEFAULT_START_MINUTES, ProcessGroup, join_process_group
+from dragoman.process_group import DEFAULT_START_MINUTES, ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder
@@ -207,7 +207,7 @@ def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
         name, was, now = change
         raise UserError(
             f"this run was started with {name}={was!r}, and cannot continue with {now!r}; keep it, or start a new run "
-            "with --init-from"
+            + ("in another folder" if isinstance(previous.model, SmtSettings) else "with --init-from")
         )
     for name in LIMITS:
         was, now = getattr(previous.train, name), getattr(recipe.train, name)
@@ -335,7 +335,10 @@ def check_neural_settings(recipe: Recipe) -> None:
 def check_statistical_settings(recipe: Recipe) -> None:
     """Refuse settings of search, tokenizer and data that a phrase-based system cannot use."""
     tokenizer, search = recipe.tokenizer, merge_search(recipe.search)
+    check_names(TRAIN_REGISTRIES, recipe.train, "train")
+    choose_checkpoint_metric(recipe.train.metric, recipe.model.task)
     pick(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
+    pick(TOKENIZERS, tokenizer.for_target().kind, "tokenizer.target_kind")
     for kind in (tokenizer.kind, tokenizer.for_target().kind):
         if not issubclass(TOKENIZERS[kind], WordTokenizer) or kind != tokenizer.kind:
             raise UserError(
@@ -343,6 +346,9 @@ def check_statistical_settings(recipe: Recipe) -> None:
                 f"tokenized already; it is {kind}"
             )
     refuse_unused_search_settings(search.model_dump(exclude_defaults=True))
+    for setting, is_used in (("a tag in data.train", any(recipe.data.tags)), ("data.both_ways", recipe.data.both_ways)):
+        if is_used:
+            raise UserError(f"{setting} has no effect with model.kind=smt; leave it out")
     if weight := next((corpus.weight for corpus in recipe.data.train if corpus.weight != 1), 0):
         raise UserError(f"model.kind=smt reads every pair once, so no corpus can have weight {weight:g}; leave it out")
 
@@ -386,20 +392,8 @@ def initialize_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[A
     return model
 
 
-def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from: Path | None = None) -> dict[str, Any]:
-    """Check a recipe and its data as training would, and describe the run, for example the size of the model.
-
-    The run folder and the cache are temporary, so the tokenizer is learned and the corpora are encoded anew. Under
-    torchrun, only rank 0 does this; the other processes return an empty dictionary.
-    """
-    request = TrainRequest(recipe, RunFolder(out), overrides, resume=False, init_from=init_from)
-    with join_process_group(request.timeout_minutes) as group:
-        description = group.broadcast(lambda: describe_run(request, group))
-        return description if group.is_main else {}
-
-
 def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
-    """Prepare a run in a temporary folder and describe it, as `dry_run` does in a single process."""
+    """Prepare a run in a temporary folder and describe it (`dragoman train --dry-run`), in a single process."""
     find_checkpoint(request.folder, resume=False)
     with TemporaryDirectory(prefix="dragoman-") as temporary, ExitStack() as locks:
         folder, report = RunFolder(Path(temporary) / "run"), Report()
@@ -428,20 +422,21 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
 
 
 def render_dry_run(about: dict[str, Any]) -> str:
-    """Return the result of `dry_run` as readable lines."""
-    rows = {
-        "model": about["model"],
+    """Return the description of a run as readable lines."""
+    model = {"model": about["model"]}
+    data = {
         "train": f"{about['train_examples']:,} examples, {about['train_tokens']:,} tokens",
         "dev": f"{about['dev_examples']:,} examples",
     }
     if "parameters" in about:  # a neural model
         sizes = ", ".join(f"{size:,} {name.removesuffix('_size')}" for name, size in about["vocabulary"].items())
-        rows = {"model": f"{about['model']}, {about['parameters']:,} parameters", "vocabulary": sizes, **rows} | {
+        model = {"model": f"{about['model']}, {about['parameters']:,} parameters", "vocabulary": sizes}
+        data |= {
             "steps": f"until {about['until']}; an epoch is about {about['steps_per_epoch']:,} steps",
             "memory": f"{about['memory'] / 1e6:,.0f} MB for weights, gradients and optimizer; activations come on top",
             "compute": about["execution"],
         }
-    return "\n".join(f"{name:10}  {value}" for name, value in rows.items())
+    return "\n".join(f"{name:10}  {value}" for name, value in (model | data).items())
 
 
 class FittedBatchSize(NamedTuple):
@@ -460,6 +455,8 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
     report = report or Report()
     full_recipe = read_recipe(Path(recipe), overrides)
     check_settings(full_recipe)
+    if full_recipe.model.kind == "smt":
+        raise UserError("model.kind=smt is not trained in batches, so there is no train.tokens to find")
     check_files(full_recipe)
     plan = plan_execution(full_recipe)
     device = torch.device(plan.device)

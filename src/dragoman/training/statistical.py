@@ -16,10 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dragoman.config.settings import prefix_errors
 from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.io import format_json, is_temporary, write_text
+from dragoman.io import format_json, is_temporary, read_lines, write_text
 from dragoman.progress import Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
@@ -46,19 +47,33 @@ class LoadedCorpora(NamedTuple):
 
 def train_phrase_system(request: TrainRequest, report: Report) -> Path:
     """Train the recipe of a phrase-based system, or resume its training; return the run folder."""
-    if request.init_from is not None:
-        raise UserError("model.kind=smt cannot start from the weights of another run; leave --init-from out")
     folder = request.folder
     begun = find_begun_run(folder, resume=request.resume)
-    recipe = request.read_recipe(None)
-    check_settings(recipe)
+    recipe = read_phrase_recipe(request, report)
     if begun:
         recipe = continue_recipe(folder.recipe(), recipe, report)
-    check_files(recipe)
     with lock_run(folder, discard=not begun):
         folder.begin(recipe)
         run_stages(recipe, folder, report)
     return folder.path
+
+
+def read_phrase_recipe(request: TrainRequest, report: Report) -> Recipe:
+    """Read and check the recipe and the beginning of its files; log which of its settings have no effect."""
+    if request.init_from is not None:
+        raise UserError("model.kind=smt cannot start from the weights of another run; leave --init-from out")
+    recipe = request.read_recipe(None)
+    check_settings(recipe)
+    check_files(recipe)
+    assert isinstance(recipe.model, SmtSettings)
+    if recipe.model.lm_text:
+        with prefix_errors("model.lm_text"):
+            next(read_lines(Path(recipe.model.lm_text)), None)
+    used = {"train": {"seed", "device"}, "tokenizer": {"kind", "target_kind", "joint"}}
+    sections = {name: getattr(recipe, name).model_dump(exclude_defaults=True) for name in used}
+    if unused := [f"{section}.{name}" for section in used for name in sections[section] if name not in used[section]]:
+        report.log(f"model.kind=smt does not use {', '.join(unused)}")
+    return recipe
 
 
 def find_begun_run(folder: RunFolder, *, resume: bool) -> bool:
@@ -137,14 +152,11 @@ class StageMetrics:
             file.write(json.dumps({"event": stage, "step": step, **values}) + "\n")
 
     def remove(self, stage: str) -> None:
-        """Remove the records of a stage that begins again, and an incomplete last line of a killed process.
-
-        Tuning continues after its last finished round, so its records stay.
-        """
+        """Remove the records of a stage that begins again, and an incomplete last line of a killed process."""
         kept = []
         for line in self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []:
             with suppress(ValueError):
-                if stage == "tune" or json.loads(line)["event"] != stage:
+                if json.loads(line)["event"] != stage:
                     kept.append(line + "\n")
         write_text(self.path, "".join(kept))
 
@@ -171,15 +183,17 @@ def read_corpora(recipe: Recipe, report: Report) -> LoadedCorpora:
             report.log(f"{name}, {corpus.title}: {used:,} pairs" + (f" ({reasons}: left out)" if reasons else ""))
             counts.append({"split": name, "count": used, "left_out": dict(left_out)})
     if not texts["train"][0]:
-        raise UserError("data.train has no pairs that can be used: a phrase-based system needs pairs to learn from")
+        raise UserError(
+            "data.train has no pairs to learn from: all have an empty side or are too long; name another corpus, or "
+            "raise data.max_length"
+        )
     return LoadedCorpora(texts["train"], texts["dev"], counts)
 
 
 def describe_phrase_run(request: TrainRequest, report: Report) -> dict[str, Any]:
     """Check a recipe and its data, and return what would be trained (`dragoman train --dry-run`)."""
-    recipe = request.read_recipe(None)
-    check_settings(recipe)
-    check_files(recipe)
+    find_begun_run(request.folder, resume=False)
+    recipe = read_phrase_recipe(request, report)
     corpora = read_corpora(recipe, report)
     return {
         "model": recipe.model.kind,

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -33,8 +34,8 @@ from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import Metrics, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
-from dragoman.training.start import StartedRun, TrainRequest, initialize_model, start_run
-from dragoman.training.statistical import train_phrase_system
+from dragoman.training.start import StartedRun, TrainRequest, describe_run, initialize_model, start_run
+from dragoman.training.statistical import describe_phrase_run, train_phrase_system
 from dragoman.training.step import PendingStep, Stepper, fetch_metrics
 from dragoman.training.validation import Validator
 from dragoman.types import Batch
@@ -68,8 +69,7 @@ def train(
     request = TrainRequest(recipe, RunFolder(out), overrides, resume, init_from)
     with join_process_group(request.timeout_minutes) as group, ExitStack() as stack:
         if request.is_statistical():
-            if group.is_distributed:
-                raise group.user_error("model.kind=smt trains in one process, which uses all cores; leave torchrun out")
+            check_single_process(group)
             return train_phrase_system(request, report or Report())
         report = report if report and group.is_main else Report(quiet=not group.is_main)
         start = start_run(request, report, stack, group)
@@ -84,6 +84,27 @@ def train(
         with trainer.group.handle_peer_failure(), closing(trainer):
             trainer.fit()
     return folder.path
+
+
+def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from: Path | None = None) -> dict[str, Any]:
+    """Check a recipe and its data as training would, and describe the run, for example the size of the model.
+
+    The run folder and the cache are temporary, so the tokenizer is learned and the corpora are encoded anew. Under
+    torchrun, only rank 0 does this; the other processes return an empty dictionary.
+    """
+    request = TrainRequest(recipe, RunFolder(out), overrides, resume=False, init_from=init_from)
+    with join_process_group(request.timeout_minutes) as group:
+        if request.is_statistical():
+            check_single_process(group)
+            return describe_phrase_run(request, Report())
+        description = group.broadcast(lambda: describe_run(request, group))
+        return description if group.is_main else {}
+
+
+def check_single_process(group: ProcessGroup) -> None:
+    """Refuse to train a phrase-based system under torchrun."""
+    if group.is_distributed:
+        raise group.user_error("model.kind=smt trains in one process, which uses all cores; leave torchrun out")
 
 
 def prepare_state(start: StartedRun, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
