@@ -28,7 +28,15 @@ from safetensors.numpy import load_file, save_file
 
 from dragoman.data.tokenizers import Tokenizer, Tokenizers, WordTokenizer
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, format_json, read_lines, remove_abandoned, write_atomically, write_text
+from dragoman.io import (
+    digest_bytes,
+    digest_file,
+    format_json,
+    read_lines,
+    remove_abandoned,
+    write_atomically,
+    write_text,
+)
 from dragoman.progress import Report
 from dragoman.smt.alignment import make_side, train_aligner
 from dragoman.smt.casing import Truecaser
@@ -37,7 +45,7 @@ from dragoman.smt.decoder import Derivation, NgramScorer, PhraseDecoder
 from dragoman.smt.ngram import read_arpa, train_ngrams, write_arpa
 from dragoman.smt.phrases import PhraseTable, build_table
 from dragoman.smt.settings import FEATURE_NAMES, SmtSettings
-from dragoman.smt.tuning import TuningState, tune_weights
+from dragoman.smt.tuning import TuningRound, TuningState, tune_weights
 from dragoman.types import SPECIALS
 
 TABLE, LANGUAGE_MODEL = "model.safetensors", "lm.arpa"
@@ -186,9 +194,11 @@ class SystemTrainer:
         path = self.checkpoints / INPUTS
         inputs: dict[str, Any] = {"settings": self.settings.model_dump(mode="json"), "data": data_digest}
         inputs |= {"tokenizer": self.tokenizer.__name__, "seed": self.seed}
+        if self.settings.lm_text:
+            inputs["lm_text"] = digest_file(Path(self.settings.lm_text))
         if not path.exists():
             write_text(path, format_json(inputs))
-        elif json.loads(path.read_bytes()) != json.loads(format_json(inputs)):
+        elif read_json_file(path) != json.loads(format_json(inputs)):
             raise UserError(
                 f"{str(self.folder)!r} was begun with other settings or data; restore them, or choose another folder"
             )
@@ -259,6 +269,8 @@ class SystemTrainer:
     def tune_weights(self, dev: list[Sentences], length_factor: float, path: Path) -> None:
         """Tune the weights on the dev pairs, if there are any, and write the best. Each finished round is kept."""
         weights, curve = np.array(self.settings.initial_weights()), []
+        if not dev[0] and self.settings.tuning_rounds:
+            self.report.log("there are no dev pairs, so the weights of model.preset and model.weights are not tuned")
         if dev[0] and self.settings.tuning_rounds:
             decoder = load_decoder(self.folder, self.settings, Tokenizers.load(self.folder / WORDS), weights)
             kept = self.checkpoints / TUNING
@@ -268,14 +280,19 @@ class SystemTrainer:
                 with self.report.progress("translating the dev set", total=len(dev[0]), unit="sentences") as bar:
                     return list(bar.iterate(decoder.decode_all(dev[0], self.settings.n_best)))
 
+            def record(number: int, tuning_round: TuningRound) -> None:
+                self.record("tune", number, {"bleu": 100 * tuning_round.bleu, "candidates": tuning_round.candidates})
+
             def keep(state: TuningState) -> None:
                 write_atomically(kept, state.save)
                 last, number = state.curve[-1], len(state.curve) - 1
-                self.record("tune", number, {"bleu": 100 * last.bleu, "candidates": last.candidates})
+                record(number, last)
                 found = f"BLEU {100 * last.bleu:.2f} on the dev set, {last.candidates:,} different translations so far"
                 self.report.log(f"tuning round {number}: {found}" if number else f"before tuning: {found}")
 
             state = TuningState.load(kept) if kept.exists() else None
+            for number, finished_round in enumerate(state.curve if state else ()):
+                record(number, finished_round)
             rounds, seed = self.settings.tuning_rounds, self.seed
             tuned = tune_weights(
                 translate,
@@ -306,17 +323,28 @@ def get_word_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return tokenizer.ids
 
 
+def read_json_file(path: Path) -> Any:
+    """Read a JSON file of a run folder; refuse a damaged one."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is damaged ({error}); copy it again or restore it") from error
+
+
 def load_system(folder: Path, settings: SmtSettings, tokenizers: Tokenizers) -> PhraseSystem:
     """Read a system that `SystemTrainer` wrote."""
+    for name in (CASING, WEIGHTS, TABLE, LANGUAGE_MODEL):
+        if not (folder / name).is_file():
+            raise UserError(f"{str(folder / name)!r} is missing, so the run folder is incomplete; copy it again")
     try:
-        casing, tuned = (json.loads((folder / name).read_bytes()) for name in (CASING, WEIGHTS))
+        casing, tuned = (read_json_file(folder / name) for name in (CASING, WEIGHTS))
         weights = np.array([float(tuned["weights"][name]) for name in FEATURE_NAMES])
         casers = [Truecaser(tuple(caser["forms"]), caser["capitals"]) for caser in casing]
         if not np.isfinite(weights).all():
             raise ValueError(f"{WEIGHTS} has weights that are not finite")
         decoder = load_decoder(folder, settings, tokenizers, weights)
         return PhraseSystem(settings, decoder, (casers[0], casers[1]), type(tokenizers.target))  # type: ignore[arg-type]
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename!r} is missing, so the folder is not a whole run") from None
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
         raise UserError(f"{str(folder)!r} is damaged ({error}); copy it again or restore it") from error
