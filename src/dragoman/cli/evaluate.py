@@ -97,15 +97,17 @@ def record_scores(
 ) -> None:
     """Append a result to scores.jsonl, for the model card. `test` names the test set if the result does not."""
     from dragoman.evaluation.report import select_scores
+    from dragoman.smt.settings import SmtSettings
 
     recipe = folder.recipe()
+    default_beam = recipe.model.decoder.stack if isinstance(recipe.model, SmtSettings) else recipe.search.beam
     scores = select_scores(result).items()
     folder.add_scores({
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "test": result.get("test", test),
         "lines": result["lines"],
-        "beam": (beam or recipe.search.beam) if recipe.model.task == "translate" else None,
-        "engine": (recipe.model.kind if recipe.model.kind == "smt" else "torch") if engine == "auto" else engine,
+        "beam": (beam or default_beam) if recipe.model.task == "translate" else None,
+        "engine": ("smt" if isinstance(recipe.model, SmtSettings) else "torch") if engine == "auto" else engine,
         "tag": tag,
         "scores": {name: {"value": score["value"], "signature": score["signature"]} for name, score in scores},
     })  # fmt: skip
@@ -127,7 +129,7 @@ def score_command(
     Scores can differ from those of `translate`: its search may split the same text into other subwords. For a
     phrase-based run they are weighted sums of features. With an n-gram model (ARPA), each line is scored by itself.
     """
-    if run.is_file():
+    if run.is_file() or run.suffix == ".arpa":
         opt.check_arguments(inputs=[run, target])
         if source or conllu or tag:
             raise UserError("a language model scores --target by itself; leave --source, --conllu and --tag out")
@@ -176,6 +178,9 @@ def score_by_ngrams(model: Path, target: Path, output_file: Path | None, *, as_j
                 text = json.dumps({**record, "unknown_words": sum(score.unknown)}, ensure_ascii=False)
             print(text, file=file)
     total = measure_perplexity(scores)
+    if not scores:
+        log(f"{str(target)!r} is empty, so it has no perplexity")
+        return
     log(
         f"perplexity {total.perplexity:.2f} ({total.tokens:,} tokens, ends of lines included); "
         f"{total.known_perplexity:.2f} without {total.unknown_words:,} unknown words"

@@ -69,7 +69,7 @@ class NgramLanguageModel:
 def open_ngrams(path: Path) -> NgramLanguageModel:
     """Open an ARPA file, or a binary file of KenLM, to be queried by KenLM.
 
-    KenLM has no models of order 1; those are queried by our own code, which is slower.
+    KenLM has no models of order 1 or above 6; those are queried by our own code, which is slower.
     """
     try:
         import kenlm
@@ -82,11 +82,9 @@ def open_ngrams(path: Path) -> NgramLanguageModel:
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
         model = kenlm.Model(str(path), config)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError):  # the last: KenLM's message quotes bytes of the file
         ngrams = read_arpa(path)  # a damaged file is refused here, with its line
-        if len(ngrams.orders) > 1:
-            raise UserError(f"KenLM cannot read {str(path)!r}: {error}") from error
-        return NgramLanguageModel(1, NgramScorer(ngrams).score_sentence)
+        return NgramLanguageModel(len(ngrams.orders), NgramScorer(ngrams).score_sentence)
     return NgramLanguageModel(model.order, lambda words: query_kenlm(model, words))
 
 
