@@ -85,7 +85,6 @@ MAY_IMPORT = {
         "phrasebook",
         "metrics",
         "data",
-        "models",
         "decoding",
         "inference",
         "evaluation",

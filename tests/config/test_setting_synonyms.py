@@ -13,22 +13,21 @@ from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError
 from dragoman.inference.export import FORMATS
 from dragoman.inference.loading import ENGINES
-from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.positions import POSITIONS
-from dragoman.recipe import Recipe
+from dragoman.recipe import Recipe, list_model_kinds
 from dragoman.training.optim import OPTIMIZERS, SCHEDULES
 from toy_sections import settings_of
 
 REGISTRIES: list[Mapping[str, Any]] = [
-    MODEL_KINDS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,
+    list_model_kinds(), TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,
 ]  # fmt: skip
 
 
 def list_settings(section: str) -> set[str]:
     """Return the settings of a section; for the model, those of all kinds."""
     if section == "model":
-        return {name for kinds in MODEL_KINDS.values() for kind in kinds.values() for name in kind.model_fields}
+        return {name for kinds in list_model_kinds().values() for kind in kinds.values() for name in kind.model_fields}
     return set(type(getattr(Recipe(), section)).model_fields) if section else set(CorpusSettings.model_fields)
 
 

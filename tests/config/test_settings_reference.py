@@ -13,12 +13,11 @@ from dragoman.cli.settings import build_reference, collect_registries, describe_
 from dragoman.config.reference import find_settings, load_reference, render_settings
 from dragoman.config.settings import build, parse_yaml
 from dragoman.errors import UserError
-from dragoman.models.registry import MODEL_KINDS
-from dragoman.recipe import Recipe, check_model
+from dragoman.recipe import Recipe, check_model, list_model_kinds
 from dragoman.training.start import check_settings
 from toy_run import Call, assert_user_error
 
-KINDS = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
+KINDS = [(kind, backbone) for kind, backbones in list_model_kinds().items() for backbone in backbones]
 
 
 def model_section(kind: str, backbone: str) -> dict[str, Any]:
@@ -60,6 +59,7 @@ def test_choices_are_the_names_in_the_message_about_an_unknown_name(
     shown = re.search(rf"^  {name}: .*?  # (\S+( \| \S+)*?)(;|$)", show_settings([section], overrides_of(recipe)), re.M)
     assert (shown[1].split(" | ") if shown else []) == list(registry)
     values = recipe.model_dump(mode="json")
+    values["tokenizer"]["kind"] = "word"  # which all kinds of models can use
     values[section] = {**values[section], name: "nonsense"}
     values["tokenizer"]["joint"] = False  # so that there may be two kinds
     values["data"]["train"] = {"phrasebook": 10}
@@ -72,7 +72,7 @@ def test_choices_are_the_names_in_the_message_about_an_unknown_name(
 
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
 def test_every_name_in_a_model_section_has_a_registry(kind: str, backbone: str) -> None:
-    record = MODEL_KINDS[kind][backbone]
+    record = type(recipe_of(kind, backbone).model)
     assert {name for name, field in record.model_fields.items() if field.annotation is str} == set(record.registries())
 
 
@@ -129,6 +129,8 @@ def test_the_reference_is_up_to_date() -> None:
         (["rotary"], {"model.position"}),
         (["cell"], {"model.cell"}),
         (["columns"], {"data.train.columns"}),
+        (["distortion_limit"], {"model.decoder.distortion_limit"}),
+        (["model.align.ibm1"], {"model.align.ibm1"}),
     ],
 )
 def test_a_word_finds_settings(call: Call, words: list[str], names: set[str]) -> None:
@@ -149,7 +151,9 @@ def test_settings_of_another_kind_of_model_follow_its_name(call: Call) -> None:
     assert call("settings", "context").out.startswith("# with model.kind=lm and model.backbone=transformer:\nmodel:\n")
 
 
-@pytest.mark.parametrize("overrides", [[], ["model.kind=rnn"], ["model.kind=lm", "model.backbone=rnn"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["model.kind=rnn"], ["model.kind=smt"], ["model.kind=lm", "model.backbone=rnn"]]
+)
 def test_the_command_prints_the_settings_of_the_classes(call: Call, overrides: list[str]) -> None:
     assert call("settings", *overrides).out == show_settings((), overrides)
     assert call("settings", *overrides, "train.steps=7").out == show_settings((), [*overrides, "train.steps=7"])

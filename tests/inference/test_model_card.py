@@ -22,10 +22,9 @@ from dragoman.inference.model_card import (
     read_events,
     render_card,
 )
-from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
-from dragoman.recipe import Recipe
+from dragoman.recipe import Recipe, list_model_kinds
 from dragoman.run_dir import FORMAT, RunFolder, read_header
 from toy_run import Call, Toy, assert_user_error, read_run_events, train_quietly
 from toy_sections import settings_of
@@ -162,7 +161,7 @@ def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None
 
 
 def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
-    for backbones in MODEL_KINDS.values():
+    for backbones in list_model_kinds().values():
         for backbone, kind in backbones.items():
             model = kind().model_dump(mode="json")
             shown = settings_of({**model, **({"backbone": backbone} if backbone else {})}).get_effective_settings()

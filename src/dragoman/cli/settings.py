@@ -6,19 +6,18 @@ Defaults and descriptions come from the settings classes, choices from the regis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dragoman.config.reference import CORPUS, Reference, Setting, save_reference
-from dragoman.config.settings import Registries, build, override
+from dragoman.config.settings import Registries, Settings, build, override
 from dragoman.data.corpus import CorpusSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import metrics_for_task
-from dragoman.models.registry import MODEL_KINDS
 from dragoman.phrasebook.generate import DIRECTIONS
-from dragoman.recipe import Recipe
+from dragoman.recipe import Recipe, list_model_kinds
 from dragoman.training.start import TRAIN_REGISTRIES
 
 
@@ -34,7 +33,7 @@ def describe_recipe(overrides: Sequence[str]) -> tuple[Reference, str]:
 def build_reference() -> Reference:
     """Return the settings of every kind of model, which are the contents of settings.json."""
     reference: Reference = {}
-    for kind, backbones in MODEL_KINDS.items():
+    for kind, backbones in list_model_kinds().items():
         for backbone in backbones:
             model = {"kind": kind, "backbone": backbone} if backbone else {"kind": kind}
             reference["/".join(model.values())] = list_settings(build(Recipe, {"model": model}))
@@ -52,23 +51,31 @@ def list_settings(recipe: Recipe) -> list[Setting]:
     sections = [(name, getattr(recipe, name)) for name in Recipe.model_fields]
     sections.insert(1, (CORPUS, CorpusSettings()))
     for section, record in sections:
-        values = record.model_dump(mode="json")
-        for name in sorted(values, key=lambda name: name not in ("kind", "backbone", "method")):
-            field = type(record).model_fields[name]
-            choices = list(registries.get(section, {}).get(name, ())) or list_literals(field.annotation)
-            settings.append(Setting(section, name, values[name], choices, field.description or ""))
+        settings += describe_record(record, section, registries.get(section, {}))
     return settings
+
+
+def describe_record(record: Settings, section: str, registries: Registries, prefix: str = "") -> Iterator[Setting]:
+    """Yield the settings of a section; a setting of a record inside it has a name with a dot, such as align.ibm1."""
+    values = record.model_dump(mode="json")
+    for name in sorted(values, key=lambda name: name not in ("kind", "backbone", "method")):
+        field, value = type(record).model_fields[name], getattr(record, name)
+        if isinstance(value, Settings):
+            yield from describe_record(value, section, registries, f"{prefix}{name}.")
+        else:
+            choices = list(registries.get(prefix + name, ())) or list_literals(field.annotation)
+            yield Setting(section, prefix + name, values[name], choices, field.description or "")
 
 
 def collect_registries(recipe: Recipe) -> dict[str, Registries]:
     """Return, for each section, the registries that its settings choose from, by name of the setting."""
-    task, backbones = recipe.model.task, MODEL_KINDS[recipe.model.kind]
+    task, backbones = recipe.model.task, list_model_kinds()[recipe.model.kind]
     metrics = metrics_for_task(task)
     with_backbone = {} if "" in backbones else {"backbone": backbones}
     return {
         "data": {"metrics": metrics, "direction": dict.fromkeys(DIRECTIONS)},
         "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if task == "translate" else {})},
-        "model": {"kind": MODEL_KINDS, **with_backbone, **recipe.model.registries()},
+        "model": {"kind": list_model_kinds(), **with_backbone, **recipe.model.registries()},
         "train": {**TRAIN_REGISTRIES, "metric": {"auto": None, "loss": None, **metrics}},
         "search": {**SEARCH_REGISTRIES, "unknown": UNKNOWN_WORD_METHODS},
     }

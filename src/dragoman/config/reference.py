@@ -37,9 +37,10 @@ class Setting(NamedTuple):
 
     def render(self) -> str:
         """Return the setting as a line of a recipe, with choices and description as a comment."""
-        indent = "  #   " if self.section == CORPUS else "  "
+        *parents, name = self.name.split(".")
+        indent = "  #   " if self.section == CORPUS else "  " + "  " * len(parents)
         on_one_line = isinstance(self.default, list | dict)
-        text = f"{self.name}: {json.dumps(self.default)}" if on_one_line else format_yaml({self.name: self.default})
+        text = f"{name}: {json.dumps(self.default)}" if on_one_line else format_yaml({name: self.default})
         comment = "; ".join(part for part in (" | ".join(self.choices), self.description) if part)
         line = f"{indent}{text.strip()}"
         return f"{line.ljust(COMMENT_COLUMN)}  # {comment}" if comment else line
@@ -106,7 +107,7 @@ def make_matchers(word: str) -> Iterable[Callable[[Setting], bool]]:
     """Yield functions that return whether a word matches a setting, the strictest first."""
     synonym, lower = SETTING_SYNONYMS.get(word.replace("-", "_"), ""), word.lower()
     yield lambda setting: word == setting.section or (word == "data" and setting.section == CORPUS)
-    yield lambda setting: word in (setting.name, setting.path)
+    yield lambda setting: word in (setting.name, setting.path, setting.name.rpartition(".")[2])
     yield lambda setting: bool(synonym) and synonym in (setting.name, setting.path)
     yield lambda setting: lower in setting.path.lower()
     yield lambda setting: lower in setting.choices or lower in setting.description.lower()
@@ -119,13 +120,16 @@ def render_settings(found: Reference, kind: str) -> str:
         if found_kind != kind:
             name, _, backbone = found_kind.partition("/")
             lines.append(f"# with model.kind={name}" + (f" and model.backbone={backbone}" if backbone else "") + ":")
-        section = ""
+        section = record = ""
         for setting in settings:
             if setting.section == CORPUS and section != CORPUS:
                 lines += [] if section == "data" else ["data:"]
                 lines.append("  # each corpus of train, dev and test:")
             elif setting.section != section:
                 lines.append(f"{setting.section}:")
-            section = setting.section
+            parent = setting.name.rpartition(".")[0]  # of align.ibm1: align
+            if parent and (setting.section, parent) != (section, record):
+                lines.append(f"  {parent}:")
+            section, record = setting.section, parent
             lines.append(setting.render())
     return "\n".join(lines) + "\n"
