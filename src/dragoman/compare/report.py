@@ -109,16 +109,17 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the record of a comparison: for each model its settings, its measurements, and their means over seeds."""
     first = runs[0].recipe
+    neural = [run.recipe.train for run in runs if run.recipe.model.kind != "smt"]  # others have no budget
     training = {
         f"{run.name} (seed {run.seed})": measurements[run.folder]["training"]
         for run in runs
         if run.folder in measurements
     }
-    about = {
+    about: dict[str, Any] = {
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
         "devices": sorted({run["device"] for run in training.values()}),
-        "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
+        "budget": {name: getattr(train, name) for train in neural[:1] for name in LIMITS if getattr(train, name)},
         "seeds": sorted({run.seed for run in runs}),
         "jobs": jobs,
         "data": first.data.model_dump(mode="json", exclude={"cache"}, exclude_defaults=True),
@@ -140,7 +141,11 @@ def summarise(
             "runs": [{"seed": seed, **measured} for seed, measured in finished.items()],
             "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in planned if run.folder in failures],
         })  # fmt: skip
-    return {"about": about, "warnings": find_unfair_budgets(training) if first.train.minutes else [], "models": models}
+    return {
+        "about": about,
+        "warnings": find_unfair_budgets(training) if about["budget"].get("minutes") else [],
+        "models": models,
+    }
 
 
 def make_score_columns(about: Mapping[str, Any]) -> dict[str, Column]:

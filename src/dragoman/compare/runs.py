@@ -107,17 +107,30 @@ def find_recipes(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_comparable(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse recipes that differ in task, data or budget, or that have nothing to be evaluated on."""
-    (first_name, first), *_ = recipes.items()
-    has_step_budget = any(recipe.train.steps for recipe in recipes.values())
+    """Refuse recipes that differ in task, data or budget, or that have nothing to be evaluated on.
+
+    Phrase-based systems have no budget: their training ends after its last stage.
+    """
     # Settings that must be equal -> what to do if they are not
     remedies = {"model.task": "only models of one task (model.kind) can be compared"}
     remedies |= {f"data.{key}": "a comparison needs the same data for all" for key in DataSettings.model_fields}
     del remedies["data.cache"]  # has no effect on results
-    for key in (*LIMITS, *(BATCH_SETTINGS if has_step_budget else ())):
-        example = f"train.{key}={getattr(first.train, key):g}"
-        remedies[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
+    check_equal(recipes, remedies)
+    neural = {name: recipe for name, recipe in recipes.items() if recipe.model.kind != "smt"}
+    has_step_budget, budget = any(recipe.train.steps for recipe in neural.values()), dict[str, str]()
+    for key in (*LIMITS, *(BATCH_SETTINGS if has_step_budget else ())) if neural else ():
+        example = f"train.{key}={getattr(next(iter(neural.values())).train, key):g}"
+        budget[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
+    check_equal(neural, budget)
     for name, recipe in recipes.items():
+        if not (recipe.data.test or recipe.data.dev):
+            raise UserError(f"{name!r} has nothing to be evaluated on; name a corpus under data.test or data.dev")
+
+
+def check_equal(recipes: Mapping[str, Recipe], remedies: Mapping[str, str]) -> None:
+    """Refuse recipes that differ in one of the settings; `remedies` are the settings and what to do then."""
+    for name, recipe in recipes.items():
+        first_name, first = next(iter(recipes.items()))
         for key, remedy in remedies.items():
             first_value, value = attrgetter(key)(first), attrgetter(key)(recipe)
             if value != first_value:
@@ -125,8 +138,6 @@ def check_comparable(recipes: Mapping[str, Recipe]) -> None:
                     f"{key} is not the same in {first_name!r} and {name!r} "
                     f"({format_value(first_value)}, {format_value(value)}); {remedy}"
                 )
-        if not (recipe.data.test or recipe.data.dev):
-            raise UserError(f"{name!r} has nothing to be evaluated on; name a corpus under data.test or data.dev")
 
 
 def format_value(value: object) -> str:
