@@ -71,6 +71,11 @@ class Teacher:
     def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: ProcessGroup) -> Teacher:
         """Load the runs of a teacher; `recipe` is the student's."""
         translator = load_as(Translator, run, device=jobs.choose_device_of_rank(recipe.train.device, group))
+        if translator.recipe.model.kind == "smt":
+            raise UserError(
+                f"{translator.run!r} is a phrase-based system, whose vocabulary a student cannot share; translate the "
+                "sources with dragoman translate, and train on the result"
+            )
         search = translator.recipe.search
         beam = settings.beam or search.beam
         if settings.closest and beam == 1:
@@ -192,6 +197,8 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
                 f"the recipe has tokenizer.{name}={student_value}, but a student keeps its teacher's tokenizer, "
                 f"which has {name}={teacher_value}; leave it out"
             )
+    if recipe.model.kind == "smt":
+        raise UserError("a student cannot have model.kind=smt: it would not learn its teacher's vocabulary")
     if recipe.model.task != "translate":
         raise UserError(f"a student cannot have model.kind={recipe.model.kind}: it does not translate")
     if recipe.model.features:

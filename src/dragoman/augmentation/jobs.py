@@ -36,6 +36,7 @@ from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, read_json
 
 ShardItem = TypeVar("ShardItem")
+PHRASE_SYSTEM_FILES = ("casing.json", "lm.arpa", "weights.json")  # of model.kind=smt, beside model.safetensors
 SHARD_SIZE = 4096  # items per shard
 RECORDS_FILE, INPUTS_FILE = "answers.jsonl", "about.json"
 
@@ -114,14 +115,16 @@ def read_shard(path: Path, digest: str = "") -> list[Record] | None:
 
 
 def digest_runs(runs: Iterable[str | Path]) -> str:
-    """Return a digest of the weight files and the model settings of runs.
+    """Return a digest of the files of the models and the model settings of runs.
 
     A weight file contains a digest of the vocabularies, so the result depends on the vocabularies too.
     """
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
         model = folder.recipe().model.model_dump(mode="json", exclude_unset=True)
-        parts += [bytes.fromhex(io.digest_file(folder.model)), json.dumps(model, sort_keys=True).encode()]
+        more = filter(Path.exists, (folder.path / name for name in PHRASE_SYSTEM_FILES))
+        parts += [bytes.fromhex(io.digest_file(path)) for path in (folder.model, *more)]
+        parts.append(json.dumps(model, sort_keys=True).encode())
     return io.digest_bytes(*parts)
 
 

@@ -88,6 +88,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     if recipe.model.kind == "smt":
         from dragoman.inference.phrase_translator import open_phrase_translator  # imports Numba
 
+        choose_device(device)  # raises a UserError for an unusable device; the decoder always runs on the CPU
         return open_phrase_translator(folder, recipe)
     if not folder.model.exists():
         if folder.state():  # there is a checkpoint, so the model was written and then removed
@@ -199,7 +200,7 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
             difference = f"different source features ({features[0]} and {features[1]})"
             raise UserError(f"{names[0]!r} and {name!r} use {difference}, so they cannot form an ensemble")
         if not isinstance(predictor, Translator) or not predictor.takes_engine:
-            raise UserError(f"{name!r} is not a neural translation model, so it cannot be part of an ensemble")
+            raise UserError(f"{name!r} is no neural translation model and cannot be part of an ensemble; leave it out")
         translators.append(predictor)
     # The recipe with the lowest limit on the length of a text, since every text must fit into all models
     strictest = min(translators, key=lambda translator: translator.max_tokens).recipe

@@ -111,7 +111,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
     # Totals of training: in the last checkpoint or, if users have removed the checkpoints, in the last train event
     totals = state or (train_events[-1] if train_events else provenance.training)
-    tokens, seconds = totals.get("tokens") or 0, totals.get("seconds") or 0.0
+    tokens, seconds = int(totals.get("tokens") or 0), totals.get("seconds") or 0.0
     position = state.get("place")  # position in the training data; state.json keeps the key of earlier releases
     return {
         "run": str(folder.path),

@@ -40,6 +40,7 @@ class PhraseTranslator(Translator):
 
     model: PhraseSystem  # type: ignore[assignment]
     takes_engine: ClassVar[bool] = False
+    takes_constraints: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Predictor.__post_init__(self)  # super() does not work in dataclasses with slots
@@ -62,12 +63,12 @@ class PhraseTranslator(Translator):
 
         Raise a UserError for options that phrase-based systems do not support.
         """
-        refuse_unused_search_settings(search or {})
         if dictionary is not None:
-            raise UserError("a dictionary is for models with a limited vocabulary; model.kind=smt copies unknown words")
-        settings = merge_search(self.recipe.search, search, beam=beam, count=count)
+            raise UserError("model.kind=smt copies unknown words and does not look them up; leave the dictionary out")
+        refuse_unused_search_settings(search or {})
         stack = beam or (search or {}).get("beam") or self.model.settings.decoder.stack
-        return DecodeOptions(settings.model_copy(update={"beam": stack}), {}, tag, align)
+        settings = merge_search(self.recipe.search, search, beam=stack, count=count)
+        return DecodeOptions(settings, {}, tag, align)
 
     def make_segments(
         self,
@@ -80,7 +81,7 @@ class PhraseTranslator(Translator):
     ) -> list[SourceSegment]:
         """Return the segments of a line; raise a UserError if the line has constraints."""
         if isinstance(line, Line) and (line.terms or line.avoid or line.begin):
-            raise UserError("model.kind=smt cannot translate with required, forbidden or first words; leave them out")
+            raise UserError("model.kind=smt cannot be given words of the translation; leave terms and prefixes out")
         return Translator.make_segments(self, line, options, ids, tree=tree, line_index=line_index)
 
     def decode_segments(
