@@ -128,7 +128,7 @@ class PhraseDecoder:
 
         `stack` is the maximum number of hypotheses per stack; by default that of the settings.
         """
-        limits = self._make_limits(stack or self.settings.stack, self.settings.beam)
+        limits = self.make_limits(stack or self.settings.stack, self.settings.beam)
         return self._search(words, self.collect(words), limits, NOTHING_REQUIRED, nbest)
 
     def force(self, words: Sequence[str], target: Sequence[str]) -> Derivation | None:
@@ -140,7 +140,7 @@ class PhraseDecoder:
         if not words or not target:
             return None if words or target else Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)
         required = np.array([self._number_word(word, words) for word in target])
-        limits = self._make_limits(FORCED_STACK, np.inf)
+        limits = self.make_limits(FORCED_STACK, np.inf)
         return next(iter(self._search(words, self.collect(words, required), limits, required, 1)), None)
 
     def collect(self, words: Sequence[str], required: Array = NOTHING_REQUIRED) -> Options:
@@ -206,7 +206,8 @@ class PhraseDecoder:
             return self.target_ids[word]
         return len(self.target_ids) + source.index(word) if word in source else -1
 
-    def _make_limits(self, stack: int, beam: float) -> SearchLimits:
+    def make_limits(self, stack: int, beam: float) -> SearchLimits:
+        """Return the limits of a search with the current weights."""
         weights = self.weights
         return SearchLimits(
             self.longest, self.settings.distortion_limit, stack, beam, not weights[REORDERING].any(),
