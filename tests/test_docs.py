@@ -18,8 +18,8 @@ from dragoman.inference.export import FORMATS
 from dragoman.inference.loading import ENGINES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import METRICS
-from dragoman.models.registry import MODEL_KINDS
-from dragoman.recipe import check_model, read_recipe
+from dragoman.recipe import check_model, list_model_kinds, read_recipe
+from dragoman.smt.settings import DecoderSettings, SmtSettings
 from dragoman.training.start import check_settings
 from test_architecture import BASE, MAY_IMPORT  # type: ignore[import-not-found]
 from toy_models import HYBRID, RNN, TRANSFORMER
@@ -53,7 +53,14 @@ def test_every_choice_of_a_model_is_told(kind: str, menus: dict[str, list[object
 
 
 def test_every_kind_of_model_is_told() -> None:
-    assert all(f"## `kind: {kind}`" in MODELS_PAGE for kind in MODEL_KINDS)
+    assert [kind for kind in list_model_kinds() if f"## `kind: {kind}`" not in MODELS_PAGE] == []
+
+
+def test_every_setting_of_statistical_models_is_told() -> None:
+    settings = {*SmtSettings.model_fields, *(f"decoder.{name}" for name in DecoderSettings.model_fields)}
+    assert [name for name in settings - {"kind", "decoder"} if not row(MODELS_PAGE, "smt", re.escape(name))] == []
+    for setting, menu in SmtSettings.registries().items():
+        assert [choice for choice in menu if f"`{choice}`" not in row(MODELS_PAGE, "smt", setting)] == []
 
 
 def test_every_tokenizer_and_metric_is_told() -> None:
@@ -102,9 +109,10 @@ def test_commands_of_a_page_are_there(page: str) -> None:
         assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= known | {"--help"}, f"{page}: dragoman {name} {rest}"
 
 
-def test_recipes_of_a_page_are_recipes(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/more-data.md").read_text(encoding="utf-8"), re.M | re.S)
-    assert len(blocks) == 2
+@pytest.mark.parametrize(("page", "count"), [("more-data", 2), ("models", 1)])
+def test_recipes_of_a_page_are_recipes(page: str, count: int, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) == count
     for block in blocks:
         (tmp_path / "recipe.yaml").write_text(block)
         check_settings(check_model(read_recipe(tmp_path / "recipe.yaml")))
