@@ -30,6 +30,7 @@ FEW = [
 SMALL = {
     "transformer": ["model.layers=1", "model.width=16", "model.heads=2", "model.feedforward_width=16"],
     "rnn": ["model.layers=1", "model.width=16"],
+    "smt": ["model.tuning_rounds=1", "model.n_best=10"],
 }
 EXTRA = {"lm": ["model.context=16"]}
 SIZES = {"bpe": "tokenizer.size=300"}
