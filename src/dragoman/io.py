@@ -123,8 +123,8 @@ def format_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def fill_cache_folder(folder: Path, last_file: str, write: Callable[[Path], object]) -> None:
-    """Create a folder of the cache atomically: `write` fills it. It is complete if it contains the file `last_file`.
+def create_folder_atomically(folder: Path, *, write: Callable[[Path], object], required_file: str) -> None:
+    """Call `write` with a temporary folder, then rename it to `folder`, unless that exists and has `required_file`.
 
     If several commands create the same folder at once, the first complete one is kept, since other commands may already
     be reading it.
@@ -137,7 +137,7 @@ def fill_cache_folder(folder: Path, last_file: str, write: Callable[[Path], obje
         try:
             temporary.rename(folder)
         except OSError:
-            if (folder / last_file).exists():
+            if (folder / required_file).exists():
                 return
             with suppress(FileNotFoundError):
                 os.rename(folder, Path(tempfile.mkdtemp(dir=temporary.parent)) / "incomplete")

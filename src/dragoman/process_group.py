@@ -26,7 +26,7 @@ from dragoman.io import digest_bytes
 from dragoman.progress import log
 
 T = TypeVar("T")
-PREPARATION_TIMEOUT = timedelta(days=30)  # of collectives before `start_work`: rank 0 may take long to prepare data
+PREPARATION_TIMEOUT = timedelta(days=30)  # of collectives before training: rank 0 may take long to prepare data
 DEFAULT_START_MINUTES = 10.0  # within which all processes must have started
 CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt to connect to the store
 EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all have started; one may have died since
@@ -38,7 +38,7 @@ SETTLE_SECONDS = 0.5  # pause before the group is destroyed, in which such threa
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Rank, world size and, after `start_work`, two communication groups: one for control, one for tensors."""
+    """Rank, world size and, during training, two communication groups: one for control, one for tensors."""
 
     rank: int = 0
     world_size: int = 1
@@ -56,8 +56,8 @@ class ProcessGroup:
     def is_distributed(self) -> bool:
         return self.world_size > 1
 
-    def start_work(self, device: torch.device, minutes: float) -> ProcessGroup:
-        """Return a copy with new communication groups, whose collectives time out after these minutes."""
+    def with_device_and_timeout(self, device: torch.device, minutes: float) -> ProcessGroup:
+        """Return a copy with new communication groups for the device, whose collectives time out after `minutes`."""
         if not self.is_distributed:
             return self
         timeout = timedelta(minutes=minutes)
@@ -68,7 +68,7 @@ class ProcessGroup:
             tensors = dist.new_group(backend="nccl", timeout=2 * timeout, device_id=device)
         return replace(self, minutes=minutes, control_group=control, tensor_group=tensors)
 
-    def gather(self, work: Callable[[], T]) -> list[T]:
+    def gather_results(self, work: Callable[[], T]) -> list[T]:
         """Run `work` on all ranks and return all results, by rank.
 
         If a rank raises a UserError, all ranks raise one. Only that of the lowest failed rank has a message, so that it
@@ -94,18 +94,18 @@ class ProcessGroup:
             raise own_error if own_error and failed[0] == self.rank else UserError("")
         return [result for _, result in results]
 
-    def run_on_all(self, work: Callable[[], T]) -> T:
-        """Run `work` on all ranks, wait for all and return the result of this rank."""
+    def fail_together(self, work: Callable[[], T]) -> T:
+        """Run `work` on all ranks and return the result of this rank. A UserError on one rank ends all ranks."""
         results: list[T] = []
-        self.gather(lambda: results.append(work()))
+        self.gather_results(lambda: results.append(work()))
         return results[0]
 
-    def broadcast(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 only and return its result on all ranks."""
-        result: Any = self.gather(lambda: work() if self.is_main else None)[0]
+        result: Any = self.gather_results(lambda: work() if self.is_main else None)[0]
         return result  # type: ignore[no-any-return]
 
-    def in_rank_order(self, work: Callable[[], T]) -> T:
+    def run_main_first(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0, then on other machines' first ranks, then on the rest, which reuse written files."""
         if not self.is_distributed:
             return work()
@@ -114,7 +114,7 @@ class ProcessGroup:
         def run_in_stage(stage: int) -> list[T]:
             return [work()] if stage == own_stage else []
 
-        return [self.run_on_all(partial(run_in_stage, stage)) for stage in range(3)][own_stage][0]
+        return [self.fail_together(partial(run_in_stage, stage)) for stage in range(3)][own_stage][0]
 
     def user_error(self, message: str) -> UserError:
         """Return an error that all ranks raise at once; only rank 0 has the message."""

@@ -21,7 +21,7 @@ from dragoman.data import token_store as tokens
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import ByteTokenizer, Tokenizers
 from dragoman.errors import UserError
-from dragoman.io import cache_entries, fill_cache_folder, lock_folder
+from dragoman.io import cache_entries, create_folder_atomically, lock_folder
 from dragoman.types import Pair
 from toy_text import ALL, PAIRS, TEXT
 
@@ -237,7 +237,7 @@ def test_of_many_stores_finished_at_once_one_stays(tmp_path: Path) -> None:
             (beside / "last").write_text(str(number))
             together.wait()
 
-        fill_cache_folder(folder, "last", write)
+        create_folder_atomically(folder, write=write, required_file="last")
         return {(folder / name).read_text() for name in ("first", "last")}
 
     with ThreadPoolExecutor(8) as pool:

@@ -423,12 +423,12 @@ def test_one_process_per_machine_goes_first(monkeypatch: pytest.MonkeyPatch, ran
     """Of two machines with two processes each, the first process of each machine does the work that is then cached."""
     turns: list[int] = []
 
-    def run_on_all(_self: ProcessGroup, work: Callable[[], Any]) -> Any:
+    def fail_together(_self: ProcessGroup, work: Callable[[], Any]) -> Any:
         turns.append(len(turns))
         return work()
 
-    monkeypatch.setattr(ProcessGroup, "run_on_all", run_on_all)
-    assert ProcessGroup(rank=rank, world_size=4, local_rank=local).in_rank_order(lambda: turns[-1]) == turn
+    monkeypatch.setattr(ProcessGroup, "fail_together", fail_together)
+    assert ProcessGroup(rank=rank, world_size=4, local_rank=local).run_main_first(lambda: turns[-1]) == turn
     assert turns == [0, 1, 2]
 
 

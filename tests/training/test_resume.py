@@ -204,7 +204,7 @@ def test_interrupt_before_training_leaves_no_folder(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainer, "record_start", interrupt)
+    monkeypatch.setattr(trainer, "write_provenance", interrupt)
     if made:
         (tmp_path / "run").mkdir()
     with pytest.raises(KeyboardInterrupt):

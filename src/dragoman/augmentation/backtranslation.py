@@ -102,12 +102,12 @@ def backtranslate(
     with join_process_group() as group:
         report = report or Report(quiet=not group.is_main)
         device = jobs.choose_device_of_rank(device, group)
-        translator = group.in_rank_order(lambda: load_as(Translator, run, device=device, engine=engine))
-        options = group.run_on_all(
+        translator = group.run_main_first(lambda: load_as(Translator, run, device=device, engine=engine))
+        options = group.fail_together(
             lambda: translator.make_options(beam=beam, count=1, search=search, tag=tag, align=False)
         )
-        group.run_on_all(lambda: translator.encode_tag(tag))  # raises a UserError now if the tag is unknown
-        group.broadcast(check_output)
+        group.fail_together(lambda: translator.encode_tag(tag))  # raises a UserError now if the tag is unknown
+        group.run_on_main(check_output)
         options_without_scores = replace(options, search=options.search.model_copy(update={"scores": False}))
 
         def translate(_: int, lines: Sequence[str]) -> list[Record]:

@@ -123,6 +123,10 @@ class JobPlan:
     job: ShardedJob[Pair]
     file: Path
 
+    @property
+    def translated_corpus(self) -> CorpusSettings:
+        return CorpusSettings(jsonl=str(self.file.absolute()), weight=self.corpus.weight, tag=self.corpus.tag)
+
 
 def distil(
     run: RunPaths,
@@ -140,32 +144,30 @@ def distil(
     """
     settings, folder = settings or DistilSettings(), RunFolder(out)
     with join_process_group() as group:
-        base_recipe = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
+        base_recipe = group.fail_together(lambda: read_recipe(Path(recipe), overrides))
         report = report or Report(quiet=not group.is_main)
-        checkpoint = group.broadcast(lambda: find_checkpoint(folder, resume=resume))
-        teacher = group.in_rank_order(lambda: Teacher.load(run, base_recipe, settings, group))
-        plans = group.run_on_all(lambda: plan_translations(base_recipe, teacher, settings, folder))
-        translated = [
-            CorpusSettings(jsonl=str(plan.file.absolute()), weight=plan.corpus.weight, tag=plan.corpus.tag)
-            for plan in plans
-        ]
-        train_corpora = (*translated, *(base_recipe.data.train if settings.originals else ()))
-        student = group.run_on_all(lambda: make_student_recipe(base_recipe, teacher.translator.recipe, train_corpora))
+        checkpoint = group.run_on_main(lambda: find_checkpoint(folder, resume=resume))
+        teacher = group.run_main_first(lambda: Teacher.load(run, base_recipe, settings, group))
+        plans = group.fail_together(lambda: plan_translations(base_recipe, teacher, settings, folder))
+        originals = base_recipe.data.train if settings.originals else ()
+        train_corpora = (*(plan.translated_corpus for plan in plans), *originals)
+        teacher_recipe = teacher.translator.recipe
+        student = group.fail_together(lambda: make_student_recipe(base_recipe, teacher_recipe, train_corpora))
         options = {**settings.model_dump(mode="json"), "beam": teacher.beam}
         record = {"teacher": teacher.name, "digest": teacher.digest, **options}
         if checkpoint or resume:
-            group.broadcast(lambda: check_same_teacher(folder, record, started=bool(checkpoint)))
+            group.run_on_main(lambda: check_same_teacher(folder, record, started=bool(checkpoint)))
         with ExitStack() as locks:
-            group.broadcast(lambda: locks.enter_context(lock_run(folder)))
+            group.run_on_main(lambda: locks.enter_context(lock_run(folder)))
             if not checkpoint:
-                group.broadcast(lambda: folder.begin(student))
-                group.broadcast(lambda: write_teacher_record(folder, record, []))
-            if group.broadcast(lambda: not checkpoint or not all(plan.file.exists() for plan in plans)):
+                group.run_on_main(lambda: folder.begin(student))
+                group.run_on_main(lambda: write_teacher_record(folder, record, []))
+            if group.run_on_main(lambda: not checkpoint or not all(plan.file.exists() for plan in plans)):
                 for plan in plans:  # a shared lock, so that `dragoman cache --clear` does not remove the folder
                     with suppress(OSError):  # if the cache is not writable, translate_corpora raises a UserError
                         locks.enter_context(share_folder(plan.job.folder))
-                shards = group.run_on_all(lambda: translate_corpora(teacher, plans, group, report))
-                group.broadcast(lambda: write_corpora(folder, plans, shards, record, report))
+                shards = group.fail_together(lambda: translate_corpora(teacher, plans, group, report))
+                group.run_on_main(lambda: write_corpora(folder, plans, shards, record, report))
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 

@@ -79,9 +79,13 @@ class ShardedJob(Generic[ShardItem]):
             records += self.process(number * SHARD_SIZE + start, batch_items)
             bar.advance(len(batch_items))
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        head = json.dumps({"of": digest, "digest": io.digest_bytes(body)}).encode() + b"\n"
+        header = json.dumps({"of": digest, "digest": io.digest_bytes(body)})  # digests of the items and of the records
+
+        def write(folder: Path) -> None:
+            (folder / RECORDS_FILE).write_bytes(header.encode() + b"\n" + body)
+
         try:
-            io.fill_cache_folder(path.parent, RECORDS_FILE, lambda temp: (temp / RECORDS_FILE).write_bytes(head + body))
+            io.create_folder_atomically(path.parent, write=write, required_file=RECORDS_FILE)
         except OSError as error:
             raise UserError(
                 f"cannot write translations to {str(self.folder)!r} ({error.strerror}); the finished shards there are "
@@ -133,7 +137,7 @@ def describe_translation(
 ) -> dict[str, Any]:
     """Return everything that the translations of a file depend on, for `write_sharded`."""
     return {
-        "input": group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(source)))),
+        "input": group.run_on_main(lambda: fingerprint_corpus(CorpusSettings(text=str(source)))),
         "model": digest_runs(runs),
         **options,
         **{f"search.{name}": value for name, value in search.model_dump(mode="json").items()},
@@ -229,8 +233,8 @@ def write_sharded(
     shows_time_left = sys.stderr.isatty() and group.is_main  # it needs the total
     total = sum(1 for _ in report.progress("counting").iterate(read_items())) if shows_time_left else 0
     with ExitStack() as locks:
-        folder = group.broadcast(lambda: locks.enter_context(open_shards_beside(output, inputs)))
+        folder = group.run_on_main(lambda: locks.enter_context(open_shards_beside(output, inputs)))
         job = ShardedJob(folder, read_items, process, batch)
         with report.progress("translating", total=count_local_items(total, group), unit="sources") as bar:
-            count = group.run_on_all(lambda: job.run(group, bar))
-        group.broadcast(lambda: write_lines(output, format_records(job.read_records(count))))
+            count = group.fail_together(lambda: job.run(group, bar))
+        group.run_on_main(lambda: write_lines(output, format_records(job.read_records(count))))

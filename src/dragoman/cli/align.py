@@ -14,7 +14,7 @@ from dragoman.cli import options as opt
 from dragoman.cli.line_io import open_output
 from dragoman.config.settings import build, override
 from dragoman.errors import UserError
-from dragoman.io import fill_cache_folder, read_lines
+from dragoman.io import create_folder_atomically, read_lines
 from dragoman.metrics.alignment import GoldLinks, Link, check_links, format_links, parse_links, score_alignments
 from dragoman.progress import ProgressBar, log, results_console
 
@@ -61,7 +61,7 @@ def align_command(
     aligner = saved or train_on_lines(lines, train, settings)
     aligner.settings = settings  # the overrides may choose another symmetrization for a saved model
     if save:
-        fill_cache_folder(save, "aligner.json", aligner.save)
+        create_folder_atomically(save, write=aligner.save, required_file="aligner.json")
     with ProgressBar("aligning", total=len(lines[0]), unit="pairs") as bar:
         alignments = list(bar.iterate(aligner.align(*lines)))
     with open_output(output_file) as file:

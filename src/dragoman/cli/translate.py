@@ -95,7 +95,7 @@ def translate_command(options: TranslateOptions) -> None:
 
         with join_process_group() as group:
             # Rank 0 loads first: an engine may convert the model and cache the result, which the other ranks reuse.
-            line_translator = group.in_rank_order(lambda: LineTranslator(runs, options, overrides, group))
+            line_translator = group.run_main_first(lambda: LineTranslator(runs, options, overrides, group))
             line_translator.translate_file(group)
         return
     line_translator = LineTranslator(runs, options, overrides)

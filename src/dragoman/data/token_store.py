@@ -32,7 +32,7 @@ from dragoman.data.batches import EXAMPLE_FORMATS, ExampleFormat
 from dragoman.data.features import FEATURES, FeatureRecord
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, fill_cache_folder
+from dragoman.io import create_folder_atomically, digest_bytes
 from dragoman.types import EOS, Example, Pair, TokenFeature
 
 STORED_SIDES = ("source", "target")
@@ -186,7 +186,7 @@ def open_store(
 
     if not (folder / "store.json").exists():
         try:
-            fill_cache_folder(folder, "store.json", write)
+            create_folder_atomically(folder, write=write, required_file="store.json")
         except OSError as error:
             raise UserError(
                 f"token ids cannot be written to {str(cache)!r} ({error.strerror}); "

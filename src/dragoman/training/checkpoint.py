@@ -146,17 +146,17 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
 
     if (file := best_file(folder, state.step)) in best:
         weights = stepper.weights()
-        group.broadcast(lambda: save_tensors(file, weights))
-    if not group.broadcast(target.exists):
+        group.run_on_main(lambda: save_tensors(file, weights))
+    if not group.run_on_main(target.exists):
         with ExitStack() as stack:
-            temporary = group.broadcast(make_temporary)
+            temporary = group.run_on_main(make_temporary)
             for name, tensors in stepper.tensors().items():
                 if stepper.sharded:
                     save_sharded(temporary / name, tensors, group)
                 else:
-                    group.broadcast(partial(save_tensors, temporary / f"{name}.safetensors", tensors))
-            group.broadcast(finish)
-    group.broadcast(remove_old)
+                    group.run_on_main(partial(save_tensors, temporary / f"{name}.safetensors", tensors))
+            group.run_on_main(finish)
+    group.run_on_main(remove_old)
 
 
 def remove_unfinished(folder: RunFolder) -> None:
@@ -218,7 +218,7 @@ def format_current_time() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, init_from: str, resumed: bool) -> None:
+def write_provenance(folder: RunFolder, prepared: Prepared, format_name: str, *, init_from: str, resumed: bool) -> None:
     """Write provenance.json. A resumed run keeps the existing file."""
     if resumed and folder.provenance_file.exists():
         return
@@ -228,7 +228,7 @@ def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, 
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
         "started": None if resumed else format_current_time(),  # unknown if an earlier release started the run
-        "unit": EXAMPLE_FORMATS[example_format].noun,
+        "unit": EXAMPLE_FORMATS[format_name].noun,
         "corpora": [
             {"split": split, "count": len(part.store), "left_out": dict(part.store.dropped)} for split, part in parts
         ],
@@ -245,7 +245,7 @@ def record_start(folder: RunFolder, prepared: Prepared, example_format: str, *, 
     write_text(folder.provenance_file, format_json(provenance))
 
 
-def record_end(folder: RunFolder, *, trained: bool) -> None:
+def record_end_of_training(folder: RunFolder, *, trained: bool) -> None:
     """Write the versions and the time of the end into provenance.json, unless a finished run trained no more steps."""
     provenance = folder.provenance()
     if trained or not provenance.get("ended"):

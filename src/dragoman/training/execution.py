@@ -254,7 +254,7 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
         with report_write_errors(folder):
             folder.mkdir(parents=True)
 
-    group.broadcast(make_folder)
+    group.run_on_main(make_folder)
     try:
         if tensors:
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
@@ -265,7 +265,7 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
         with report_write_errors(folder):
             raise _cause(error) from None
     digests = digest_files(folder, group)
-    group.broadcast(lambda: write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n"))
+    group.run_on_main(lambda: write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n"))
 
 
 def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor]:
@@ -301,7 +301,7 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
 def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
     """Return the digests of all files, each computed by one process."""
     files = sorted(folder.glob("*.safetensors"))[group.rank :: group.world_size]
-    digests = group.gather(lambda: {file.name: digest_file(file) for file in files})
+    digests = group.gather_results(lambda: {file.name: digest_file(file) for file in files})
     return dict(sorted(item for rank_digests in digests for item in rank_digests.items()))
 
 

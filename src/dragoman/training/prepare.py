@@ -23,7 +23,7 @@ from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import LabelTokenizer, Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, fill_cache_folder, read_lines, write_atomically
+from dragoman.io import LONGEST_LINE, cache_folder, create_folder_atomically, digest_bytes, read_lines, write_atomically
 from dragoman.models.single_sequence import LmSettings
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
@@ -79,7 +79,7 @@ def find_changed_corpus(digests: dict[str, str], other: dict[str, str]) -> str:
 
 def check_same_data(prepared: Prepared, group: ProcessGroup) -> None:
     """Raise an error on all ranks if the processes have read different data."""
-    first, *others = group.gather(lambda: prepared.digests)
+    first, *others = group.gather_results(lambda: prepared.digests)
     for rank, digests in enumerate(others, 1):
         if name := find_changed_corpus(first, digests):
             raise group.user_error(
@@ -205,7 +205,7 @@ def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
         tokenizer = learn(pair.target for pair in pairs())
         tokenizers = Tokenizers(tokenizer, tokenizer)
     with suppress(OSError):  # the cache is optional; if the disk is full, the token store reports it
-        fill_cache_folder(cached, "tokenizer.json", tokenizers.save)
+        create_folder_atomically(cached, write=tokenizers.save, required_file="tokenizer.json")
     return tokenizers
 
 

@@ -114,11 +114,11 @@ class StartedRun(NamedTuple):
 def start_run(request: TrainRequest, report: Report, locks: ExitStack, group: ProcessGroup) -> StartedRun:
     """Start or resume a run. Its folder stays locked until `locks` is closed. Rank 0 decides for all processes."""
     folder, init_from = request.folder, request.init_from
-    newest = group.broadcast(lambda: find_checkpoint(folder, resume=request.resume))
+    newest = group.run_on_main(lambda: find_checkpoint(folder, resume=request.resume))
     parent: Predictor[Any] | None = None
     if init_from is not None and not newest:
-        parent = group.run_on_all(lambda: open_run(init_from, device="cpu"))
-    recipe = group.broadcast(lambda: open_folder(request, newest, parent, report, locks, group))
+        parent = group.fail_together(lambda: open_run(init_from, device="cpu"))
+    recipe = group.run_on_main(lambda: open_folder(request, newest, parent, report, locks, group))
 
     def check_folder() -> None:
         if not folder.format_file.exists():
@@ -127,7 +127,7 @@ def start_run(request: TrainRequest, report: Report, locks: ExitStack, group: Pr
                 "folder that all machines share"
             )
 
-    group.run_on_all(check_folder)
+    group.fail_together(check_folder)
     return StartedRun(recipe, folder, newest, parent, str(init_from) if parent else "")
 
 

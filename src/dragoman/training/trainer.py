@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +30,7 @@ from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
-from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
+from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end_of_training, write_provenance
 from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import Metrics, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
@@ -75,12 +76,12 @@ def train(
         start = start_run(request, report, stack, group)
         folder = request.folder
         known_tokenizers = start.parent.tokenizers if start.parent else tokenizers
-        prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
+        prepared = group.run_main_first(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
-        data_format, resumed = start.recipe.example_format, start.newest is not None
-        group.broadcast(lambda: record_start(folder, prepared, data_format, init_from=start.init_from, resumed=resumed))
-        state = group.run_on_all(lambda: prepare_state(start, prepared, report, group))
-        trainer = group.run_on_all(lambda: Trainer(start, state, prepared, report, group))
+        record = partial(write_provenance, folder, prepared, start.recipe.example_format, init_from=start.init_from)
+        group.run_on_main(lambda: record(resumed=start.newest is not None))
+        state = group.fail_together(lambda: prepare_state(start, prepared, report, group))
+        trainer = group.fail_together(lambda: Trainer(start, state, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
             trainer.fit()
     return folder.path
@@ -135,7 +136,7 @@ class Trainer:
         self.recipe, self.settings, self.state = recipe, settings, state
         self.folder, self.prepared, self.report = start.folder, prepared, report
         plan.apply()
-        self.group = group.start_work(torch.device(plan.device), settings.timeout)
+        self.group = group.with_device_and_timeout(torch.device(plan.device), settings.timeout)
         model = initialize_model(recipe, prepared.tokenizers, start.parent)
         self.stepper = Stepper(model, settings, plan, self.group)
         if start.newest:
@@ -181,7 +182,7 @@ class Trainer:
                         message = f"stopped by {signal.Signals(self.signal).name} at step {self.state.step}"
                         message += "; everything is saved, continue with --resume"
                         raise Stop(message if self.group.is_main else "", 128 + self.signal)
-        self.group.broadcast(lambda: record_end(self.folder, trained=not finished))
+        self.group.run_on_main(lambda: record_end_of_training(self.folder, trained=not finished))
         self.log_end()
 
     def close(self) -> None:
@@ -304,12 +305,12 @@ class Trainer:
 
     def roll_back(self) -> None:
         """Go back to the newest checkpoint and halve the learning rate."""
-        newest = self.group.broadcast(lambda: checkpoint.find_newest(self.folder))
+        newest = self.group.run_on_main(lambda: checkpoint.find_newest(self.folder))
         if newest is None:
             raise self.group.user_error(
                 f"{ROLL_BACK_AFTER} steps in a row were not finite before the first checkpoint; try a smaller train.lr"
             )
-        current, saved = self.state, self.group.broadcast(lambda: checkpoint.load_state(newest))
+        current, saved = self.state, self.group.run_on_main(lambda: checkpoint.load_state(newest))
         lr_scale = saved.lr_scale / 2
         if lr_scale < MIN_LR_SCALE:
             raise self.group.user_error(
@@ -319,7 +320,7 @@ class Trainer:
         checkpoint.restore(newest, self.stepper)
         not_rolled_back = {name: getattr(current, name) for name in ("skipped", "seconds", "flops", "plan")}
         self.state = replace(saved, lr_scale=lr_scale, skipped_in_a_row=0, **not_rolled_back)
-        self.group.broadcast(lambda: checkpoint.save_state(newest, self.state))
+        self.group.run_on_main(lambda: checkpoint.save_state(newest, self.state))
         self.metrics.truncate(saved.step)
         self.metrics.write("rolled back", saved.step, after=current.step, scale=lr_scale, skipped=current.skipped)
         message = f"{ROLL_BACK_AFTER} steps in a row were skipped: back to step {saved.step}, learning rate"
@@ -353,7 +354,7 @@ class Trainer:
     def validate(self) -> None:
         """Evaluate the weights that will be published (the EMA, if there is one) on data.dev."""
         with self.stepper.load_eval_weights():
-            validation = self.group.broadcast(lambda: self.validator(self.stepper.eval_model))
+            validation = self.group.run_on_main(lambda: self.validator(self.stepper.eval_model))
         if self.state.skipped_in_a_row and not math.isfinite(validation.loss):
             raise self.group.user_error(
                 f"the run ends at step {self.state.step} after skipped steps, and its loss on data.dev is not finite; "
@@ -370,7 +371,7 @@ class Trainer:
         self.state = replace(self.state, peak_memory=peak)
         checkpoint.save(self.folder, self.stepper, self.state)
         due = self.is_due(self.settings.validate_every) and not self.is_skipping_steps()
-        if due or self.stop_reason() or not self.group.broadcast(self.folder.model.exists):
+        if due or self.stop_reason() or not self.group.run_on_main(self.folder.model.exists):
             self.publish()
 
     def publish(self) -> None:
@@ -384,7 +385,7 @@ class Trainer:
             weights = current or checkpoint.load_final_weights(self.folder, self.state, self.settings.average)
             self.folder.save_model(weights, tokenizer=self.prepared.tokenizers.fingerprint(), **header)
 
-        self.group.broadcast(save_model)
+        self.group.run_on_main(save_model)
 
     def limit_fractions(self) -> dict[str, float]:
         """Return the fraction of each limit that is reached, such as {"train.steps=1000": 0.2}."""

@@ -17,6 +17,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,7 @@ from dragoman.inference.engines.base import (
     require_exportable,
 )
 from dragoman.inference.predictor import Predictor
-from dragoman.io import cache_folder, fill_cache_folder
+from dragoman.io import cache_folder, create_folder_atomically
 from dragoman.models.base import Model
 from dragoman.models.transformer import TransformerStack
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
@@ -355,7 +356,6 @@ def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Pat
     )
     folder = cache / f"ctranslate2-{key}"
     if not (folder / "model.bin").exists():
-        fill_cache_folder(
-            folder, "model.bin", lambda path: save_ctranslate2(run, path, quantization, narrow_int8=narrow)
-        )
+        save = partial(save_ctranslate2, run, quantization=quantization, narrow_int8=narrow)
+        create_folder_atomically(folder, write=save, required_file="model.bin")
     return folder
