@@ -132,7 +132,9 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     assert card["vocabulary"] == {"source": 310, "target": 310}
     assert card["teacher"]["teacher"] == str(toy.run)
     [told] = [line for line in call("info", student).out.splitlines() if line.startswith("student of")]
-    assert told.split(maxsplit=2)[2].strip() == f"{toy.run.name}, {len(wanted)} of {LINES} answers of a beam of 4"
+    assert (
+        told.split(maxsplit=2)[2].strip() == f"{toy.run.name}, {len(wanted)} of {LINES} translations with a beam of 4"
+    )
     assert "fewer than half" not in answer.err
     assert call("translate", student, stdin=b"ba del!\n").code == 0
 
@@ -279,7 +281,7 @@ def test_originals_and_further_sources(toy: Toy, recipe: Path, tmp_path: Path) -
     assert (answers.weight, further.weight, originals.weight) == (2.0, 1.0, 2.0)
     assert originals.source == str(tmp_path / "train.src")
     assert {one["source"] for one in taught(run, 2)} <= {*make_sentences(5, seed=8), ""}
-    assert any(line.startswith(f"{more}: {len(taught(run, 2))} of 6 answers") for line in ear.heard), ear.heard
+    assert any(line.startswith(f"{more}: {len(taught(run, 2))} of 6 translations") for line in ear.heard), ear.heard
     assert any("(1 one side empty: left out)" in line for line in ear.heard), ear.heard
 
 
@@ -305,7 +307,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     [told] = RunFolder(run).teacher()["corpora"]
     assert (told["answers"], told["left_out"]) == (kept, wanted)
     [line] = [line for line in ear.heard if line.startswith(f"{tmp_path / 'train.src'} and {tmp_path / 'train.trg'}: ")]
-    assert f": {kept} of {LINES} answers (" in line
+    assert f": {kept} of {LINES} translations (" in line
     assert f"{wanted['cut']} cut" in line
 
 
@@ -313,9 +315,11 @@ def test_a_teacher_of_whom_half_is_left_out_is_doubted(toy: Toy, recipe: Path, t
     teacher, student = curt(toy, 4, tmp_path / "teacher"), tmp_path / "student"
     answer = call("distil", teacher, recipe, "--out", student, *SHORT)
     assert answer.code == 0, answer.err
-    doubted = f"fewer than half of the answers of {teacher} are good enough to learn from; train it longer, or look at"
+    doubted = (
+        f"fewer than half of the translations by {teacher} are good enough to learn from; train it longer, or look at"
+    )
     assert answer.err.count(doubted) == 1
-    assert f"{len(taught(student))} of {LINES} answers" in call("info", student).out
+    assert f"{len(taught(student))} of {LINES} translations" in call("info", student).out
 
 
 def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
@@ -329,7 +333,7 @@ def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
         kept = len(taught(student))
         assert 0 < kept < LINES / 10
         assert_user_error(
-            refused, f"only {kept} of {LINES} answers", teacher, "longer", "--with-originals", working=True
+            refused, f"only {kept} of {LINES} translations", teacher, "longer", "--with-originals", working=True
         )
         assert not (student / "model.safetensors").exists()
     with_originals = call(*way, "--with-originals")
@@ -357,7 +361,7 @@ def lessons(good: int, bad: int, blank: int = 0) -> TranslationFilter:
         ([lessons(9, 91)], 0, "only 9 of 100"),
         ([lessons(50, 0), lessons(0, 50)], 0, ""),
         ([lessons(1, 99)], 100, "fewer than half"),
-        ([lessons(0, 100)], 100, "no answer"),
+        ([lessons(0, 100)], 100, "no translation"),
         ([lessons(0, 100), lessons(1, 10_000)], 100, "only 1 of 10,101"),
         ([lessons(9, 1, blank=990)], 0, ""),
     ],

@@ -160,7 +160,7 @@ def written(folder: Path, answers: Answers, **about: str) -> Path:
 
     source, out = write_lines(folder / "in", "abcdefghij"), folder / "out"
     way: dict[str, Any] = {"batch": 3, "group": ProcessGroup(), "report": Report(quiet=True)}
-    write_sharded(source, out, answers, said, inputs=about, **way)
+    write_sharded(source, out, answers, said, depends_on=about, **way)
     return out
 
 
@@ -289,7 +289,7 @@ def test_backtranslation_makes_pairs(toy: Toy, tmp_path: Path, call: Call, metho
     good = [(one.text, line) for one, line in zip(found, mono, strict=True) if one.text and not find_faults(one)]
     assert [(pair.source, pair.target) for pair in read_pairs(CorpusSettings(jsonl=str(out)))] == good
     assert 20 < len(good) < len(mono) - 2
-    assert f"{len(good)} of {len(mono)} answers (2 empty" in answer.err.splitlines()[-1]
+    assert f"{len(good)} of {len(mono)} translations (2 empty" in answer.err.splitlines()[-1]
     assert not out.with_name("pairs.jsonl.shards").exists()
     assert "fewer than half" not in answer.err
     assert_user_error(call("backtranslate", toy.run, *way, "train.steps=3"), "train.steps=3", "search")
@@ -303,8 +303,8 @@ def test_answers_of_whom_half_is_left_out_are_doubted(toy: Toy, tmp_path: Path, 
     good = (tmp_path / "pairs").read_bytes().count(b"\n")
     assert 0 < good < 20
     count, doubt = answer.err.splitlines()[-2:]
-    assert f"{good} of 40 answers" in count
-    assert doubt.startswith(f"fewer than half of the answers of {toy.run} are good enough to learn from; train it")
+    assert f"{good} of 40 translations" in count
+    assert doubt.startswith(f"fewer than half of the translations by {toy.run} are good enough to learn from; train it")
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -322,7 +322,7 @@ def test_where_nothing_is_good_an_earlier_file_stays(toy: Toy, tmp_path: Path, c
     way = ("--input", mono, "--output", out, "search.max_ratio=0.01", "search.max_extra=0")
     answer = call("backtranslate", toy.run, *way)
     assert answer.code == 2, answer.err
-    assert "0 of 4 answers (" in answer.err
+    assert "0 of 4 translations (" in answer.err
     assert f"nothing of {toy.run} is good enough to learn from; train it longer" in answer.err
     assert out.read_text() == "earlier\n"
     assert call("backtranslate", toy.run, *way[:4]).code == 0  # nothing is in the way

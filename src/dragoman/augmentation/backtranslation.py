@@ -35,12 +35,12 @@ def find_faults(hypothesis: Hypothesis) -> list[str]:
 class TranslationFilter:
     """Select the pairs that a model can learn from, and count the pairs that are left out.
 
-    `nonblank` counts the pairs with words on either side, and `useful` those of them that have no fault. Only these
-    show how good the model is: the translation of an empty line is always empty.
+    `accepted` counts the pairs without a fault, `nonblank` those with words on either side. `accepted_nonblank` shows
+    how good the model is, since the translation of an empty line is always empty.
     """
 
     def __init__(self) -> None:
-        self.accepted = self.nonblank = self.useful = 0  # `accepted` counts all pairs without a fault
+        self.accepted = self.nonblank = self.accepted_nonblank = 0
         self.left_out: Counter[str] = Counter()  # pairs by the kind of their first fault
 
     def format_lines(self, records: Iterable[Record]) -> Iterator[str]:
@@ -53,26 +53,26 @@ class TranslationFilter:
                 self.left_out.update(list_warning_kinds(record["faults"])[:1])
             else:
                 self.accepted += 1
-                self.useful += has_words
+                self.accepted_nonblank += has_words
                 yield json.dumps(pair, ensure_ascii=False) + "\n"
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count:,} {kind}" for kind, count in self.left_out.items())
         total = self.accepted + self.left_out.total()
-        return f"{self.accepted:,} of {total:,} answers" + (f" ({faults}: left out)" if faults else "")
+        return f"{self.accepted:,} of {total:,} translations" + (f" ({faults}: left out)" if faults else "")
 
 
 def suggest_remedy(model: str) -> str:
     """Return advice about a model whose translations have faults. The name of an ensemble is "A and B"."""
     them, their = ("them", "their") if " and " in model else ("it", "its")
-    return f"train {them} longer, or look at {their} answers with dragoman translate"
+    return f"train {them} longer, or look at {their} translations with dragoman translate"
 
 
-def warn_of_poor_translations(model: str, useful: int, total: int) -> str:
-    """Return a warning if fewer than half of a model's `total` translations are useful, else an empty string."""
-    if 2 * useful >= total:
+def warn_of_poor_translations(model: str, accepted: int, total: int) -> str:
+    """Return a warning if fewer than half of a model's `total` translations are accepted, else an empty string."""
+    if 2 * accepted >= total:
         return ""
-    return f"fewer than half of the answers of {model} are good enough to learn from; {suggest_remedy(model)}"
+    return f"fewer than half of the translations by {model} are good enough to learn from; {suggest_remedy(model)}"
 
 
 def backtranslate(
@@ -93,7 +93,7 @@ def backtranslate(
     `run` is the run folder of a model of the opposite direction. `search`, `beam` and `tag` are as for
     `Translator.translate`; `batch` is the number of lines that are translated together.
     """
-    text, out, pairs = Path(text), Path(out), TranslationFilter()
+    text, out, selection = Path(text), Path(out), TranslationFilter()
 
     def check_output() -> None:
         if out.exists() and text.exists() and out.samefile(text):
@@ -110,7 +110,7 @@ def backtranslate(
         group.run_on_main(check_output)
         options_without_scores = replace(options, search=options.search.model_copy(update={"scores": False}))
 
-        def translate(_: int, lines: Sequence[str]) -> list[Record]:
+        def translate(_previous: int, lines: Sequence[str]) -> list[Record]:
             nbest_lists = translator.translate_nbest(lines, options_without_scores)
             return [
                 {"source": best.text, "target": line, "faults": find_faults(best) if best.text.strip() else ["empty"]}
@@ -118,16 +118,18 @@ def backtranslate(
             ]
 
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
-            yield from pairs.format_lines(records)
-            if pairs.left_out and not pairs.accepted:  # `out` is not written: an error here keeps its old contents
+            yield from selection.format_lines(records)
+            if selection.left_out and not selection.accepted:  # an error here keeps the old contents of `out`
                 raise jobs.NoUsableRecords(
-                    f"{pairs}: nothing of {run} is good enough to learn from; {suggest_remedy(str(run))}"
+                    f"{selection}: no translation by {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )
 
-        inputs = jobs.describe_translation(text, [run], options.search, group, engine=engine, tag=tag)
-        jobs.write_sharded(text, out, translate, format_pairs, inputs=inputs, batch=batch, group=group, report=report)
+        depends_on = jobs.list_dependencies(text, [run], options.search, group, engine=engine, tag=tag)
+        jobs.write_sharded(
+            text, out, translate, format_pairs, depends_on=depends_on, batch=batch, group=group, report=report
+        )
         if group.is_main:
-            report.log(f"{out}: {pairs}")
-            if warning := warn_of_poor_translations(str(run), pairs.useful, pairs.nonblank):
+            report.log(f"{out}: {selection}")
+            if warning := warn_of_poor_translations(str(run), selection.accepted_nonblank, selection.nonblank):
                 report.log(warning)
-    return pairs
+    return selection

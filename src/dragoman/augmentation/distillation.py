@@ -43,7 +43,7 @@ from dragoman.training.trainer import train
 from dragoman.types import Line, Pair
 
 SOURCES_PER_BATCH = 256  # sources that the teacher translates at a time
-MIN_USABLE_FRACTION = 0.1  # with fewer pairs, the student would learn another distribution of sentences
+MIN_ACCEPTED_FRACTION = 0.1  # with fewer pairs, the student would learn another distribution of sentences
 SIMILARITY = METRICS["chrf"]  # of a translation and its reference; unlike BLEU, chrF is meaningful for short sentences
 
 
@@ -54,7 +54,7 @@ class DistilSettings(Settings):
     closest: bool = False  # use the hypothesis that is most similar to the reference, not the most likely one
     originals: bool = False  # train the student on the original pairs too
     sources: Annotated[tuple[str, ...], AsTuple] = ()  # plain text files with more lines for the teacher to translate
-    tag: str = ""  # tag of the lines in `sources`
+    tag: str = ""  # tag put before each line of `sources`
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Teacher:
         search = translator.recipe.search
         beam = settings.beam or search.beam
         if settings.closest and beam == 1:
-            raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
+            raise UserError("--closest chooses among the hypotheses of a beam, so it needs --beam 2 or more")
         runs = [run] if isinstance(run, str | Path) else list(run)
         key = [jobs.digest_runs(runs), search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = digest_bytes(json.dumps(key, sort_keys=True).encode())
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
-    def translate(self, _: int, pairs: Sequence[Pair]) -> list[Record]:
+    def translate(self, _previous: int, pairs: Sequence[Pair]) -> list[Record]:
         """Return a record for each source, with the most likely hypothesis or the one most similar to the reference."""
         sources = [Line(pair.source, tag=pair.tag) for pair in pairs]
         trees = [pair.tree for pair in pairs] if self.translator.reads_trees else None
@@ -101,8 +101,8 @@ class Teacher:
 
     def make_job(self, corpus: CorpusSettings, recipe: Recipe) -> ShardedJob[Pair]:
         """Return the job that translates a corpus. Its folder in the cache is named by a digest of all inputs."""
-        direction = recipe.data.direction
-        fingerprint = fingerprint_corpus(corpus, direction=direction)
+        phrasebook_direction = recipe.data.direction
+        fingerprint = fingerprint_corpus(corpus, direction=phrasebook_direction)
         key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE]
         folder = cache_folder(recipe.data.cache) / f"{digest_bytes(json.dumps(key).encode(), size=12)}-answers"
 
@@ -110,7 +110,7 @@ class Teacher:
             """Yield the pairs of the corpus. Lines of plain text are read as targets; here they are the sources."""
             if corpus.text:
                 return (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
-            return read_pairs(corpus, direction=direction, trees=self.translator.reads_trees)
+            return read_pairs(corpus, direction=phrasebook_direction, trees=self.translator.reads_trees)
 
         return ShardedJob(folder, read_sources, self.translate, SOURCES_PER_BATCH)
 
@@ -179,7 +179,7 @@ def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings
     check_files(recipe)
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
     if settings.tag and not extra:
-        raise UserError("--tag is the tag of the lines of --source, but there is no --source; leave it out")
+        raise UserError("--tag is put before the lines of --source, but there is no --source; leave it out")
     plans = []
     for number, corpus in enumerate([*recipe.data.train, *extra], 1):
         teacher.translator.encode_tag(corpus.tag)
@@ -203,7 +203,7 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
         raise UserError("a student cannot have model.kind=smt: it would not learn its teacher's vocabulary")
     if recipe.model.task != "translate":
         raise UserError(f"a student cannot have model.kind={recipe.model.kind}: it does not translate")
-    if recipe.model.features:
+    if "tree" in recipe.model.source_features:
         raise UserError("a student cannot have model.position=tree: its training data has no syntax trees")
     data = recipe.data.model_copy(update={"train": corpora})
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
@@ -260,36 +260,37 @@ def write_corpora(
     record: Mapping[str, Any],
     report: Report,
 ) -> None:
-    """Write the student's training data and teacher.json; raise a UserError if too few translations are useful.
+    """Write the student's training data and teacher.json; raise a UserError if too few translations are accepted.
 
     `shards` has the number of shards of each corpus.
     """
-    filters, corpora, original_pairs = [], [], 0
+    selections, corpora, original_pairs = [], [], 0
     for plan, count in zip(plans, shards, strict=True):
-        pairs = TranslationFilter()
-        jobs.write_lines(plan.file, pairs.format_lines(plan.job.read_records(count)))
-        name, left_out = plan.corpus.title, dict(pairs.left_out)
-        corpora.append({"file": plan.file.name, "of": name, "answers": pairs.accepted, "left_out": left_out})
-        filters.append(pairs)
-        original_pairs += 0 if plan.corpus.text or not record["originals"] else pairs.nonblank
-        report.log(f"{name}: {pairs}")
-    if warning := check_enough_pairs(record["teacher"], filters, original_pairs):
+        selection = TranslationFilter()
+        jobs.write_lines(plan.file, selection.format_lines(plan.job.read_records(count)))
+        name, left_out = plan.corpus.title, dict(selection.left_out)
+        corpora.append({"file": plan.file.name, "of": name, "answers": selection.accepted, "left_out": left_out})
+        selections.append(selection)
+        original_pairs += 0 if plan.corpus.text or not record["originals"] else selection.nonblank
+        report.log(f"{name}: {selection}")
+    if warning := check_enough_pairs(record["teacher"], selections, original_pairs):
         report.log(warning)
     write_teacher_record(folder, record, corpora)
 
 
-def check_enough_pairs(teacher: str, filters: Sequence[TranslationFilter], originals: int) -> str:
-    """Return a warning if many translations are left out, else "". Raise a UserError if too few are useful.
+def check_enough_pairs(teacher: str, selections: Sequence[TranslationFilter], originals: int) -> str:
+    """Return a warning if many translations are left out, else "". Raise a UserError if too few are accepted.
 
     `originals` is the number of original pairs that the student also learns from.
     """
-    useful, total = sum(pairs.useful for pairs in filters), sum(pairs.nonblank for pairs in filters)
-    if not useful:
-        raise UserError(f"no answer of {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
-    if useful + originals < MIN_USABLE_FRACTION * (total + originals):
+    accepted = sum(selection.accepted_nonblank for selection in selections)
+    total = sum(selection.nonblank for selection in selections)
+    if not accepted:
+        raise UserError(f"no translation by {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
+    if accepted + originals < MIN_ACCEPTED_FRACTION * (total + originals):
         option = "" if originals else "; --with-originals gives the student the original pairs too"
         raise UserError(
-            f"only {useful:,} of {total:,} answers of {teacher} are good enough to learn from; "
+            f"only {accepted:,} of {total:,} translations by {teacher} are good enough to learn from; "
             f"{suggest_remedy(teacher)}{option}"
         )
-    return warn_of_poor_translations(teacher, useful, total)
+    return warn_of_poor_translations(teacher, accepted, total)

@@ -1,6 +1,6 @@
 """Resumable jobs: long computations over many items, saved in shards that one or several processes write.
 
-    FOLDER/000000/answers.jsonl  FOLDER/000001/answers.jsonl  ...
+    FOLDER/about.json  FOLDER/000000/answers.jsonl  FOLDER/000001/answers.jsonl  ...
 
 A shard file has one header line, with a digest of the items that the shard was made from and a digest of the records,
 and then one JSON record per item. A shard is written atomically, so it is complete or absent. A job that was killed
@@ -8,7 +8,7 @@ resumes with the missing shards; a shard that is damaged, or was made from other
 torchrun the processes divide the shards.
 
 `ShardedJob` computes the shards in any folder. `write_sharded` runs such a job over the lines of a file, with the
-shards in a folder next to the output file.
+shards in a folder next to the output file; about.json records what they depend on, such as the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dragoman.run_dir import RunFolder, read_json
 ShardItem = TypeVar("ShardItem")
 PHRASE_SYSTEM_FILES = ("casing.json", "lm.arpa", "weights.json")  # of model.kind=smt, beside model.safetensors
 SHARD_SIZE = 4096  # items per shard
-RECORDS_FILE, INPUTS_FILE = "answers.jsonl", "about.json"
+RECORDS_FILE, DEPENDENCIES_FILE = "answers.jsonl", "about.json"  # names that earlier releases also use
 
 Record = dict[str, Any]  # the result for one item, as a JSON object
 
@@ -132,7 +132,7 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
     return io.digest_bytes(*parts)
 
 
-def describe_translation(
+def list_dependencies(
     source: Path, runs: Iterable[str | Path], search: Settings, group: ProcessGroup, **options: Any
 ) -> dict[str, Any]:
     """Return everything that the translations of a file depend on, for `write_sharded`."""
@@ -156,12 +156,12 @@ def choose_device_of_rank(name: str, group: ProcessGroup) -> str:
 
 
 @contextmanager
-def open_shards_beside(output: Path, inputs: Mapping[str, Any]) -> Iterator[Path]:
+def open_shards_beside(output: Path, depends_on: Mapping[str, Any]) -> Iterator[Path]:
     """Lock and yield the folder of shards for an output file; remove the folder when the job is done.
 
-    `inputs` describes everything that the records depend on. If the folder has shards of a job with another
-    description, or unrelated files, which would be removed with it, raise a UserError. If the job fails, the folder is
-    kept if it has shards to resume from.
+    `depends_on` is everything that the records depend on. If the folder has shards of a job with other dependencies, or
+    unrelated files, which would be removed with it, raise a UserError. If the job fails, the folder is kept if it has
+    shards to resume from.
     """
     folder = output.with_name(output.name + ".shards")
     busy_message = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
@@ -171,14 +171,14 @@ def open_shards_beside(output: Path, inputs: Mapping[str, Any]) -> Iterator[Path
         except OSError as error:
             raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
         for path in folder.iterdir():
-            if not (path.name == INPUTS_FILE or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
+            if not (path.name == DEPENDENCIES_FILE or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
                 raise UserError(
                     f"{str(folder)!r} holds {path.name!r}, which is not part of a resumable job; move the folder away, "
                     "or choose another --output"
                 )
-        current = json.loads(json.dumps(inputs))  # tuples become lists, as in the file
-        inputs_file = folder / INPUTS_FILE
-        previous = read_json(inputs_file) if inputs_file.exists() and has_shards(folder) else current
+        current = json.loads(json.dumps(depends_on))  # tuples become lists, as in the file
+        dependencies_file = folder / DEPENDENCIES_FILE
+        previous = read_json(dependencies_file) if dependencies_file.exists() and has_shards(folder) else current
         for name in [*current, *previous]:
             if previous.get(name) != current.get(name):
                 raise UserError(
@@ -187,7 +187,7 @@ def open_shards_beside(output: Path, inputs: Mapping[str, Any]) -> Iterator[Path
                 )
         resumable = False
         try:
-            io.write_text(inputs_file, io.format_json(inputs))
+            io.write_text(dependencies_file, io.format_json(depends_on))
             yield folder
         except BaseException as error:
             resumable = has_shards(folder) and not isinstance(error, NoUsableRecords)
@@ -218,7 +218,7 @@ def write_sharded(
     process: Callable[[int, Sequence[str]], list[Record]],
     format_records: Callable[[Iterator[Record]], Iterator[str]],
     *,
-    inputs: Mapping[str, Any],
+    depends_on: Mapping[str, Any],
     batch: int,
     group: ProcessGroup,
     report: Report | None = None,
@@ -226,14 +226,14 @@ def write_sharded(
     """Process the lines of the file `source`, and write the formatted records to the file `output`.
 
     `output` is written at the end, atomically. Until then the records are in shards next to it, and repeating the same
-    command resumes with these shards. `inputs` is the result of `describe_translation`.
+    command resumes with these shards. `depends_on` is the result of `list_dependencies`.
     """
     output, read_items = output.resolve(), partial(io.read_lines, source)
     report = report or Report(quiet=not group.is_main)
     shows_time_left = sys.stderr.isatty() and group.is_main  # it needs the total
     total = sum(1 for _ in report.progress("counting").iterate(read_items())) if shows_time_left else 0
     with ExitStack() as locks:
-        folder = group.run_on_main(lambda: locks.enter_context(open_shards_beside(output, inputs)))
+        folder = group.run_on_main(lambda: locks.enter_context(open_shards_beside(output, depends_on)))
         job = ShardedJob(folder, read_items, process, batch)
         with report.progress("translating", total=count_local_items(total, group), unit="sources") as bar:
             count = group.fail_together(lambda: job.run(group, bar))

@@ -202,7 +202,7 @@ class LineTranslator:
 
     def translate_file(self, group: ProcessGroup) -> None:
         """Translate a file in shards, which are divided among the processes and removed when the output is complete."""
-        from dragoman.augmentation.jobs import describe_translation, write_sharded
+        from dragoman.augmentation.jobs import list_dependencies, write_sharded
 
         options, source, output = self.options, self.options.input_file, self.options.output_file
         assert source
@@ -226,8 +226,8 @@ class LineTranslator:
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
         other_options = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
-        dependencies = describe_translation(source, self.runs, self.decode_options.search, group, **other_options)
-        write_sharded(source, output, process, format_records, inputs=dependencies, batch=options.batch, group=group)
+        depends = list_dependencies(source, self.runs, self.decode_options.search, group, **other_options)
+        write_sharded(source, output, process, format_records, depends_on=depends, batch=options.batch, group=group)
         line_io.log_warning_counts(warning_counts)
 
     def stream_lines(self, source: line_io.InputSource) -> None:
