@@ -5,7 +5,7 @@ order. Therefore gradients are reproducible to the bit. Everything is accumulate
 implementations are in modules/dropout.py, modules/feedforward.py, modules/norms.py and training/loss.py, which call
 these kernels on a GPU.
 
-Shapes   N tokens   C model width   O outputs   V vocabulary   P partial sums
+Shapes   N tokens   C model width   O ReLU width   V vocabulary   P partial sums
 In kernels, lower-case letters are the indices of a block: `n` the tokens, `c`, `o`, `p` and `v` likewise. `offsets` are
 their addresses, and `valid` is False for indices beyond the end of the tensor.
 """
@@ -48,15 +48,15 @@ DROPOUT_BLOCK = 512  # samples per program; a sample has four 32-bit words, and 
 def _sample_keep_mask(seed, out, count, first, skip, per_pass, threshold, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write `count` groups of eight mask elements; a group is one 64-bit integer and one sample of the generator.
 
-    The output has `per_pass` groups of each pass. In the full mask (see `sample_keep_mask`) it begins at group `first`
-    and skips `skip` groups between two passes. An element is True if its 16 random bits are at least `threshold`.
+    The output has `per_pass` groups of each forward pass. In the mask of the full batch it begins at group `first`, and
+    `skip` groups lie between two passes. An element is True if its 16 random bits are at least `threshold`.
     """
     output_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     sample_index = first + output_index + (output_index // per_pass) * skip
-    a, b, c, d = tl.randint4x(tl.load(seed), sample_index)
+    w0, w1, w2, w3 = tl.randint4x(tl.load(seed), sample_index)
     packed = tl.zeros([BLOCK], tl.int64)
     for byte in tl.static_range(8):  # a boolean element is a byte; it gets half of one of the four random words
-        word = a if byte < 2 else (b if byte < 4 else (c if byte < 6 else d))
+        word = w0 if byte < 2 else (w1 if byte < 4 else (w2 if byte < 6 else w3))
         bits = ((word >> (16 * (byte % 2))) & 0xFFFF).to(tl.int32)
         packed |= (bits >= threshold).to(tl.int64) << (8 * byte)
     tl.store(out + output_index, packed, mask=output_index < count)
@@ -67,7 +67,7 @@ def sample_keep_mask(seed: Tensor, shape: list[int], rate: float, first: int, to
     """Return a boolean dropout mask whose elements are True with probability 1 - rate.
 
     The full mask is for `passes` forward passes over a batch of `total_rows` rows (R-Drop has 2 passes); the rows of
-    pass k begin at k * total_rows. Each process gets the same slice of every pass, from row `first` on. An element
+    pass k begin at k * total_rows. `shape` is a slice: in every pass the same rows, from row `first` on. An element
     depends only on the `seed`, a tensor with one element, and on its index in the full mask, not on the slice.
     """
     elements_per_row = math.prod(shape[1:])
@@ -88,12 +88,12 @@ def _(seed: Tensor, shape: list[int], *_: object) -> Tensor:
 
 
 RELU_PARTS = 128  # partial sums of `relu_backward`
-BLOCK_N, BLOCK_O = 16, 128  # tokens and outputs per step of `_relu_backward`
+BLOCK_N, BLOCK_O = 16, 128  # tokens and columns per step of `_relu_backward`
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _relu_backward(grad, out, in_grad, sums, N, O, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute the gradient before the ReLU for a block of outputs and every P-th block of tokens, and sum it."""
+def _relu_backward(grad, out, x_grad, sums, N, O, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Compute the gradient before the ReLU for a block of columns and every P-th block of tokens, and sum it."""
     o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     part, parts = tl.program_id(1), tl.num_programs(1)
     # Sum over the tokens of a block only after the loop, since a reduction in the loop would synchronize warps.
@@ -103,20 +103,20 @@ def _relu_backward(grad, out, in_grad, sums, N, O, BLOCK_N: tl.constexpr, BLOCK_
         offsets, valid = n[:, None] * O + o[None, :], (n < N)[:, None] & (o < O)[None, :]
         active = tl.load(out + offsets, mask=valid, other=0.0) > 0
         masked_grad = tl.where(active, tl.load(grad + offsets, mask=valid, other=0.0), 0.0)
-        tl.store(in_grad + offsets, masked_grad, mask=valid)
+        tl.store(x_grad + offsets, masked_grad, mask=valid)
         total += masked_grad.to(tl.float32)
     tl.store(sums + part * O + o, tl.sum(total, 0), mask=o < O)
 
 
 @torch.library.custom_op("dragoman::relu_backward", mutates_args=())
 def relu_backward(grad_NO: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient before the ReLU with the output out_NO, and its sum over tokens (the gradient of a bias)."""
+    """Return the gradient of the input of a ReLU with output out_NO, and its sum over tokens (for the bias)."""
     N, O = out_NO.shape
-    in_grad, sums = torch.empty_like(out_NO), out_NO.new_empty(RELU_PARTS, O, dtype=torch.float32)
+    x_grad, sums = torch.empty_like(out_NO), out_NO.new_empty(RELU_PARTS, O, dtype=torch.float32)
     _relu_backward[(triton.cdiv(O, BLOCK_O), RELU_PARTS)](
-        grad_NO, out_NO, in_grad, sums, N, O, BLOCK_N=BLOCK_N, BLOCK_O=BLOCK_O, num_warps=2
+        grad_NO, out_NO, x_grad, sums, N, O, BLOCK_N=BLOCK_N, BLOCK_O=BLOCK_O, num_warps=2
     )
-    return in_grad, sum_parts(sums)
+    return x_grad, sum_parts(sums)
 
 
 @relu_backward.register_fake
@@ -130,7 +130,7 @@ NORM_ELEMENTS, NORM_ROWS, NORM_WARPS = 4096, 8, 4  # maximum elements and rows p
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _layer_norm_backward(  # type: ignore[no-untyped-def]
-    grad, residual_grad, x, mean, inv_std, weight, in_grad, sums, N, C,
+    grad, residual_grad, x, mean, inv_std, weight, x_grad, sums, N, C,
     RESIDUAL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute the input gradients of every P-th block of tokens, and the sums for the gradients of gain and bias."""
@@ -149,10 +149,10 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
         bias_grad += grad_tile
         normed_grad = grad_tile * gain[None, :]
         product_mean, grad_mean = tl.sum(normed_grad * normed, 1) / C, tl.sum(normed_grad, 1) / C
-        x_grad = (normed_grad - grad_mean[:, None] - normed * product_mean[:, None]) * row_inv_std[:, None]
+        x_grad_tile = (normed_grad - grad_mean[:, None] - normed * product_mean[:, None]) * row_inv_std[:, None]
         if RESIDUAL:
-            x_grad += tl.load(residual_grad + offsets, mask=valid, other=0.0).to(tl.float32)
-        tl.store(in_grad + offsets, x_grad.to(in_grad.dtype.element_ty), mask=valid)
+            x_grad_tile += tl.load(residual_grad + offsets, mask=valid, other=0.0).to(tl.float32)
+        tl.store(x_grad + offsets, x_grad_tile.to(x_grad.dtype.element_ty), mask=valid)
     tl.store(sums + part * 2 * C + c, tl.sum(gain_grad, 0), mask=c < C)
     tl.store(sums + (part * 2 + 1) * C + c, tl.sum(bias_grad, 0), mask=c < C)
 
@@ -161,18 +161,18 @@ def _layer_norm_backward(  # type: ignore[no-untyped-def]
 def layer_norm_backward(
     grad: Tensor, residual_grad: Tensor | None, x: Tensor, mean: Tensor, inv_std: Tensor, weight_C: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the input x, plus `residual_grad` if given, and those of gain and bias, shape (2, C).
+    """Return the gradient of x, plus that of x's residual connection if given, and those of gain and bias, (2, C).
 
     `mean` and `inv_std` are the mean and the inverse standard deviation of each token, from the forward pass.
     """
     C, width = len(weight_C), triton.next_power_of_2(len(weight_C))
-    in_grad, sums = torch.empty_like(x), x.new_empty(NORM_PARTS, 2 * C, dtype=torch.float32)
+    x_grad, sums = torch.empty_like(x), x.new_empty(NORM_PARTS, 2 * C, dtype=torch.float32)
     _layer_norm_backward[(NORM_PARTS,)](
-        grad, residual_grad, x, mean, inv_std, weight_C, in_grad, sums, x.numel() // C, C,
+        grad, residual_grad, x, mean, inv_std, weight_C, x_grad, sums, x.numel() // C, C,
         RESIDUAL=residual_grad is not None, ROWS=min(NORM_ROWS, max(NORM_ELEMENTS // width, 1)), WIDTH=width,
         num_warps=NORM_WARPS,
     )  # fmt: skip
-    return in_grad, sum_parts(sums).view(2, C)
+    return x_grad, sum_parts(sums).view(2, C)
 
 
 @layer_norm_backward.register_fake
@@ -193,7 +193,7 @@ def _cross_entropy(logits, target, losses, V, smoothing, BLOCK: tl.constexpr):  
     n = tl.program_id(0)
     row = logits + n.to(tl.int64) * V
     label = tl.load(target + n)
-    # Load it before the first loop, whose reductions synchronize all warps: no warp can have overwritten it.
+    # Load it here: the first loop synchronizes all warps before the second loop overwrites the logits.
     target_logit = tl.load(row + tl.maximum(label, 0)).to(tl.float32)
     v = tl.arange(0, BLOCK)
     max_logit, exp_sum, logit_sum = -float("inf"), 0.0, 0.0
