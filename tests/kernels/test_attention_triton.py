@@ -31,7 +31,7 @@ def test_self_attention_in_packed_rows(T: int, D: int, causal: bool) -> None:
     projection = torch.randn(3, T, 3 * H * D, device="cuda").bfloat16().requires_grad_()
     assert attention_module.supports_packed_kernel(projection, mask, D)
     compare_with_reference(
-        attention_module.attend_packed(projection, None, mask, H),
+        attention_module.attend_packed(projection, mask, H),
         projection.double(),
         None,
         mask,
@@ -51,7 +51,7 @@ def test_cross_attention_in_packed_rows(Q: int, K: int, D: int) -> None:
     key_value = torch.randn(3, K, 2 * H * D, device="cuda").bfloat16().requires_grad_()
     has_key_BQ = (target.segment_BT[:, :, None] == source.segment_BT[:, None]).any(-1)
     compare_with_reference(
-        attention_module.attend_packed(query, key_value, mask, H),
+        attention_module.attend_packed(query, mask, H, key_value_BKF=key_value),
         query.double(),
         key_value.double(),
         mask,

@@ -257,7 +257,7 @@ def test_an_encoder_without_positions_is_permutation_equivariant(norm: str, acti
     assert_same(outputs[1], outputs[0])
 
 
-ORDERED = [name for name, scheme in POSITIONS.items() if scheme != PositionScheme() and not scheme.features]
+ORDERED = [name for name, scheme in POSITIONS.items() if scheme != PositionScheme() and not scheme.source_features]
 
 
 @pytest.mark.parametrize("position", ORDERED)

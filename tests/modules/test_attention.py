@@ -88,7 +88,7 @@ def test_cross_attention_matches_pytorch(name: str) -> None:
 
 
 @ALL_KERNELS
-@pytest.mark.parametrize("position", [name for name, scheme in POSITIONS.items() if not scheme.features])
+@pytest.mark.parametrize("position", [name for name, scheme in POSITIONS.items() if not scheme.source_features])
 @pytest.mark.parametrize("projections", [True, False])
 def test_decoding_steps_equal_one_forward_pass(name: str, position: str, projections: bool) -> None:
     module = make_self_attention(

@@ -42,13 +42,13 @@ PATTERNS_AND_DIRECTIONS = [
 ]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
 IN_ATTENTION = [  # position encodings that act in attention, except for trees
-    name for name, scheme in POSITIONS.items() if scheme.embedding is PositionEmbedding and not scheme.features
+    name for name, scheme in POSITIONS.items() if scheme.embedding is PositionEmbedding and not scheme.source_features
 ]
 COMPATIBLE = [
     (pattern, position)
     for pattern, kind in PATTERNS.items()
     for position in IN_ATTENTION
-    if POSITIONS[position].attention.needs in kind.provides
+    if POSITIONS[position].attention.needed_distance in kind.supported_distances
 ]
 
 
@@ -324,11 +324,11 @@ def test_no_tensor_has_all_pairs(name: str, bidirectional: bool, position: str, 
     sizes = {"heads": 1, "window": 16, "block": 8, "rank": 16, "max_length": T}
     module = make_attention(name, bidirectional=bidirectional, position=position, **sizes).to(dtype)
     x_BTC, rows = torch.randn(1, T, 8, dtype=dtype), make_unpacked_rows(T)
-    needs = POSITIONS[position].attention.needs
-    if needs in module.pattern.provides:
+    needed = POSITIONS[position].attention.needed_distance
+    if needed in module.pattern.supported_distances:
         allocated = measure_largest_allocation(lambda: run_attention(module, x_BTC, rows).sum().backward())
         is_full = module.pattern.count_keys(np.array([T]))[0] == T
-        assert (allocated >= T * T) == (is_full and needs == "distance")
+        assert (allocated >= T * T) == (is_full and needed == "tokens")
 
 
 @pytest.mark.parametrize(("query", "value"), [(8, 12), (8, 4)])

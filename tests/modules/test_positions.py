@@ -15,7 +15,9 @@ from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
 from tolerance import DEVICES, assert_different, assert_same
 
-ALL_SCHEMES = pytest.mark.parametrize("name", [name for name, scheme in POSITIONS.items() if not scheme.features])
+ALL_SCHEMES = pytest.mark.parametrize(
+    "name", [name for name, scheme in POSITIONS.items() if not scheme.source_features]
+)
 
 
 def make_settings(**settings: Any) -> AttentionSettings:

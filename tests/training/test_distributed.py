@@ -312,7 +312,7 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     section = make_model_sections()[name]
     learner = Learner(build_small_model(section, dtype=torch.float32), TrainSettings())
     settings = settings_of(section)
-    empty = EXAMPLE_FORMATS[FORM[settings.task]].collate(BatchPlan([[]], Widths(12, 12)), [], settings.features)
+    empty = EXAMPLE_FORMATS[FORM[settings.task]].collate(BatchPlan([[]], Widths(12, 12)), [], settings.source_features)
     batches = [
         collate_rows(section, [[0], [1]], make_examples(section)),
         *([empty] if section.get("norm") != "batch" else []),

@@ -195,8 +195,8 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot form an ensemble; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
-        if predictor.recipe.model.features != first.recipe.model.features:
-            features = [", ".join(member.recipe.model.features) or "none" for member in (first, predictor)]
+        if predictor.recipe.model.source_features != first.recipe.model.source_features:
+            features = [", ".join(member.recipe.model.source_features) or "none" for member in (first, predictor)]
             difference = f"different source features ({features[0]} and {features[1]})"
             raise UserError(f"{names[0]!r} and {name!r} use {difference}, so they cannot form an ensemble")
         if not isinstance(predictor, Translator) or not predictor.takes_engine:

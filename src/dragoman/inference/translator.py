@@ -249,7 +249,7 @@ class Translator(Predictor[Seq2Seq]):
     @property
     def reads_trees(self) -> bool:
         """Whether dependency trees are an input of the model (model.position=tree)."""
-        return "tree" in self.recipe.model.features
+        return "tree" in self.recipe.model.source_features
 
     def check_trees(self, trees: Sequence[Tree | None] | None, lines: int) -> Sequence[Tree | None]:
         """Return a tree or None for each line; raise a UserError if the trees do not suit the model or the lines."""

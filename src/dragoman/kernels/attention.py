@@ -325,7 +325,7 @@ def supports_packed_kernel(query_BQE: Tensor, mask: AttentionMask, head_width: i
     return is_half and mask.segments is not None and mask.bias is None and head_width in PACKED_HEAD_WIDTHS
 
 
-def attend_packed(query_BQE: Tensor, key_value_BKF: Tensor | None, mask: AttentionMask, heads: int) -> Tensor:
+def attend_packed(query_BQE: Tensor, mask: AttentionMask, heads: int, key_value_BKF: Tensor | None = None) -> Tensor:
     """Return the output of attention within packed rows, out_BQC, given the outputs of the fused projections.
 
     If `key_value_BKF` is None, keys and values follow the queries in `query_BQE`. The Triton kernel reads its inputs

@@ -82,7 +82,7 @@ class BaseModelSettings(Settings):
         return True
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def source_features(self) -> tuple[str, ...]:
         """The names of the features of source tokens that the model needs in a batch (data/features.py)."""
         return ()
 

@@ -44,7 +44,7 @@ class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc
 
     def check(self) -> None:
         super().check()
-        if self.features:
+        if self.source_features:
             raise UserError(
                 f"model.position={self.position} needs whole sentences, but a language model reads token by token"
             )
@@ -87,7 +87,7 @@ class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # t
 
     def check(self) -> None:
         super().check()
-        if self.features:
+        if self.source_features:
             raise UserError(
                 f"model.position={self.position} needs trees beside texts, which only translation models support"
             )

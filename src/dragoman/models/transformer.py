@@ -85,7 +85,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
         scheme.embedding.check(self)
         scheme.attention.check(self)
         for name, part in (("attention", scheme.attention), ("decoder_attention", self.decoder_scheme.attention)):
-            if part.needs not in PATTERNS[getattr(self, name)].provides:
+            if part.needed_distance not in PATTERNS[getattr(self, name)].supported_distances:
                 raise UserError(
                     f"model.{name}={getattr(self, name)} does not support the relative positions of "
                     f"model.position={self.position}; choose another position, such as sinusoidal"
@@ -99,7 +99,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
     def decoder_scheme(self) -> PositionScheme:
         """The position scheme of the decoder: sinusoidal if that of the encoder needs features, which targets lack."""
         scheme = POSITIONS[self.position]
-        return POSITIONS["sinusoidal"] if scheme.features else scheme
+        return POSITIONS["sinusoidal"] if scheme.source_features else scheme
 
     @property
     def layout(self) -> str:
@@ -122,9 +122,9 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
         return self.max_length if limited else None
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def source_features(self) -> tuple[str, ...]:
         scheme = POSITIONS.get(self.position)
-        return scheme.features if scheme else ()
+        return scheme.source_features if scheme else ()
 
 
 class TransformerLayer(nn.Module):
@@ -306,7 +306,7 @@ class Transformer(Seq2Seq):
     def supports_indirect_cache(self) -> bool:
         """Whether an indirect KV cache can be used: attention must be full and independent of relative positions."""
         full = self.settings.decoder_attention == "full"
-        return full and self.settings.decoder_scheme.attention.needs == "nothing"
+        return full and self.settings.decoder_scheme.attention.needed_distance == "none"
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the states of every target position before the projection to the vocabulary: states_BTC."""

@@ -39,7 +39,7 @@ from dragoman.modules.positions import AttentionPosition
 class StepContext:
     """The inputs that all layers share in one decoding step.
 
-    `beam_indices_NK` is the table of an indirect cache (`attend_to_cache`), or None if each row has its own cache.
+    `beam_indices_NK[n, k]` is the cache row that holds position k of hypothesis n. None: row n holds them all.
     """
 
     position_N1: Tensor
@@ -55,7 +55,7 @@ def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """The common part of self- and cross-attention: widths, kernel and output projection.
 
-    `fusable` means that these settings permit the Triton kernel for packed rows, `attend_packed`.
+    `fusable`: these settings permit `attend_packed`, the Triton kernel for rows that contain several sentences.
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -82,7 +82,7 @@ class MultiHeadAttention(nn.Module):
 class SelfAttention(MultiHeadAttention):
     """Attention of every token to the tokens of its sentence. One projection computes queries, keys and values.
 
-    `relate` is the part of the position encoding that acts in attention (modules/positions.py).
+    `relate`, a name in saved weights, is the part of the position encoding that acts in attention (positions.py).
     """
 
     def __init__(self, settings: AttentionSettings, position: type[AttentionPosition], *, bidirectional: bool) -> None:
@@ -92,7 +92,8 @@ class SelfAttention(MultiHeadAttention):
         self.relate = position(settings)
         pattern = PATTERNS[settings.attention if bidirectional else settings.decoder_attention]
         self.pattern = pattern(settings, bidirectional=bidirectional)
-        self.fusable = self.fusable and type(self.relate) is AttentionPosition and type(self.pattern) is FullAttention
+        has_position = position is not AttentionPosition  # the base class encodes no positions
+        self.fusable = self.fusable and not has_position and type(self.pattern) is FullAttention
 
     def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the projection into heads of queries, keys and values, and encode positions in queries and keys.
@@ -112,7 +113,7 @@ class SelfAttention(MultiHeadAttention):
     def forward(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
         qkv_BTE = self.query_key_value(x_BTC)
         if self.fusable and supports_packed_kernel(qkv_BTE, mask, self.settings.head_value_width):
-            return self.project_output(split_heads(attend_packed(qkv_BTE, None, mask, self.heads), self.heads))
+            return self.project_output(split_heads(attend_packed(qkv_BTE, mask, self.heads), self.heads))
         q, k, v = self.split_qkv(qkv_BTE, position_BT)
         return self.project_output(self.pattern(q, k, v, mask, partial(self.relate.attend, self.kernel)))
 
@@ -123,9 +124,9 @@ class SelfAttention(MultiHeadAttention):
         pattern_N1K = self.pattern.make_pattern_mask(position_N1, position_1K)
         if pattern_N1K is not None:
             allowed_N1K = allowed_N1K & pattern_N1K
-        if self.relate.needs == "nothing":  # layers share the mask, so the bias is computed only once
-            return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
         relative_N1K = self.relate.compute_relative(position_N1, position_1K)
+        if relative_N1K is None:  # all layers share this mask: make it additive once, rather than in every kernel
+            return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
         return AttentionMask(allowed_N1K[:, None], relative_position=relative_N1K)
 
     def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
@@ -163,11 +164,14 @@ class CrossAttention(MultiHeadAttention):
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
     def forward(self, x_BTC: Tensor, memory: Tensor | KeyValue, mask: AttentionMask) -> Tensor:
-        """Attend to the source. `memory` is the encoder output, memory_BSC, or the result of `project_memory`."""
+        """Attend to the source. `memory` is the encoder output, memory_BSC, or the result of `project_memory`.
+
+        A search with an indirect cache sets `mask.length_B`; the T axis then holds the hypotheses of a sentence.
+        """
         query_BTE = self.query(x_BTC)
         if isinstance(memory, Tensor):
             if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_value_width):
-                out_BTE = attend_packed(query_BTE, self.key_value(memory), mask, self.heads)
+                out_BTE = attend_packed(query_BTE, mask, self.heads, key_value_BKF=self.key_value(memory))
                 return self.project_output(split_heads(out_BTE, self.heads))
             memory = self.project_memory(memory)
         q_BHTD = self.split_query(query_BTE)

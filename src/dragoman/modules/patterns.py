@@ -59,7 +59,7 @@ class FullAttention(nn.Module):
     causal = True  # whether the pattern can be used in a decoder
     limited = False  # whether sentences are limited to settings.max_length
     key_cost = 1  # factor in `count_keys`; 2 if computing a key takes as many operations as attending to it
-    provides = frozenset({"nothing", "distance", "tree"})  # supported values of `AttentionPosition.needs`
+    supported_distances = frozenset({"none", "tokens", "tree"})  # see `AttentionPosition.needed_distance`
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool) -> None:
@@ -77,7 +77,7 @@ class FullAttention(nn.Module):
     def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
         """Return the mask of these rows, which all layers share. `position` computes relative positions."""
         mask = make_self_attention_mask(rows, bidirectional=self.bidirectional)
-        if position.needs == "nothing":
+        if position.needed_distance == "none":
             return mask
         return replace(mask, relative_position=position.compute_relative_in_rows(rows))
 
@@ -101,7 +101,7 @@ class BlockedAttention(FullAttention, ABC):
     If a row has no more blocks than a block has links, full attention is computed with a mask instead.
     """
 
-    provides = frozenset({"nothing", "distance"})
+    supported_distances = frozenset({"none", "tokens"})
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool, block: int) -> None:
         super().__init__(settings, bidirectional=bidirectional)
@@ -251,7 +251,7 @@ class Linformer(FullAttention):
     causal = False
     limited = True
     key_cost = 2
-    provides = frozenset({"nothing"})
+    supported_distances = frozenset({"none"})
     uses = ("rank", "max_length")
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool) -> None:

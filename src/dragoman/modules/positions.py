@@ -144,9 +144,9 @@ class TreeDepth(Sinusoidal):
 class AttentionPosition(PositionPart):
     """The base class, which does not change attention. Subclasses override one or more of the methods."""
 
-    # Which relative positions `attend` needs: "nothing", "distance" in tokens, or "tree" for distances in a dependency
-    # tree. An attention pattern supports those in its `provides` (modules/patterns.py).
-    needs = "nothing"
+    # Which distances between queries and keys `attend` needs: "none", "tokens", or "tree" for those in a dependency
+    # tree. An attention pattern supports those in its `supported_distances` (modules/patterns.py).
+    needed_distance = "none"
 
     def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return the relative positions of queries and keys at these positions, relative_BQK; None if not needed."""
@@ -183,7 +183,7 @@ class Rotary(AttentionPosition):
 class DistancePosition(AttentionPosition):
     """The common part of schemes that depend on the distance between query and key."""
 
-    needs = "distance"
+    needed_distance = "tokens"
 
     def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:
         return key_BK[..., None, :] - query_BQ[..., :, None]
@@ -241,7 +241,7 @@ class TreeRelative(Relative):
     It is negative if the key comes first. Unknown distances have one more bucket, whose vectors are zero and fixed.
     """
 
-    needs = "tree"
+    needed_distance = "tree"
     features = ("tree",)
 
     def compute_relative_in_rows(self, rows: RowLayout) -> Tensor:
@@ -278,7 +278,7 @@ class PositionScheme(NamedTuple):
         return (*self.embedding.uses, *self.attention.uses)
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def source_features(self) -> tuple[str, ...]:
         """Return the features of source tokens that this scheme needs."""
         return tuple(dict.fromkeys((*self.embedding.features, *self.attention.features)))
 

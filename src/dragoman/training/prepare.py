@@ -100,7 +100,7 @@ def check_data(recipe: Recipe) -> None:
     if example_format != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
         raise UserError(f"model.kind={kind} has one tokenizer; leave target_kind and target_size out")
     reason = "" if example_format == "pairs" else "does not translate"  # why the model learns only one direction
-    if "tree" in recipe.model.features:
+    if "tree" in recipe.model.source_features:
         reason = "reads trees of one side"
     for is_used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
         if reason and is_used:
@@ -213,7 +213,7 @@ def encode_corpus(
     recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report
 ) -> WeightedStore:
     """Return the token store of a corpus; log how many examples it has and how many were left out."""
-    features, noun = recipe.model.features, EXAMPLE_FORMATS[recipe.example_format].noun
+    features, noun = recipe.model.source_features, EXAMPLE_FORMATS[recipe.example_format].noun
     extra = 0  # number of targets besides the first of each pair
 
     def pairs() -> Iterator[Pair]:
@@ -253,7 +253,7 @@ def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
     names = [corpus.tag or Path((corpus.files or [corpus.title])[0]).name for corpus in recipe.data.dev]
     if len(set(names)) < len(names):  # short names are not unique
         names = [corpus.title for corpus in recipe.data.dev]
-    readers = (read_corpus(recipe, corpus, "dev", recipe.model.features) for corpus in recipe.data.dev)
+    readers = (read_corpus(recipe, corpus, "dev", recipe.model.source_features) for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
     by_corpus: dict[str, list[Pair]] = {name: [] for name in names}
     for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
