@@ -98,7 +98,7 @@ class SmtSettings(Settings):
     layout: ClassVar[str] = "padded"
     length_limit: ClassVar[int | None] = None
     aligns: ClassVar[bool] = True
-    features: ClassVar[tuple[str, ...]] = ()
+    source_features: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def registries(cls) -> Registries:
