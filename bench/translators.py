@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.decoding.protocol import Job
+from dragoman.decoding.protocol import SearchJob
 from dragoman.hardware import cpu_features, cpu_name
 from dragoman.inference.engines import ctranslate2 as to_ctranslate2
 from dragoman.inference.engines import huggingface as to_huggingface
@@ -61,7 +61,7 @@ def open_dragoman(translator: Translator, engine: str, beam: int) -> System:
     settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
 
     def search(ids: Ids) -> Ids:
-        found = opened.search([Job(each, max_length(each, translator)) for each in ids], settings)
+        found = opened.search([SearchJob(each, max_length(each, translator)) for each in ids], settings)
         return [answers[0].tokens for answers in found]
 
     def translate(lines: Sequence[str]) -> list[str]:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, find_candidates
-from dragoman.decoding.protocol import SearchResult, sanitize_logp
+from dragoman.decoding.protocol import SearchResult, clean_logp
 from dragoman.types import BOS, EOS, PAD
 from toy_requests import beam_search
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
 
-NEVER = -math.inf
+NEG_INF = -math.inf
 ALPHAS = (0.0, 0.6, 1.0, 2.0)
 seeds = st.integers(0, 10_000)
 few = settings(max_examples=25, deadline=None)
@@ -73,7 +73,9 @@ def test_stop_rule_best_finds_the_same_as_never_stopping(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(
-            STOP_RULES, "never", lambda _score_BW, bound_B, _nbest: torch.zeros_like(bound_B, dtype=torch.bool)
+            STOP_RULES,
+            "never",
+            lambda score_BW, _best_possible_B, _nbest: torch.zeros_like(score_BW[:, 0], dtype=torch.bool),
         )
         for nbest in {1, width}:
             model = Toy(seed=seed, levels=levels)
@@ -127,7 +129,7 @@ def test_nbest_1_is_the_first_of_more_results(seed: int, width: int) -> None:
     assert best == several[:1]
 
 
-SHORT_OR_LONG = Script([NEVER, NEVER, NEVER, -0.5, -0.93], [NEVER, NEVER, NEVER, 0.0, -9.0])
+SHORT_OR_LONG = Script([NEG_INF, NEG_INF, NEG_INF, -0.5, -0.93], [NEG_INF, NEG_INF, NEG_INF, 0.0, -9.0])
 # scores: EOS at once -0.5; one token and EOS -0.93 / 2
 
 
@@ -149,23 +151,23 @@ def test_number_of_steps_until_the_stop_rule_applies(stop: str, alpha: float, st
 
 
 def test_the_search_stops_when_the_last_sentence_is_done() -> None:
-    endless = Script([NEVER, NEVER, NEVER, NEVER, 0.0])
+    endless = Script([NEG_INF, NEG_INF, NEG_INF, NEG_INF, 0.0])
     found = search_batch(endless, [4, 5], [3, 6])
     assert [len(f[0].tokens) for f in found] == [3, 6]
     assert endless.steps == 6
 
 
 def test_unfinished_results_are_marked_and_rank_below_finished_ones() -> None:
-    endless = Script([NEVER, NEVER, NEVER, NEVER, 0.0])
+    endless = Script([NEG_INF, NEG_INF, NEG_INF, NEG_INF, 0.0])
     assert_same(search_one(endless, 3), [SearchResult([4, 4, 4], 0.0, 0.0, False)])
-    babble = Script(*[[NEVER, NEVER, NEVER, NEVER, -0.02]] * 2, [NEVER, NEVER, NEVER, -4.0, -0.02])
+    babble = Script(*[[NEG_INF, NEG_INF, NEG_INF, NEG_INF, -0.02]] * 2, [NEG_INF, NEG_INF, NEG_INF, -4.0, -0.02])
     whole, *cut = search_one(babble, 3, width=2, nbest=2)
     assert_same([whole], [SearchResult([4, 4], -4.04, -4.04 / 3, True)])
     assert_same(cut, [SearchResult([4, 4, 4], -0.06, -0.02, False)])
 
 
 def test_the_only_possible_hypothesis_is_found_once() -> None:
-    only_path = Script([NEVER, NEVER, NEVER, NEVER, 0.0], [NEVER, NEVER, NEVER, 0.0, NEVER])
+    only_path = Script([NEG_INF, NEG_INF, NEG_INF, NEG_INF, 0.0], [NEG_INF, NEG_INF, NEG_INF, 0.0, NEG_INF])
     assert_same(search_one(only_path, 9, width=3, nbest=3), [SearchResult([4], 0.0, 0.0, True)])
     assert only_path.steps == 2
 
@@ -173,9 +175,9 @@ def test_the_only_possible_hypothesis_is_found_once() -> None:
 def test_eos_among_the_best_candidates_leaves_all_beams_active() -> None:
     """The two best candidates of the second step are EOS; both beams must still be extended."""
     model = Script(
-        [NEVER, NEVER, NEVER, NEVER, -0.6, -0.8],
-        [NEVER, NEVER, NEVER, -0.1, -3.0, -4.0],
-        [NEVER, NEVER, NEVER, 0.0, NEVER, NEVER],
+        [NEG_INF, NEG_INF, NEG_INF, NEG_INF, -0.6, -0.8],
+        [NEG_INF, NEG_INF, NEG_INF, -0.1, -3.0, -4.0],
+        [NEG_INF, NEG_INF, NEG_INF, 0.0, NEG_INF, NEG_INF],
     )
     answers = search_one(model, 9, width=2, nbest=2, alpha=9.0, stop="best")
     assert [f.tokens for f in answers] == [[4, 4], [5, 4]]
@@ -190,7 +192,7 @@ def test_ties_are_broken_by_token_id() -> None:
 @few
 @given(
     scores=st.lists(
-        st.lists(st.sampled_from([NEVER, -3.0, -2.0, -1.0]), min_size=7, max_size=7), min_size=6, max_size=6
+        st.lists(st.sampled_from([NEG_INF, -3.0, -2.0, -1.0]), min_size=7, max_size=7), min_size=6, max_size=6
     ),
     repeat=st.integers(1, 60),
     width=st.sampled_from([1, 2, 3, 6]),
@@ -206,7 +208,7 @@ def test_candidates_are_a_stable_sort_of_all_continuations(
     values, indices = (each[:, : 2 * width] for each in total_BC.sort(dim=1, descending=True, stable=True))
     found = find_candidates(logp_BW, logp_NV)
     assert found.logp_BK.equal(values)
-    possible = values > NEVER  # where there is no candidate, any index is right
+    possible = values > NEG_INF  # where there is no candidate, any index is right
     assert (found.parent_BK * 7 * repeat + found.token_BK)[possible].equal(indices[possible])
 
 
@@ -220,7 +222,7 @@ def test_candidates_equal_topk_if_there_are_no_ties() -> None:
     assert (found.parent_BK * count + found.token_BK).equal(indices)
 
 
-@pytest.mark.parametrize("value", [math.nan, NEVER, math.inf])
+@pytest.mark.parametrize("value", [math.nan, NEG_INF, math.inf])
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_sentence_with_invalid_log_probabilities_ends_and_others_are_unaffected(value: float, width: int) -> None:
     firsts, limits = [4, 5, 6], [7, 7, 7]
@@ -235,9 +237,9 @@ def test_a_sentence_with_invalid_log_probabilities_ends_and_others_are_unaffecte
 
 
 def test_sanitize_logp() -> None:
-    logp_NV = torch.tensor([[-1.0, -2.0, -3.0, -4.0, math.nan, math.inf], [-1.0, NEVER, -1.0, -1.0, -5.0, 0.0]])
-    wanted = [[NEVER, -2.0, NEVER, -4.0, NEVER, NEVER], [NEVER, NEVER, NEVER, -1.0, -5.0, 0.0]]
-    assert sanitize_logp(logp_NV).tolist() == wanted
+    logp_NV = torch.tensor([[-1.0, -2.0, -3.0, -4.0, math.nan, math.inf], [-1.0, NEG_INF, -1.0, -1.0, -5.0, 0.0]])
+    wanted = [[NEG_INF, -2.0, NEG_INF, -4.0, NEG_INF, NEG_INF], [NEG_INF, NEG_INF, NEG_INF, -1.0, -5.0, 0.0]]
+    assert clean_logp(logp_NV).tolist() == wanted
     assert logp_NV[1, PAD] == -1.0  # the input is not modified
 
 

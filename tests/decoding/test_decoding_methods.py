@@ -18,7 +18,7 @@ from dragoman.decoding.methods import (
     decode_samples,
     rank_by_agreement,
 )
-from dragoman.decoding.protocol import DecodingConstraints, Job
+from dragoman.decoding.protocol import DecodingConstraints, SearchJob
 from dragoman.decoding.sampling import make_uniforms
 from dragoman.errors import UserError
 from dragoman.inference.translator import Translator
@@ -113,7 +113,7 @@ def test_samples_depend_only_on_seed_text_and_number(translator: Translator) -> 
 def test_random_numbers_depend_only_on_seed_text_and_number() -> None:
     def make(*texts: str, seed: int = 1) -> torch.Tensor:
         constraints = [DecodingConstraints(text=text) for text in texts]
-        return make_uniforms([Job([], 5, constraint) for constraint in constraints], seed, range(2), 5)
+        return make_uniforms([SearchJob([], 5, constraint) for constraint in constraints], seed, range(2), 5)
 
     uniform_BWT = make("a", "b", "a")
     assert torch.equal(uniform_BWT[0], uniform_BWT[2])

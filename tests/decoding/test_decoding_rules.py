@@ -17,7 +17,7 @@ from dragoman.types import EOS, PAD
 from toy_requests import PIECES, make_toy_request, search_reference, term
 from toy_steps import Toy
 
-NEVER = -math.inf
+NEG_INF = -math.inf
 QUICK: dict[str, Any] = {"beam": 4, "groups": 2, "samples": 8}
 seeds, limits = st.integers(0, 5000), st.integers(4, 12)
 few = settings(max_examples=15)
@@ -28,7 +28,7 @@ def join_tokens(ids: Sequence[int]) -> str:
 
 
 def list_forbidden(logp_NV: torch.Tensor) -> list[set[int]]:
-    return [{token for token, logp in enumerate(row) if logp == NEVER} - {PAD} for row in logp_NV.tolist()]
+    return [{token for token, logp in enumerate(row) if logp == NEG_INF} - {PAD} for row in logp_NV.tolist()]
 
 
 @given(

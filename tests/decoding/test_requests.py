@@ -8,7 +8,7 @@ from dragoman.data.tokenizers import Tokenizers, TokenizerSettings
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import make_constraints
-from dragoman.inference.translator import limit_length, merge_search
+from dragoman.inference.translator import compute_max_tokens, merge_search
 from dragoman.types import Line, Pair
 
 RUN_SETTINGS = SearchSettings(beam=6, nbest=2)
@@ -33,12 +33,12 @@ def test_prefix_and_terms_raise_the_length_limit() -> None:
     assert [term.text for term in constraint.required] == ["dog"]
     assert [term.text for term in constraint.avoid] == ["cat"]
     assert constraint.min_tokens == 2
-    assert limit_length(constraint, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and the word boundary after it
-    assert limit_length(constraint, 3, search, 9) == 9
+    assert compute_max_tokens(constraint, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and the word boundary after it
+    assert compute_max_tokens(constraint, 3, search, 9) == 9
     later = make_constraints(line, "x", 1, BYTES, search, first=False)
     assert (later.prefix, later.required, len(later.avoid), later.min_tokens) == ((), (), 1, 1)
     assert (
-        limit_length(
+        compute_max_tokens(
             make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), first=True), 1, search, 100
         )
         == 51

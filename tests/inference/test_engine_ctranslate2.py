@@ -12,7 +12,7 @@ import torch
 
 from dragoman.data.tokenizers import Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import DecodingConstraints, Job
+from dragoman.decoding.protocol import DecodingConstraints, SearchJob
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import ctranslate2
@@ -83,7 +83,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     settings = model_of({}).settings
     torch.manual_seed(0)
     model = Transformer(settings, source_size=one.source.size, target_size=two.target.size, joint=False).eval()
-    jobs = [Job([4, 5, 9], 9), Job([6], 9)]
+    jobs = [SearchJob([4, 5, 9], 9), SearchJob([6], 9)]
     other = engine(model, Tokenizers(one.source, two.target), tmp_path)
     search = SearchSettings(beam=2)
     assert_same(run_beam_search(WithoutMarks(model), jobs, search), other.search(jobs, search))
@@ -96,7 +96,7 @@ def test_each_sentence_keeps_to_its_own_limit(
 ) -> None:
     """Whatever the others in its batch may have; whole answers come before cut ones."""
     model = model_of({"position": "none"})
-    jobs = [job._replace(limit=1 + number % 12) for number, job in enumerate(make_jobs(36, seed=1))]
+    jobs = [job._replace(max_tokens=1 + number % 12) for number, job in enumerate(make_jobs(36, seed=1))]
     search = SearchSettings(beam=4, nbest=nbest, length_penalty=penalty)
     ours = run_beam_search(WithoutMarks(model), jobs, search)
     assert {len(some) for some in ours} == {nbest}
@@ -113,7 +113,7 @@ def test_without_a_penalty_it_looks_as_far(tokenizers: Tokenizers, tmp_path: Pat
         model.project.weight.normal_(std=0.9)
         model.decoder.norm.bias.normal_(std=2)
         model.project.weight[EOS] = model.decoder.norm.bias * 0.4 + torch.randn(8) * 0.5
-    jobs = [job._replace(limit=30) for job in make_jobs(40)]
+    jobs = [job._replace(max_tokens=30) for job in make_jobs(40)]
     assert_same(
         run_beam_search(WithoutMarks(model), jobs, search), engine(model, tokenizers, tmp_path).search(jobs, search)
     )
@@ -147,7 +147,7 @@ def test_scores_are_there_where_they_are_shown(toy: Toy, call: Call) -> None:
 def test_no_limit_and_no_source(tokenizers: Tokenizers, tmp_path: Path) -> None:
     other = engine(model_of({}), tokenizers, tmp_path)
     assert other.search([], SearchSettings()) == []
-    dead, empty = other.search([Job([4], 0), Job([], 5)], SearchSettings())
+    dead, empty = other.search([SearchJob([4], 0), SearchJob([], 5)], SearchSettings())
     assert dead == []
     assert [(one.tokens, one.finished) for one in empty] == [([], True)]
 
@@ -164,7 +164,7 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
 
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    job = Job([4, 5], 6, constraints=DecodingConstraints(prefix=(6,)))
+    job = SearchJob([4, 5], 6, constraints=DecodingConstraints(prefix=(6,)))
     with pytest.raises(UserError, match=r"forced prefixes.*; use --engine torch$"):
         engine(model_of({}), tokenizers, tmp_path).search([job], SearchSettings())
 
@@ -172,8 +172,8 @@ def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
 def test_more_positions_than_it_has_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
     other = engine(model_of({"position": "learned"}), tokenizers, tmp_path)
     assert other.max_tokens == 40
-    other.search([Job([4] * 39, 40)], SearchSettings())
-    for job in (Job([4] * 40, 5), Job([4], 41)):
+    other.search([SearchJob([4] * 39, 40)], SearchSettings())
+    for job in (SearchJob([4] * 40, 5), SearchJob([4], 41)):
         with pytest.raises(UserError, match=r"positions for 40 tokens.* may need 41; use --engine torch$"):
             other.search([job], SearchSettings())
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from dragoman.data.tokenizers import SubwordTokenizer, Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import Job, SearchResult
+from dragoman.decoding.protocol import SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines import huggingface
 from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY
@@ -101,7 +101,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     sizes = {"source_size": one.source.size, "target_size": two.target.size}
     model = Transformer(model_of({"norm_place": "post"}).settings, **sizes, joint=False).eval()
     folder = written(model, tmp_path / "there", Tokenizers(one.source, two.target))
-    jobs, search = [Job([4, 5, 9], 9), Job([6], 9)], SearchSettings(beam=2)
+    jobs, search = [SearchJob([4, 5, 9], 9), SearchJob([6], 9)], SearchSettings(beam=2)
     assert_same(*whole(run_beam_search(model, jobs, search), HuggingFaceEngine(folder).search(jobs, search)))
     import_huggingface(folder, tmp_path / "back")
     back = open_run(tmp_path / "back", device="cpu")

@@ -15,7 +15,7 @@ import torch
 
 from dragoman.decoding import continuous_batching as flow
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
-from dragoman.decoding.protocol import DecodingConstraints, Ensemble, Job, SearchResult
+from dragoman.decoding.protocol import DecodingConstraints, Ensemble, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import torch as torch_engine
@@ -46,10 +46,10 @@ def workers(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def alone(model: Any, job: Job, search: SearchSettings, device: torch.device = CPU) -> list[SearchResult]:
+def alone(model: Any, job: SearchJob, search: SearchSettings, device: torch.device = CPU) -> list[SearchResult]:
     source_BS = torch.tensor([[*job.ids, EOS]], device=device)
     options: Any = {"width": search.beam, "nbest": search.nbest, "stop": search.stop, "norm": search.length_norm}
-    return beam_search(model, source_BS, source_BS > 0, torch.tensor([job.limit]), **options)[0]
+    return beam_search(model, source_BS, source_BS > 0, torch.tensor([job.max_tokens]), **options)[0]
 
 
 def close(found: list[SearchResult], wanted: list[SearchResult], limit: float = 1e-4) -> None:
@@ -191,13 +191,17 @@ def test_who_is_interrupted_ends_in_peace() -> None:
 
 def test_answers_of_one_step_are_all_told() -> None:
     """Fewer jobs than the rows that a step has at least, all done at once."""
-    model, search, jobs = model_of(), SearchSettings(beam=1), [Job([5, 6], 1), Job([7], 1), Job([8, 9, 4], 1)]
+    model, search, jobs = (
+        model_of(),
+        SearchSettings(beam=1),
+        [SearchJob([5, 6], 1), SearchJob([7], 1), SearchJob([8, 9, 4], 1)],
+    )
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
 
 
 def test_every_job_is_handed_out_once_the_longest_first() -> None:
-    jobs = [Job([5] * length, 9) for length in (3, 9, 1, 9, 4)]
+    jobs = [SearchJob([5] * length, 9) for length in (3, 9, 1, 9, 4)]
     queue = flow.JobQueue(jobs, range(5))
     handed = [number for count in (2, 2, 2, 2) for number in queue.next(count)]
     assert sorted(handed) == list(range(5))
@@ -235,7 +239,7 @@ def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None
         monkeypatch.setattr(flow, "total_memory", lambda _, memory=memory: memory)
         ours = engine(model)
         with workers(1):
-            found.append(ours.search([*jobs, Job([5] * 40, 100)], search))
+            found.append(ours.search([*jobs, SearchJob([5] * 40, 100)], search))
         gpu = ours.gpu_scheduler
         few = memory == 1 << 21
         assert gpu.used_bytes <= 4 * gpu.pool_bytes if few else len(gpu.pools) > 1

@@ -35,7 +35,7 @@ def run(term: Term, ids: list[int]) -> tuple[bool, int]:
     state = 0
     for token in ids:
         state = int(term.next_SV[state, token])
-    return bool(term.ends_S[state]), int(term.missing_S[state])
+    return bool(term.complete_at_end_S[state]), int(term.missing_S[state])
 
 
 @given(

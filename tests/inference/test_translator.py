@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import Job, SearchResult
+from dragoman.decoding.protocol import IndexedResults, SearchJob
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load
@@ -300,7 +300,7 @@ def test_more_is_found_where_some_may_fall_away(translator: Translator, settings
     seen: list[int] = []
 
     class Recorder(Engine):
-        def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+        def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
             seen.append(search.nbest)
             return translator.engine.iter_results(jobs, search)
 

@@ -51,8 +51,8 @@ def test_a_new_sentence_ignores_the_previous_one_in_its_slot() -> None:
             state = state.make_indirect(9) if use_indirect else state
             for token in (BOS, 5, 6):
                 expected, state = model.step(torch.full((2,), token), state)
-            fresh = model.start(source_BS, source_BS > 0).keep(torch.tensor([1]))
-            state = state.put(torch.tensor([0]), fresh.make_indirect(0) if use_indirect else fresh)
+            fresh = model.start(source_BS, source_BS > 0).keep_sentences(torch.tensor([1]))
+            state = state.replace_sentences(torch.tensor([0]), fresh.make_indirect(0) if use_indirect else fresh)
             for token in (BOS, 5, 6):
                 logp_NV, state = model.step(torch.full((2,), token), state)
             assert_same(logp_NV[:1], expected[1:])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dragoman.config.settings import pick
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.protocol import NEVER, SearchResult, StateT, StepModel, sanitize_logp
+from dragoman.decoding.protocol import NEG_INF, SearchResult, StateT, StepModel, clean_logp
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 
@@ -38,12 +38,12 @@ def search_exhaustively(
     finished_results: list[SearchResult] = []
     for length in range(1, limit + 1):
         logp_NV, state = model.step(prefix_NT[:, -1], state)
-        total_NV = logp_N[:, None] + sanitize_logp(logp_NV)
+        total_NV = logp_N[:, None] + clean_logp(logp_NV)
         finished_results += list_results(prefix_NT, total_NV[:, EOS], norm_T[length], finished=True)
-        total_NV[:, EOS] = NEVER
+        total_NV[:, EOS] = NEG_INF
         order_N = total_NV.flatten().sort(descending=True, stable=True).indices
         rows_N, token_N = order_N // total_NV.size(1), order_N % total_NV.size(1)
-        alive_N = total_NV.flatten()[order_N] > NEVER
+        alive_N = total_NV.flatten()[order_N] > NEG_INF
         rows_N, token_N = rows_N[alive_N], token_N[alive_N]
         if len(rows_N) > MAX_PREFIXES:
             raise UserError(
@@ -62,4 +62,4 @@ def search_exhaustively(
 
 def list_results(prefix_NT: Tensor, logp_N: Tensor, norm: Tensor, *, finished: bool) -> list[SearchResult]:
     rows = zip(prefix_NT[:, 1:].tolist(), logp_N.tolist(), (logp_N / norm).tolist())
-    return [SearchResult(tokens, logp, score, finished) for tokens, logp, score in rows if logp > NEVER]
+    return [SearchResult(tokens, logp, score, finished) for tokens, logp, score in rows if logp > NEG_INF]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dragoman.decoding.protocol import Job
+from dragoman.decoding.protocol import SearchJob
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
 from toy_sections import settings_of
@@ -46,7 +46,7 @@ def model_of(**settings: Any) -> Seq2Seq:
     return model.eval()
 
 
-def random_jobs(count: int, size: int = SIZE, *, longest: int = 40) -> list[Job]:
+def random_jobs(count: int, size: int = SIZE, *, longest: int = 40) -> list[SearchJob]:
     random = Random(7)
     sources = [[random.randrange(4, size) for _ in range(random.randint(1, longest))] for _ in range(count)]
-    return [Job(ids, random.randint(1, len(ids) + 12)) for ids in sources]
+    return [SearchJob(ids, random.randint(1, len(ids) + 12)) for ids in sources]

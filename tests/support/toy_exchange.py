@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizers import Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import NEVER, Job, SearchResult
+from dragoman.decoding.protocol import NEG_INF, SearchJob, SearchResult
 from dragoman.inference.engines.base import SupportedValues, format_setting
 from dragoman.inference.predictor import Predictor
 from dragoman.models.transformer import Transformer
@@ -71,10 +71,12 @@ def list_unsupported(holds: SupportedValues) -> dict[str, Section]:
     }
 
 
-def make_jobs(count: int = 6, *, limit: int = 8, seed: int = 0) -> list[Job]:
+def make_jobs(count: int = 6, *, limit: int = 8, seed: int = 0) -> list[SearchJob]:
     """Return jobs with sources of random tokens; every other job has a higher length limit."""
     rng = np.random.default_rng(seed)
-    return [Job(rng.integers(4, VOCABULARY, rng.integers(1, 8)).tolist(), limit + i % 2 * 3) for i in range(count)]
+    return [
+        SearchJob(rng.integers(4, VOCABULARY, rng.integers(1, 8)).tolist(), limit + i % 2 * 3) for i in range(count)
+    ]
 
 
 @dataclass
@@ -89,16 +91,16 @@ class WithoutMarks:
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         logp_NV, state = self.model.step(token_N, state)
         logp_NV = logp_NV.clone()
-        logp_NV[:, [PAD, BOS]] = NEVER
+        logp_NV[:, [PAD, BOS]] = NEG_INF
         return logp_NV.log_softmax(-1), state
 
 
-def run_beam_search(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+def run_beam_search(model: Any, jobs: Sequence[SearchJob], search: SearchSettings) -> list[list[SearchResult]]:
     """Return the hypotheses of our own beam search, without an engine."""
     source_BS = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor([*job.ids, EOS]) for job in jobs], batch_first=True, padding_value=PAD
     )
-    limit_B = torch.tensor([job.limit for job in jobs])
+    limit_B = torch.tensor([job.max_tokens for job in jobs])
     return beam_search(
         model,
         source_BS,

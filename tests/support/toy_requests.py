@@ -14,11 +14,11 @@ from dragoman.decoding.methods import Request, SearchSettings, decode
 from dragoman.decoding.protocol import (
     DecodingConstraints,
     Ensemble,
-    Job,
+    SearchJob,
     SearchResult,
     SpellingTable,
     Term,
-    sanitize_logp,
+    clean_logp,
 )
 from dragoman.decoding.sentence_beam import SentenceBeam, SentenceSearches
 from dragoman.models.registry import build_model
@@ -50,7 +50,7 @@ def make_request(
     watch: Callable[[Any], None] = lambda _: None,
     **settings: Any,
 ) -> Request:
-    jobs = [Job([], limit, constraint) for limit, constraint in zip(limits, constraints, strict=True)]
+    jobs = [SearchJob([], limit, constraint) for limit, constraint in zip(limits, constraints, strict=True)]
     run = partial(run_batch, model, source_BS, real_BS, observe=watch)
     return Request(jobs, SearchSettings(**settings), run, spelt)
 
@@ -79,7 +79,7 @@ def take_likeliest(model: Any, source_BS: torch.Tensor, real_BS: torch.Tensor, l
     with torch.inference_mode():
         for _ in range(limit):
             logp_BV, state = model.step(token_B, state)
-            token_B = sanitize_logp(logp_BV).argmax(-1)
+            token_B = clean_logp(logp_BV).argmax(-1)
             columns.append(token_B.tolist())
     return [[*row, EOS][: [*row, EOS].index(EOS)] for row in zip(*columns, strict=True)]
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.decoding.protocol import NEVER, BaseSearchSettings, Job, Prefix, Search, SearchResult
+from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, Prefix, Search, SearchJob, SearchResult
 from dragoman.types import EOS
 
 GROUP_SIZE = 64  # vocabulary columns in a group, see `find_candidates`
@@ -73,29 +73,29 @@ class BeamSearch(Search):
     def prefix(self) -> Prefix:
         return Prefix(self.state.token_BWT.flatten(0, 1), self.state.length_B.repeat_interleave(self.width))
 
-    def make_state(self, jobs: Sequence[Job]) -> BeamState:
+    def make_state(self, jobs: Sequence[SearchJob]) -> BeamState:
         """Return the initial state: one empty prefix per sentence, or none if the limit is 0."""
         B, W, device = len(jobs), self.width, self.device
-        limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=device)
+        limit_B = torch.tensor([job.max_tokens for job in jobs], dtype=torch.long, device=device)
         token_BWT = torch.full((B, W, self.max_length), EOS, device=device)
-        never_BW = torch.full((B, W), NEVER, device=device)
+        neg_inf_BW = torch.full((B, W), NEG_INF, device=device)
         length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
-        logp_BW = never_BW.clone()
-        logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEVER)
-        no_hypotheses = (token_BWT, never_BW, never_BW, length_BW)
+        logp_BW = neg_inf_BW.clone()
+        logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEG_INF)
+        no_hypotheses = (token_BWT, neg_inf_BW, neg_inf_BW, length_BW)
         return BeamState(token_BWT, logp_BW, length_BW[:, 0], *no_hypotheses, limit_B, limit_B == 0)
 
     def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
         """Extend the best prefixes, add the hypotheses that end with this step, and decide which sentences are done."""
         old, W, norm_T = self.state, self.width, self.device_norm_T
         candidates = find_candidates(old.logp_BW, logp_NV)
-        done_B = old.done_B | (candidates.logp_BK[:, 0] == NEVER)
+        done_B = old.done_B | (candidates.logp_BK[:, 0] == NEG_INF)
 
         # A hypothesis ends only if its EOS is among the W best candidates, so that width 1 is greedy search. The W best
         # of the old and new finished hypotheses are kept.
         length_B1 = (old.length_B + 1).clamp(max=len(norm_T) - 1)[:, None]
         logp_BW, parent_BW, token_BW = (field_BK[:, :W] for field_BK in candidates)
-        score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEVER)
+        score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEG_INF)
         score_BK, order_BK = torch.cat([old.end_score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
         order_BW, end_score_BW = order_BK[:, :W], score_BK[:, :W]
         end_token_BKT = torch.cat([old.end_token_BWT, torch.take_along_dim(old.token_BWT, parent_BW[:, :, None], 1)], 1)
@@ -110,7 +110,7 @@ class BeamSearch(Search):
         token_BWT.scatter_(2, position_BW1, token_BW[:, :, None])
         new_logp_BW = torch.where(done_B[:, None], old.logp_BW, logp_BW)
         length_B = old.length_B + (~done_B).long()
-        bound_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
+        best_possible_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
         self.state = BeamState(
             torch.where(done_B[:, None, None], old.token_BWT, token_BWT),
             new_logp_BW,
@@ -120,10 +120,10 @@ class BeamSearch(Search):
             end_score_BW,
             end_length_BW,
             old.limit_B,
-            done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, bound_B, self.settings.nbest),
+            done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, best_possible_B, self.settings.nbest),
         )
         first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
-        token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # an id that is valid in every vocabulary
+        token_BW = token_BW.masked_fill(logp_BW == NEG_INF, EOS)  # an id that is valid in every vocabulary
         return (first_B1 + parent_BW).flatten(), token_BW.flatten()
 
     def results(self, state: BeamState) -> list[list[SearchResult]]:
@@ -143,7 +143,7 @@ class BeamSearch(Search):
         ):
             for b, rows in enumerate(zip(*(number_BW.tolist() for number_BW in numbers), strict=True)):
                 for w, (length, logp, score) in enumerate(zip(*rows, strict=True)):
-                    if score > NEVER and len(results[b]) < self.settings.nbest:
+                    if score > NEG_INF and len(results[b]) < self.settings.nbest:
                         results[b].append(SearchResult(token_BWT[b, w, :length].tolist(), logp, score, finished))
         return results
 
@@ -164,14 +164,14 @@ def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
         maxima.append(logp_NV[:, grouped:].amax(-1, keepdim=True))
     max_NG = torch.cat(maxima, 1)
     broken_N1 = ~(max_NG.amax(-1, keepdim=True) < torch.inf)
-    prefix_logp_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEVER)
-    max_BC = (prefix_logp_N1 + max_NG.masked_fill(broken_N1, NEVER)).view(B, -1)  # C = W * G
+    prefix_logp_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEG_INF)
+    max_BC = (prefix_logp_N1 + max_NG.masked_fill(broken_N1, NEG_INF)).view(B, -1)  # C = W * G
     group_BK = stable_topk(max_BC, K)[1]
     beam_BK, start_BK = group_BK // max_NG.size(1), group_BK % max_NG.size(1) * GROUP_SIZE
     column_BKS = start_BK[:, :, None] + torch.arange(GROUP_SIZE, device=logp_NV.device)
     row_BK1 = (W * torch.arange(B, device=logp_NV.device)[:, None] + beam_BK)[:, :, None]
     total_BKS = prefix_logp_N1[:, 0][row_BK1] + logp_NV[row_BK1, column_BKS.clamp(max=V - 1)]
-    total_BKS = total_BKS.nan_to_num(nan=NEVER, posinf=NEVER, neginf=NEVER).masked_fill(column_BKS >= V, NEVER)
+    total_BKS = total_BKS.nan_to_num(nan=NEG_INF, posinf=NEG_INF, neginf=NEG_INF).masked_fill(column_BKS >= V, NEG_INF)
     index_BC = (beam_BK[:, :, None] * V + column_BKS).flatten(1)  # by which equal scores are ordered: beam, then token
     logp_BK, order_BK = stable_topk(total_BKS.flatten(1), K, index_BC)
     index_BK = index_BC.gather(1, order_BK)
@@ -193,28 +193,28 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
     return score_BC.gather(1, column_BK), column_BK
 
 
-def stop_when_full(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:
+def stop_when_full(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:
     """Stop when W hypotheses are finished, or when no prefix can beat the nbest-th hypothesis any more.
 
     This is the default, because the number of steps is proportional to the length of the result and not to the limit.
     With width 1 it makes beam search greedy. A longer hypothesis with a better score may be missed.
     """
-    return (score_BW[:, -1] > NEVER) | (score_BW[:, nbest - 1] >= bound_B)
+    return (score_BW[:, -1] > NEG_INF) | (score_BW[:, nbest - 1] >= best_possible_B)
 
 
-def stop_when_unbeatable(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:
+def stop_when_unbeatable(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:
     """Stop when no active prefix can overtake the nbest-th hypothesis any more.
 
-    Log-probabilities are at most 0, so `bound_B`, the best prefix's log-probability normalized for the maximum length,
-    is an upper bound of the scores of all continuations. If the limit is high, the bound is loose and the search takes
+    Log-probabilities are at most 0, so no continuation has a higher score than `best_possible_B`, the best prefix's
+    log-probability normalized for the maximum length. If that length is great, this bound is loose and the search takes
     many steps.
     """
-    return score_BW[:, nbest - 1] >= bound_B
+    return score_BW[:, nbest - 1] >= best_possible_B
 
 
-def stop_at_limit(score_BW: Tensor, bound_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the registry's signature
+def stop_at_limit(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the registry's signature
     """Continue until every prefix has reached the limit."""
-    return torch.zeros_like(bound_B, dtype=torch.bool)
+    return torch.zeros_like(best_possible_B, dtype=torch.bool)
 
 
 def divide_by_length(max_length: int, alpha: float) -> Tensor:
@@ -240,7 +240,7 @@ LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
     "gnmt": divide_by_gnmt,
     "none": divide_by_one,
 }
-# Functions of the scores of finished hypotheses, `bound_B` and `nbest` that return which sentences are done.
+# Functions of the scores of finished hypotheses, `best_possible_B` and `nbest` that return which sentences are done.
 STOP_RULES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "enough": stop_when_full,
     "best": stop_when_unbeatable,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dragoman.data.features import FEATURES
 from dragoman.decoding.beam import BeamSearch, BeamState
-from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult, SearchState, StepModel, copy_to_device
+from dragoman.decoding.protocol import Results, Search, SearchFactory, SearchJob, SearchState, StepModel, copy_to_device
 from dragoman.hardware import total_memory
 from dragoman.types import BOS, EOS, PAD
 
@@ -36,19 +36,18 @@ WARMUP_STEPS = 3  # steps before a CUDA graph is captured, in which libraries ch
 REFILL_DIVISOR = 16  # slots are refilled or removed once 1/16 of them are free
 MIN_ROWS = 4  # minimum number of rows of the model: matrix products with fewer rows round differently
 FREE = -1  # the job number of a free slot
-EMPTY_JOB = Job([], 0)  # the job of a free slot
-Results = list[list[SearchResult]]
+EMPTY_JOB = SearchJob([], 0)  # the job of a free slot
 Observer = Callable[[Any], None]  # called with the state of a search after every step
 
 
 class SlotState(SearchState, Protocol):
     """A decoder state in which sentences can be replaced and removed. All sentences have the same number of rows."""
 
-    def keep(self, sentences_K: Tensor) -> Self:
+    def keep_sentences(self, sentences_K: Tensor) -> Self:
         """Return the state of these sentences, in this order."""
         ...
 
-    def put(self, sentences_K: Tensor, fresh: Self) -> Self:
+    def replace_sentences(self, sentences_K: Tensor, fresh: Self) -> Self:
         """Replace these sentences by those of `fresh`. The old state must not be used afterwards."""
         ...
 
@@ -61,11 +60,11 @@ class Slots:
     """Sentences that are decoded together, one per slot. `job_numbers` has the job number of each slot, or FREE."""
 
     def __init__(
-        self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]
+        self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[SearchJob]
     ) -> None:
         """Make a slot for each job. `fresh` is the decoder state before the first token, with one row per job."""
         self.model, self.search, self.job_numbers = model, search, list(numbers)
-        search.set_jobs(jobs)
+        search.start_jobs(jobs)
         self.state = fresh.select(torch.arange(len(jobs), device=search.device).repeat_interleave(search.width))
         self.token_N = torch.full((len(jobs) * search.width,), BOS, device=search.device)
 
@@ -86,12 +85,12 @@ class Slots:
         rows_N, self.token_N = self.search.advance(logp_NV)
         self.state = state if rows_N is None else state.select(rows_N)
 
-    def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]) -> None:
+    def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[SearchJob]) -> None:
         """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job."""
         index_K = copy_to_device(slots, self.search.device)
         fresh_row_M = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
-        self.state = self.state.put(index_K, fresh.select(fresh_row_M))
-        self.search.put(slots, jobs)
+        self.state = self.state.replace_sentences(index_K, fresh.select(fresh_row_M))
+        self.search.replace_jobs(slots, jobs)
         self.token_N.view(len(self.job_numbers), -1)[index_K] = BOS
         for slot, number in zip(slots, numbers, strict=True):
             self.job_numbers[slot] = number
@@ -100,8 +99,8 @@ class Slots:
         """Remove the free slots."""
         slots = [slot for slot, number in enumerate(self.job_numbers) if number != FREE]
         index_K = copy_to_device(slots, self.search.device)
-        self.state = self.state.keep(index_K)
-        self.search.keep(slots)
+        self.state = self.state.keep_sentences(index_K)
+        self.search.keep_slots(slots)
         self.token_N = self.token_N.view(len(self.job_numbers), -1)[index_K].flatten()
         self.job_numbers = [self.job_numbers[slot] for slot in slots]
 
@@ -113,11 +112,11 @@ class StaticSlots(Slots):
     state: Any  # an indirect KVCache: reordering beams changes `beam_indices_NK`, not the rows of keys and values
 
     def __init__(
-        self, model: StepModel[Any], search: BeamSearch, numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]
+        self, model: StepModel[Any], search: BeamSearch, numbers: Sequence[int], fresh: Any, jobs: Sequence[SearchJob]
     ) -> None:
         super().__init__(model, search, numbers, fresh, jobs)
         search.state = BeamState(*[tensor.clone() for tensor in search.state])  # no two tensors may share memory
-        self.initial = search.make_state([Job([], 1)])  # the state of one new sentence; `fill` sets its `limit_B`
+        self.initial = search.make_state([SearchJob([], 1)])  # the state of a new sentence; `fill` sets `limit_B`
         self.state = self.state.make_indirect(capacity=search.max_length + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if search.device.type == "cuda":
@@ -167,13 +166,13 @@ class StaticSlots(Slots):
 
         return wait
 
-    def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]) -> None:
+    def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: Any, jobs: Sequence[SearchJob]) -> None:
         """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job.
 
-        `KVCache.put` replaces the encoded sources, which beams share, in place. Only `length_B` is a new tensor.
+        `replace_sentences` replaces the encoded sources, which beams share, in place. Only `length_B` is a new tensor.
         """
-        index_K, limit_K = copy_to_device([slots, [job.limit for job in jobs]], self.search.device)
-        self.state.length_B.copy_(self.state.put(index_K, fresh).length_B)
+        index_K, limit_K = copy_to_device([slots, [job.max_tokens for job in jobs]], self.search.device)
+        self.state.length_B.copy_(self.state.replace_sentences(index_K, fresh).length_B)
         for tensor, initial in zip(self.search.state, self.initial, strict=True):
             tensor.index_copy_(0, index_K, initial.expand(len(slots), *initial.shape[1:]))
         self.search.state.limit_B.index_copy_(0, index_K, limit_K)
@@ -188,11 +187,11 @@ class JobQueue:
     Several workers may take jobs from a queue.
     """
 
-    def __init__(self, jobs: Sequence[Job], numbers: Sequence[int]) -> None:
+    def __init__(self, jobs: Sequence[SearchJob], numbers: Sequence[int]) -> None:
         self.jobs, self.lock = jobs, threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))  # the next job is the last
         self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)  # with EOS
-        self.max_length = max(jobs[number].limit for number in numbers)  # maximum target length
+        self.max_length = max(jobs[number].max_tokens for number in numbers)  # maximum target length
 
     def next(self, count: int) -> list[int]:
         """Remove and return the numbers of the next jobs."""
@@ -248,7 +247,7 @@ class Scheduler:
                     results[slots.job_numbers[slot]] = slot_results
                     slots.job_numbers[slot] = FREE
 
-    def encode_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[Job]]:
+    def encode_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[SearchJob]]:
         """Encode the sources of these jobs; return the state before the first token, and the jobs.
 
         FREE numbers must come last. Their job is EMPTY_JOB, and their source is empty.
@@ -354,7 +353,7 @@ class Prefetcher:
             self.fresh = fresh.make_indirect(capacity=0)  # `fill` copies only the encoded sources
             self.numbers, self.returned = numbers, 0
 
-    def next(self) -> tuple[list[int], Any, list[Job]] | None:
+    def next(self) -> tuple[list[int], Any, list[SearchJob]] | None:
         """Return the job numbers of the next group, their initial state, and the jobs, or None at the end."""
         self.encode_batch()
         group, self.numbers = self.numbers[: self.group_size], self.numbers[self.group_size :]
@@ -369,14 +368,14 @@ def run_batch(
     model: StepModel[Any],
     source_BS: Tensor,
     real_BS: Tensor,
-    jobs: Sequence[Job],
+    jobs: Sequence[SearchJob],
     make_search: SearchFactory,
     observe: Observer = lambda _: None,
 ) -> Results:
-    """Decode all jobs in one batch. Finished sentences keep their slots, so states need neither `keep` nor `put`."""
-    if not any(job.limit for job in jobs):
+    """Decode all jobs in one batch. Finished sentences keep their slots, so states only need `select`."""
+    if not any(job.max_tokens for job in jobs):
         return [[] for _ in jobs]
-    search = make_search(max(job.limit for job in jobs), source_BS.device)
+    search = make_search(max(job.max_tokens for job in jobs), source_BS.device)
     slots = Slots(model, search, range(len(jobs)), model.start(source_BS, real_BS), jobs)
     while not bool(search.done_B.all()):  # the only synchronization with the device
         slots.step()
@@ -396,7 +395,7 @@ def round_to_bucket(length: int) -> int:
     return width
 
 
-def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def collate_sources(jobs: Sequence[SearchJob], width: int, rows: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Collate sources, each followed by EOS, one per row, and add empty rows until there are `rows`.
 
     Return source_BS, real_BS, which is False at padding, and the features of the source tokens by name.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.settings import Registries, check_names, pick, setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, BeamSearch
-from dragoman.decoding.protocol import DecodingConstraints, Job, SearchFactory, SearchResult
+from dragoman.decoding.protocol import DecodingConstraints, SearchFactory, SearchJob, SearchResult
 from dragoman.decoding.sampling import SampleSearch
 from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, DiverseSettings, SentenceSearches
 from dragoman.errors import UserError
@@ -140,15 +140,15 @@ class SearchSettings(DiverseSettings):
 class Request:
     """Jobs to decode, and the functions of an engine that decoding methods need."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[SearchJob]
     settings: SearchSettings
-    run: Callable[[Sequence[Job], SearchFactory], list[list[SearchResult]]]  # runs one search and returns its results
+    run: Callable[[Sequence[SearchJob], SearchFactory], list[list[SearchResult]]]  # runs a search
     decode: Callable[[Sequence[int]], str]  # converts token ids to text
 
     def skip_except(self, chosen: Sequence[bool]) -> Request:
         """Return this request with a limit of 0 tokens for the jobs that are not chosen: they get no results."""
         pairs = zip(self.jobs, chosen, strict=True)
-        return replace(self, jobs=[job if is_chosen else job._replace(limit=0) for job, is_chosen in pairs])
+        return replace(self, jobs=[job if is_chosen else job._replace(max_tokens=0) for job, is_chosen in pairs])
 
 
 def decode(request: Request) -> list[list[SearchResult]]:
@@ -186,7 +186,7 @@ def choose_width(constraints: DecodingConstraints, beam: int) -> int:
     Longer terms need more beams, because ConstrainedBeam has a bank of beams for each number of missing tokens. The
     number depends on the constraints of the sentence only, so that other sentences of a batch do not change its result.
     """
-    if not constraints.spellable:
+    if not constraints.spellable_terms:
         return 0
     width = max(beam, MIN_WIDTH)
     while width < min(beam + constraints.needed_tokens, MAX_WIDTH):  # doubled, so that few different widths occur

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -58,7 +58,7 @@ class Term:
     text: str
     next_SV: NDArray[np.int16]  # the state after each token
     missing_S: NDArray[np.int32]  # the minimum number of tokens until the term has occurred
-    ends_S: NDArray[np.bool_]  # whether the term has occurred if the text ends in this state
+    complete_at_end_S: NDArray[np.bool_]  # whether the term has occurred if the text ends in this state
 
     @property
     def is_spellable(self) -> bool:
@@ -81,7 +81,7 @@ class SpellingTable:
 
     def build_term(self, text: str, spellings: Iterable[bytes], *, before: bool, after: bool) -> Term:
         """Build the automaton of a term. `before` and `after`: whether it needs a word boundary on that side."""
-        next_S256, ends_S = build_automaton(spellings, before=before, after=after)
+        next_S256, complete_at_end_S = build_automaton(spellings, before=before, after=after)
         states = len(next_S256)
         # Feed the bytes of all tokens to the automaton, from every state, one column of bytes after the other.
         sorted_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
@@ -95,13 +95,13 @@ class SpellingTable:
         missing_S[-1] = 0
         while (shorter_S := np.minimum(missing_S, missing_S[next_SV].min(1) + 1)).tolist() != missing_S.tolist():
             missing_S = shorter_S
-        return Term(text, next_SV, missing_S, ends_S)
+        return Term(text, next_SV, missing_S, complete_at_end_S)
 
 
 def build_automaton(
     spellings: Iterable[bytes], *, before: bool, after: bool
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
-    """Build the automaton of a term over bytes: return the state after each byte, next_S256, and ends_S as in `Term`.
+    """Build the automaton of a term over bytes; return the state after each byte, next_S256, and `complete_at_end_S`.
 
     A state is the set of what remains to be read of all occurrences that have begun, as patterns. The empty pattern
     remains when an occurrence is complete. An occurrence may begin at every byte; the start of the text counts as a
@@ -134,7 +134,7 @@ def build_automaton(
     return next_S256, np.array([states[i] == complete or not states[i].isdisjoint(ends) for i in order])
 
 
-NEVER = float("-inf")  # log-probability of tokens that must not be generated
+NEG_INF = float("-inf")  # log-probability of tokens that must not be generated
 
 
 class BaseSearchSettings(SampleSettings):
@@ -190,26 +190,26 @@ class DecodingConstraints:
     text: str = ""  # the source text, from which the random numbers of a sentence are derived
 
     @property
-    def any(self) -> bool:
+    def is_constrained(self) -> bool:
         """Whether there is any constraint."""
         return bool(self.prefix or self.required or self.avoid or self.min_tokens)
 
     @property
-    def spellable(self) -> list[Term]:
+    def spellable_terms(self) -> list[Term]:
         """The required terms that the vocabulary can spell."""
         return [term for term in self.required if term.is_spellable]
 
     @property
     def needed_tokens(self) -> int:
         """The minimum number of tokens of the required terms that the vocabulary can spell."""
-        return sum(int(term.missing_S[0]) for term in self.spellable)
+        return sum(int(term.missing_S[0]) for term in self.spellable_terms)
 
 
-class Job(NamedTuple):
+class SearchJob(NamedTuple):
     """A source sentence to decode."""
 
     ids: list[int]  # without BOS and EOS
-    limit: int  # maximum number of tokens of a result, including EOS; 0: no result
+    max_tokens: int  # maximum number of tokens of a result, including EOS; 0: no result
     constraints: DecodingConstraints = DecodingConstraints()
     features: Mapping[str, TokenFeature] = {}  # features of the source, for models that need them
 
@@ -224,6 +224,10 @@ class SearchResult:
     finished: bool  # False if there is no EOS: the limit was reached, or no token had a probability above 0
 
 
+Results = list[list[SearchResult]]  # of each job, best first
+IndexedResults = Iterator[tuple[int, list[SearchResult]]]  # the index of a job, and its results
+
+
 @dataclass(frozen=True)
 class EnsembleState:
     """The states of all models of an ensemble. Its methods call those of every state (see `SlotState`)."""
@@ -233,13 +237,12 @@ class EnsembleState:
     def select(self, rows_N: Tensor) -> EnsembleState:
         return EnsembleState(tuple(state.select(rows_N) for state in self.states))
 
-    def keep(self, sentences_K: Tensor) -> EnsembleState:
-        return EnsembleState(tuple(state.keep(sentences_K) for state in self.states))
+    def keep_sentences(self, sentences_K: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(state.keep_sentences(sentences_K) for state in self.states))
 
-    def put(self, sentences_K: Tensor, fresh: EnsembleState) -> EnsembleState:
-        return EnsembleState(
-            tuple(state.put(sentences_K, new) for state, new in zip(self.states, fresh.states, strict=True))
-        )
+    def replace_sentences(self, sentences_K: Tensor, fresh: EnsembleState) -> EnsembleState:
+        pairs = zip(self.states, fresh.states, strict=True)
+        return EnsembleState(tuple(old.replace_sentences(sentences_K, new) for old, new in pairs))
 
     def reset_finished(self, done_B: Tensor) -> EnsembleState:
         return EnsembleState(tuple(state.reset_finished(done_B) for state in self.states))
@@ -277,7 +280,7 @@ class Prefix(NamedTuple):
     length_N: Tensor  # number of valid tokens of each row
 
 
-Rule = Callable[[Tensor, Prefix], Tensor]  # returns logp_NV with NEVER for the tokens that the rule forbids
+Rule = Callable[[Tensor, Prefix], Tensor]  # returns logp_NV with NEG_INF for the tokens that the rule forbids
 
 
 def copy_to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
@@ -288,9 +291,9 @@ def copy_to_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
 class Search(ABC):
     """The search for the translations of several sentences, one per slot, with `width` adjacent rows of the model each.
 
-    `max_length` is the greatest `limit` of all jobs. A job with limit 0 is done from the beginning. By default, `state`
-    is a NamedTuple of tensors whose first axis is the slots; a subclass with another state overrides `put` and
-    `select`.
+    `max_length` is the greatest `max_tokens` of all jobs; a job whose `max_tokens` is 0 is done from the beginning. By
+    default, `state` is a NamedTuple of tensors whose first axis is the slots; a subclass with another state overrides
+    `replace_jobs` and `select`.
     """
 
     state: Any
@@ -298,22 +301,26 @@ class Search(ABC):
     def __init__(self, settings: BaseSearchSettings, width: int, max_length: int, device: torch.device) -> None:
         self.settings, self.width, self.max_length, self.device = settings, width, max_length, device
 
-    def set_jobs(self, jobs: Sequence[Job], state: Any = None) -> None:
-        """Set the jobs of all slots and make their rules. Without a `state`, start their search."""
-        self.jobs = list(jobs)
-        self.rules = make_rules([job.constraints for job in jobs], self.settings, self.device)
-        self.state = self.make_state(jobs) if state is None else state
+    def start_jobs(self, jobs: Sequence[SearchJob]) -> None:
+        """Start the search of these jobs, each in a slot of its own."""
+        self.jobs, self.state = list(jobs), self.make_state(jobs)
+        self.update_rules()
 
-    def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
+    def update_rules(self) -> None:
+        self.rules = make_rules([job.constraints for job in self.jobs], self.settings, self.device)
+
+    def replace_jobs(self, slots: Sequence[int], jobs: Sequence[SearchJob]) -> None:
         """Start new jobs in these slots; their old searches are discarded."""
         index_K, new = copy_to_device(slots, self.device), dict(zip(slots, jobs, strict=True))
         pairs = zip(self.state, self.make_state(jobs), strict=True)
-        state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
-        self.set_jobs([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
+        self.state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
+        self.jobs = [new.get(slot, job) for slot, job in enumerate(self.jobs)]
+        self.update_rules()
 
-    def keep(self, slots: Sequence[int]) -> None:
+    def keep_slots(self, slots: Sequence[int]) -> None:
         """Keep these slots, in this order, and remove all others."""
-        self.set_jobs([self.jobs[slot] for slot in slots], self.select(slots))
+        self.jobs, self.state = [self.jobs[slot] for slot in slots], self.select(slots)
+        self.update_rules()
 
     def select(self, slots: Sequence[int]) -> Any:
         """Return the state of these slots."""
@@ -327,8 +334,8 @@ class Search(ABC):
         The log-probabilities of PAD and BOS are overwritten in `logp_NV`.
         """
         logp_NV = logp_NV.float()
-        logp_NV[:, PAD] = NEVER
-        logp_NV[:, BOS] = NEVER
+        logp_NV[:, PAD] = NEG_INF
+        logp_NV[:, BOS] = NEG_INF
         if self.rules:
             prefix = self.prefix
             prefix = prefix._replace(token_NT=prefix.token_NT[:, : int(prefix.length_N.max())])
@@ -347,7 +354,7 @@ class Search(ABC):
         """The prefixes of all rows, for the rules."""
 
     @abstractmethod
-    def make_state(self, jobs: Sequence[Job]) -> Any:
+    def make_state(self, jobs: Sequence[SearchJob]) -> Any:
         """Return the state of these jobs before the first token."""
 
     @abstractmethod
@@ -362,11 +369,11 @@ class Search(ABC):
 SearchFactory = Callable[[int, torch.device], Search]  # takes `max_length` and the device
 
 
-def sanitize_logp(logp_NV: Tensor) -> Tensor:
+def clean_logp(logp_NV: Tensor) -> Tensor:
     """Forbid PAD, BOS, and tokens with NaN or +inf, which only a broken model returns."""
-    clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEVER, posinf=NEVER, neginf=NEVER)
-    clean_NV[:, PAD] = NEVER
-    clean_NV[:, BOS] = NEVER
+    clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEG_INF, posinf=NEG_INF, neginf=NEG_INF)
+    clean_NV[:, PAD] = NEG_INF
+    clean_NV[:, BOS] = NEG_INF
     return clean_NV
 
 
@@ -377,7 +384,7 @@ def make_rules(
 
     If a prefix is required, there is a single rule: it forces the prefix and applies the other rules after it.
     """
-    if not settings.no_repeat and not any(slot.any for slot in constraints):
+    if not settings.no_repeat and not any(slot.is_constrained for slot in constraints):
         return []
     rules = [rule for make_rule in RULES.values() if (rule := make_rule(constraints, settings, device))]
     prefixes = [slot.prefix for slot in constraints]
@@ -392,7 +399,7 @@ def make_rules(
         is_forced_N = prefix.length_N < length_B.repeat_interleave(W)
         position_N1 = prefix.length_N.clamp(max=P - 1)[:, None]
         token_N1 = required_BP.repeat_interleave(W, 0).gather(1, position_N1)
-        forced_NV = torch.full_like(logp_NV, NEVER).scatter(1, token_N1, logp_NV.gather(1, token_N1))
+        forced_NV = torch.full_like(logp_NV, NEG_INF).scatter(1, token_N1, logp_NV.gather(1, token_N1))
         for rule in rules:
             logp_NV = rule(logp_NV, prefix)
         return torch.where(is_forced_N[:, None], forced_NV, logp_NV)
@@ -414,7 +421,7 @@ def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSetting
         last_Nn = token_NT.gather(1, (length_N[:, None] + offset_n).clamp(min=0))
         repeated_NG = (start_G + n <= length_N[:, None]) & (ngram_NGn[:, :, :-1] == last_Nn[:, None]).all(-1)
         token_NG = torch.where(repeated_NG, ngram_NGn[:, :, -1], PAD)  # PAD is forbidden in any case
-        return logp_NV.scatter(1, token_NG, NEVER)
+        return logp_NV.scatter(1, token_NG, NEG_INF)
 
     return rule if n else None
 
@@ -430,7 +437,7 @@ def forbid_early_end(
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
         early_N = prefix.length_N < min_tokens_B.repeat_interleave(len(logp_NV) // len(min_tokens_B))
         is_eos_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
-        return logp_NV.masked_fill(early_N[:, None] & is_eos_V, NEVER)
+        return logp_NV.masked_fill(early_N[:, None] & is_eos_V, NEG_INF)
 
     return rule
 
@@ -453,7 +460,7 @@ def forbid_terms(
     shifted = [term.next_SV.astype(np.int32) + first_state[id(term)] for term in distinct]
     next_SV = torch.tensor(np.vstack([idle_1V, *shifted]), device=device)
     accepts_S = torch.tensor(np.concatenate([[False], *(term.missing_S == 0 for term in distinct)]), device=device)
-    ends_S = torch.tensor(np.concatenate([[False], *(term.ends_S for term in distinct)]), device=device)
+    at_end_S = torch.tensor(np.concatenate([[False], *(term.complete_at_end_S for term in distinct)]), device=device)
     starts = [[*(first_state[id(term)] for term in terms), *[0] * (K - len(terms))] for terms in terms_by_slot]
     start_BK = torch.tensor(starts, dtype=torch.int32, device=device)
 
@@ -464,8 +471,8 @@ def forbid_terms(
             state_NK = torch.where(valid_N1, next_SV[state_NK, prefix.token_NT[:, position, None]], state_NK)
         complete_NK = accepts_S[state_NK]  # if a required prefix contains the term, nothing is forbidden
         forbidden_NV = (accepts_S[next_SV[state_NK]] & ~complete_NK[:, :, None]).any(1)
-        forbidden_NV[:, EOS] = (ends_S[state_NK] & ~complete_NK).any(1)
-        return logp_NV.masked_fill(forbidden_NV, NEVER)
+        forbidden_NV[:, EOS] = (at_end_S[state_NK] & ~complete_NK).any(1)
+        return logp_NV.masked_fill(forbidden_NV, NEG_INF)
 
     return rule
 

@@ -20,15 +20,15 @@ from torch import Tensor
 from dragoman.config.settings import SampleSettings
 from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.decoding.protocol import (
-    NEVER,
+    NEG_INF,
     BaseSearchSettings,
-    Job,
     Prefix,
     Search,
+    SearchJob,
     SearchResult,
     StateT,
     StepModel,
-    sanitize_logp,
+    clean_logp,
 )
 from dragoman.types import EOS
 
@@ -60,7 +60,7 @@ def extend_samples(
     change, but their tokens are not stored.
     """
     shape, T = state.done_BW.shape, state.token_BWT.size(2)
-    clean_NV = sanitize_logp(logp_NV)
+    clean_NV = clean_logp(logp_NV)
     position_BW1 = state.length_BW.clamp(max=T - 1)[:, :, None]
     uniform_N = state.uniform_BWT.gather(2, position_BW1).flatten()
     filtered_NV = clean_NV
@@ -68,7 +68,7 @@ def extend_samples(
         filtered_NV = apply_filter(filtered_NV, getattr(settings, name))
     token_N = pick_sampled_tokens(filtered_NV, uniform_N)
     token_logp_BW, token_BW = clean_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
-    done_BW = state.done_BW | (~wait_BW & (token_logp_BW == NEVER))
+    done_BW = state.done_BW | (~wait_BW & (token_logp_BW == NEG_INF))
     grows_BW = ~wait_BW & ~done_BW
     length_BW = state.length_BW + grows_BW.long()
     new_BW1 = torch.where(grows_BW[:, :, None], token_BW[:, :, None], state.token_BWT.gather(2, position_BW1))
@@ -81,7 +81,7 @@ def extend_samples(
         state.limit_B,
         state.uniform_BWT,
     )
-    return state, token_BW.masked_fill(token_logp_BW == NEVER, EOS).flatten()
+    return state, token_BW.masked_fill(token_logp_BW == NEG_INF, EOS).flatten()
 
 
 class SampleSearch(Search):
@@ -105,8 +105,8 @@ class SampleSearch(Search):
     def prefix(self) -> Prefix:
         return Prefix(self.state.token_BWT.flatten(0, 1), self.state.length_BW.flatten())
 
-    def make_state(self, jobs: Sequence[Job]) -> SampleState:
-        limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=self.device)
+    def make_state(self, jobs: Sequence[SearchJob]) -> SampleState:
+        limit_B = torch.tensor([job.max_tokens for job in jobs], dtype=torch.long, device=self.device)
         uniform_BWT = make_uniforms(jobs, self.settings.seed, self.numbers, self.max_length)
         return SampleState.start(limit_B, uniform_BWT.to(self.device))
 
@@ -130,14 +130,15 @@ class SampleSearch(Search):
         return results
 
 
-def make_uniforms(jobs: Sequence[Job], seed: int, numbers: range, max_length: int) -> Tensor:
+def make_uniforms(jobs: Sequence[SearchJob], seed: int, numbers: range, max_length: int) -> Tensor:
     """Return uniform_BWT, the random numbers of these samples. They depend only on seed, source text and number."""
     uniform_BWT = np.zeros((len(jobs), len(numbers), max_length))
     for row, job in enumerate(jobs):
         text = job.constraints.text.encode(errors="surrogatepass")
         digest = memoryview(hashlib.blake2b(text, digest_size=16).digest()).cast("I")
         for column, number in enumerate(numbers):
-            uniform_BWT[row, column, : job.limit] = np.random.default_rng([seed, number, *digest]).random(job.limit)
+            generator = np.random.default_rng([seed, number, *digest])
+            uniform_BWT[row, column, : job.max_tokens] = generator.random(job.max_tokens)
     return torch.from_numpy(uniform_BWT)
 
 
@@ -204,7 +205,7 @@ def apply_top_p(logp_NV: Tensor, value: float) -> Tensor:
 def keep_ranks(logp_NV: Tensor, keep: Tensor) -> Tensor:
     """Forbid tokens by their rank: `keep` is False at the ranks to forbid, where rank 0 is the most probable token."""
     order_NV = logp_NV.sort(dim=-1, descending=True, stable=True).indices
-    return logp_NV.masked_fill(~keep.expand_as(logp_NV).gather(1, order_NV.argsort(-1)), NEVER)
+    return logp_NV.masked_fill(~keep.expand_as(logp_NV).gather(1, order_NV.argsort(-1)), NEG_INF)
 
 
 # Filters of log-probabilities, applied in this order: name of a setting -> function of logp_NV and the setting's value.

@@ -6,9 +6,10 @@ differ in the candidates that they keep at each step:
     DiverseBeam      the beam is divided into groups; a token that one group has just chosen is penalized in later ones
     ConstrainedBeam  the beam is divided into banks, by the number of missing tokens of the required terms
 
-`SentenceSearches` runs one of these searches per slot.
+`SentenceSearches` runs one of these searches per sentence of a batch.
 
-Shapes   W beams of a sentence   N rows of the model   V vocabulary   L active beams   K terms   T length of a result
+Shapes   B sentences   W beams each   N = B * W   V vocabulary   L active beams   K terms
+         S states of an automaton   C best candidates   T result length
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from operator import getitem
 from typing import NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from dragoman.config.settings import setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, stable_topk
-from dragoman.decoding.protocol import NEVER, BaseSearchSettings, Job, Prefix, Search, SearchResult, sanitize_logp
+from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, Prefix, Search, SearchJob, SearchResult, clean_logp
 from dragoman.types import EOS, PAD
 
 
@@ -37,7 +39,7 @@ class Extension(NamedTuple):
 
 def pad_extensions(extensions: list[Extension], width: int) -> list[Extension]:
     """Add dummy extensions, so that there is one for each of the `width` rows of the model."""
-    return extensions + [Extension(0, EOS, NEVER)] * (width - len(extensions))
+    return extensions + [Extension(0, EOS, NEG_INF)] * (width - len(extensions))
 
 
 class SentenceBeam:
@@ -47,13 +49,13 @@ class SentenceBeam:
     that ended with EOS, best first. Sums are computed in float32, so that they equal those of beam.py.
     """
 
-    def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
-        self.limit, self.width, self.nbest = job.limit, width, min(settings.nbest, width)
-        self.norm_T = LENGTH_NORMS[settings.length_norm](self.limit, settings.length_penalty)
+    def __init__(self, job: SearchJob, settings: BaseSearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
+        self.max_tokens, self.width, self.nbest = job.max_tokens, width, min(settings.nbest, width)
+        self.norm_T = LENGTH_NORMS[settings.length_norm](self.max_tokens, settings.length_penalty)
         self.should_stop = STOP_RULES[settings.stop]
         self.active: list[tuple[list[int], float]] = [([], 0.0)]
         self.finished: list[SearchResult] = []
-        self.done = self.limit == 0
+        self.done = self.max_tokens == 0
 
     def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:
         """Extend the beams by one token; return the extensions that stay active, at most W.
@@ -72,16 +74,16 @@ class SentenceBeam:
         return active_L[:, None] + logp_WV[: len(self.active)]
 
     @staticmethod
-    def find_candidates(total_LV: Tensor, rank_LV: Tensor, count: int) -> list[Extension]:
-        """Return the `count` candidates with the highest `rank_LV`, best first.
+    def find_candidates(total_LV: Tensor, ranking_score_LV: Tensor, count: int) -> list[Extension]:
+        """Return the `count` candidates with the highest scores, best first; of equal ones, first the better beam's.
 
-        If ranks are equal, the better beam comes first, then the lower token.
+        Equal candidates of the same beam are ordered by token.
         """
         V = total_LV.size(1)
-        rank_1K, index_1K = stable_topk(rank_LV.reshape(1, -1), count)
-        logps = total_LV.flatten()[index_1K[0]].tolist()
-        rows = zip(rank_1K[0].tolist(), index_1K[0].tolist(), logps, strict=True)
-        return [Extension(index // V, index % V, logp) for rank, index, logp in rows if rank > NEVER]
+        score_1C, index_1C = stable_topk(ranking_score_LV.reshape(1, -1), count)
+        logps = total_LV.flatten()[index_1C[0]].tolist()
+        rows = zip(score_1C[0].tolist(), index_1C[0].tolist(), logps, strict=True)
+        return [Extension(index // V, index % V, logp) for score, index, logp in rows if score > NEG_INF]
 
     def extend(self, ends: list[Extension], active: list[Extension]) -> list[Extension]:
         """Finish the beams in `ends`, make `active` the new active beams and return it. Decide whether to stop."""
@@ -93,11 +95,11 @@ class SentenceBeam:
             self.finished.append(SearchResult(tokens, end.logp, self.score(end.logp, len(tokens) + 1), True))
         self.finished = sorted(self.finished, key=lambda result: -result.score)[: self.width]
         self.active = [([*self.active[new.row][0], new.token], new.logp) for new in active]
-        self.done = not active or len(self.active[0][0]) >= self.limit
+        self.done = not active or len(self.active[0][0]) >= self.max_tokens
         if not self.done:
-            scores = [result.score for result in self.finished] + [NEVER] * (self.width - len(self.finished))
-            bound_B = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.limit]  # B = 1
-            self.done = bool(self.should_stop(torch.tensor([scores]), bound_B, self.nbest))
+            scores = [result.score for result in self.finished] + [NEG_INF] * (self.width - len(self.finished))
+            best_possible_B = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.max_tokens]
+            self.done = bool(self.should_stop(torch.tensor([scores]), best_possible_B, self.nbest))
         return active
 
     def score(self, logp: float, length: int) -> float:
@@ -106,7 +108,7 @@ class SentenceBeam:
 
     def results(self) -> list[SearchResult]:
         """Return finished results by score, then, if there are fewer than `nbest`, unfinished ones."""
-        if self.limit == 0:
+        if self.max_tokens == 0:
             return []
         unfinished = [SearchResult(tokens, logp, self.score(logp, len(tokens)), False) for tokens, logp in self.active]
         return (self.finished + unfinished)[: self.nbest]
@@ -126,7 +128,7 @@ class DiverseBeam:
     not that of beam search. Here the first group is a plain beam search, and nothing is random.
     """
 
-    def __init__(self, job: Job, settings: DiverseSettings, width: int, device: torch.device) -> None:
+    def __init__(self, job: SearchJob, settings: DiverseSettings, width: int, device: torch.device) -> None:
         self.width, self.penalty, self.nbest = width // settings.groups, settings.diversity, settings.nbest
         settings = settings.model_copy(update={"nbest": self.width})
         self.groups = [SentenceBeam(job, settings, self.width, device) for _ in range(settings.groups)]
@@ -162,31 +164,31 @@ class ConstrainedBeam(SentenceBeam):
 
     Plain beam search drops a prefix with an unlikely term before the term is complete. So the beams are divided into
     banks, one for each number of tokens that the terms still need, and each bank keeps its best beams (Post and Vilar
-    2018). The automata of the terms (see `Term`) give this number for every beam, however a term is tokenized; it
+    2018). The automata of the terms (`Term`, in protocol.py) give this number for every beam, whatever the tokens; it
     rises again if a beam starts a term and does not complete it. For each term, every beam also tries the most probable
     token that lowers the number. A beam cannot end before all terms are complete.
     """
 
-    def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:
+    def __init__(self, job: SearchJob, settings: BaseSearchSettings, width: int, device: torch.device) -> None:
         super().__init__(job, settings, width, device)
-        terms = job.constraints.spellable
-        # The tables of each term's automaton, which `Term` explains
+        terms = job.constraints.spellable_terms
+        # By state: the next state for each token, the number of missing tokens, whether the text may end
         self.next = [torch.tensor(term.next_SV, device=device) for term in terms]
         self.missing = [torch.tensor(term.missing_S, device=device) for term in terms]
-        self.ends = [torch.tensor(term.ends_S, device=device) for term in terms]
+        self.may_end = [torch.tensor(term.complete_at_end_S, device=device) for term in terms]
         self.states: list[list[int]] = [[0] * len(terms)]  # for each active beam, the state of each term's automaton
 
     def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:  # noqa: ARG002
         """Extend the beams by one token; keep the best candidate of each bank, then the second best, and so on."""
         total_LV = self.add_logp(logp_WV)
         state_KL = torch.tensor(self.states, device=total_LV.device).T
-        terms = zip(self.next, self.missing, self.ends, state_KL, strict=True)
-        tables = [(missing_S[next_SV[state_L].int()], ends_S[state_L]) for next_SV, missing_S, ends_S, state_L in terms]
-        missing_KLV, may_end_KL = (torch.stack(tensors) for tensors in zip(*tables, strict=True))
-        total_LV[:, EOS] = torch.where(may_end_KL.all(0), total_LV[:, EOS], NEVER)
+        by_term = zip(self.next, self.missing, state_KL, strict=True)
+        missing_KLV = torch.stack([missing_S[next_SV[state_L].int()] for next_SV, missing_S, state_L in by_term])
+        may_end_KL = torch.stack(list(map(getitem, self.may_end, state_KL)))
+        total_LV[:, EOS] = torch.where(may_end_KL.all(0), total_LV[:, EOS], NEG_INF)
         missing_LV = missing_KLV.sum(0)
-        missing_LV[:, EOS] = 0  # a beam that may end has all terms
-        # EOS has no bytes and leaves the automata unchanged, so its column has the missing tokens before this step.
+        missing_LV[:, EOS] = 0  # a beam that may end has all terms, since EOS is a word boundary as well
+        # EOS leaves the automata unchanged, so its column has the number of missing tokens before this step.
         progress_KLV = missing_KLV < missing_KLV[:, :, EOS, None]
         banks = defaultdict(list)
         for candidate in self.list_candidates(total_LV, progress_KLV):
@@ -201,11 +203,11 @@ class ConstrainedBeam(SentenceBeam):
         return extensions
 
     def list_candidates(self, total_LV: Tensor, progress_KLV: Tensor) -> list[Extension]:
-        """Return the 2W best candidates, the best of each beam, and the best of each beam that advances each term.
+        """Return the 2W best candidates, and each beam's best one, overall and among those that advance a term.
 
         `progress_KLV` is True where a token lowers the number of missing tokens of a term.
         """
-        advancing_KLV = torch.where(progress_KLV, total_LV, NEVER)
+        advancing_KLV = torch.where(progress_KLV, total_LV, NEG_INF)
         logp, token = torch.cat([total_LV[None], advancing_KLV]).max(-1)
         best_of_beams = [
             Extension(row, *token_and_logp)
@@ -213,13 +215,13 @@ class ConstrainedBeam(SentenceBeam):
             for row, token_and_logp in enumerate(zip(tokens, logps, strict=True))
         ]
         candidates = best_of_beams + self.find_candidates(total_LV, total_LV, 2 * self.width)
-        unique = {(item.row, item.token): item for item in candidates if item.logp > NEVER}
+        unique = {(item.row, item.token): item for item in candidates if item.logp > NEG_INF}
         return sorted(unique.values(), key=lambda item: (-item.logp, item.row, item.token))
 
     def results(self) -> list[SearchResult]:
         """Return the results that contain all terms; there may be none."""
-        complete = [all(bool(ends_S[s]) for ends_S, s in zip(self.ends, states, strict=True)) for states in self.states]
-        self.active = [beam for beam, has_terms in zip(self.active, complete, strict=False) if has_terms]
+        beams = zip(self.active, self.states, strict=False)
+        self.active = [beam for beam, states in beams if all(map(getitem, self.may_end, states))]
         return super().results()
 
 
@@ -230,24 +232,24 @@ class SentenceSlot(NamedTuple):
     """The search of one sentence."""
 
     search: SentenceSearch
-    prefixes: list[list[int]]  # the tokens so far of each of the W rows, for the rules
+    prefixes: list[list[int]]  # the tokens so far of each of the W rows, for rules such as no_repeat
 
 
 class SentenceSearches(Search):
-    """A `Search` that runs a separate search of one sentence in each slot."""
+    """A `Search` that decodes the sentence of each slot by a search of its own."""
 
     state: list[SentenceSlot]
 
     def __init__(
         self,
-        search_class: Callable[[Job, DiverseSettings, int, torch.device], SentenceSearch],
+        search_class: Callable[[SearchJob, DiverseSettings, int, torch.device], SentenceSearch],
         settings: DiverseSettings,
         width: int,
         max_length: int,
         device: torch.device,
     ) -> None:
         super().__init__(settings, width, max_length, device)
-        self.make_search: Callable[[Job], SentenceSearch] = lambda job: search_class(job, settings, width, device)
+        self.make_search: Callable[[SearchJob], SentenceSearch] = lambda job: search_class(job, settings, width, device)
 
     @property
     def done_B(self) -> Tensor:
@@ -261,13 +263,13 @@ class SentenceSearches(Search):
         length_N = torch.tensor([len(tokens) for tokens in prefixes], device=self.device)
         return Prefix(torch.tensor(padded, dtype=torch.long, device=self.device), length_N)
 
-    def make_state(self, jobs: Sequence[Job]) -> list[SentenceSlot]:
+    def make_state(self, jobs: Sequence[SearchJob]) -> list[SentenceSlot]:
         return [SentenceSlot(self.make_search(job), [[]] * self.width) for job in jobs]
 
-    def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
+    def replace_jobs(self, slots: Sequence[int], jobs: Sequence[SearchJob]) -> None:
         for slot, job, new in zip(slots, jobs, self.make_state(jobs), strict=True):
             self.jobs[slot], self.state[slot] = job, new
-        self.set_jobs(self.jobs, self.state)
+        self.update_rules()
 
     def select(self, slots: Sequence[int]) -> list[SentenceSlot]:
         return [self.state[slot] for slot in slots]
@@ -275,9 +277,7 @@ class SentenceSearches(Search):
     def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
         """Advance the sentences one after the other."""
         rows, tokens = [], []
-        for b, (slot, logp_WV) in enumerate(
-            zip(self.state, torch.split(sanitize_logp(logp_NV), self.width), strict=True)
-        ):
+        for b, (slot, logp_WV) in enumerate(zip(self.state, torch.split(clean_logp(logp_NV), self.width), strict=True)):
             extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
             if not slot.search.done:
                 self.state[b] = slot._replace(prefixes=[[*slot.prefixes[row], token] for row, token, _ in extensions])

@@ -30,7 +30,7 @@ from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_error
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings, check_search_settings
-from dragoman.decoding.protocol import NEVER, DecodingConstraints, Job, SearchResult
+from dragoman.decoding.protocol import NEG_INF, DecodingConstraints, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
 from dragoman.inference.constraints import list_unmet, make_constraints
@@ -69,7 +69,7 @@ class SourceSegment(NamedTuple):
     features: Mapping[str, TokenFeature] = {}  # further inputs per token, such as trees
     warning: str = ""  # about the input of the model; becomes a warning of every hypothesis
     constraints: DecodingConstraints = DecodingConstraints()
-    limit: int = 0  # maximum number of tokens of the translation, EOS included
+    max_tokens: int = 0  # maximum number of tokens of the translation, EOS included
 
     def make_example(self, target: Sequence[int] = ()) -> Example:
         """Return an example with this source and the target, for the forward pass of the model."""
@@ -283,8 +283,8 @@ class Translator(Predictor[Seq2Seq]):
                 constraints = make_constraints(
                     line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
                 )
-            limit = limit_length(constraints, len(segment.ids), search, self.max_tokens)
-            segments.append(segment._replace(tag_ids=tag_ids, constraints=constraints, limit=limit))
+            max_tokens = compute_max_tokens(constraints, len(segment.ids), search, self.max_tokens)
+            segments.append(segment._replace(tag_ids=tag_ids, constraints=constraints, max_tokens=max_tokens))
         return segments
 
     def split_line(
@@ -346,7 +346,7 @@ class Translator(Predictor[Seq2Seq]):
         engine decodes other jobs.
         """
         search, engine = options.search, self.engine
-        jobs = [Job([*item.tag_ids, *item.ids], item.limit, item.constraints, item.features) for item in segments]
+        jobs = [SearchJob([*s.tag_ids, *s.ids], s.max_tokens, s.constraints, s.features) for s in segments]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
             # The common prefix of a beam is final if nothing reorders or changes the hypotheses after the search.
@@ -414,7 +414,7 @@ class Translator(Predictor[Seq2Seq]):
         flags = list(postprocess.find_flags(segment.text, text, lengths, self.statistics))
         flags += [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
         placeholder_warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
-        if segment.constraints.any:
+        if segment.constraints.is_constrained:
             warnings += list_unmet(segment.line, segment.constraints, text)
         return Hypothesis(
             text=text,
@@ -460,7 +460,7 @@ def merge_search(
     return apply_fixed_settings(settings)
 
 
-def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
+def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
     """Return the maximum number of tokens, EOS included, of the translation of a source with `tokens` tokens.
 
     The tokens of a forced prefix and of required terms are added to the limit of the search settings.
@@ -480,8 +480,8 @@ def find_certain_prefix(beams: BeamState) -> list[int]:
     """
     length = int(beams.length_B[0])
     rows = zip(beams.token_BWT[0].tolist(), beams.logp_BW[0].tolist())
-    candidates = [tokens[:length] for tokens, logp in rows if logp > NEVER]
-    if float(beams.end_score_BW[0, 0]) > NEVER:
+    candidates = [tokens[:length] for tokens, logp in rows if logp > NEG_INF]
+    if float(beams.end_score_BW[0, 0]) > NEG_INF:
         candidates.append(beams.end_token_BWT[0, 0, : int(beams.end_length_BW[0, 0]) - 1].tolist())
     common = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
     return [tokens[0] for tokens in common]

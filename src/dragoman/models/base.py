@@ -250,7 +250,7 @@ class KVCache:
         """Set the length of finished sentences to 0, so that they do not make the cache grow."""
         return replace(self, length_B=self.length_B.masked_fill(done_B, 0))
 
-    def keep(self, sentences_K: Tensor) -> KVCache:
+    def keep_sentences(self, sentences_K: Tensor) -> KVCache:
         """Return only these sentences, with all of their rows."""
         bias, width = self.mask.bias, len(self.caches[0][0]) // len(self.length_B)
         rows_N = expand_to_rows(sentences_K, width)
@@ -272,7 +272,7 @@ class KVCache:
         memory = [pair and (pair[0][selected], pair[1][selected]) for pair in self.memory]
         return replace(self, memory=memory, mask=mask, length_B=self.length_B[selected])
 
-    def put(self, sentences_K: Tensor, fresh: KVCache) -> KVCache:
+    def replace_sentences(self, sentences_K: Tensor, fresh: KVCache) -> KVCache:
         """Replace these sentences by those of `fresh`, for which no token has been decoded yet.
 
         All tensors except `length_B` are updated in place. The old keys and values stay in `caches`, but are masked

@@ -240,13 +240,13 @@ class RnnState:
         out_NO = None if self.out_NO is None else self.out_NO.index_select(0, rows_N)
         return replace(self, layers=layers, out_NO=out_NO)
 
-    def keep(self, sentences_K: Tensor) -> RnnState:
+    def keep_sentences(self, sentences_K: Tensor) -> RnnState:
         """Return the state of these sentences, with all of their rows."""
         assert self.source
         rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
-        return replace(self.select(rows_N), source=self.source.keep(sentences_K))
+        return replace(self.select(rows_N), source=self.source.keep_sentences(sentences_K))
 
-    def put(self, sentences_K: Tensor, fresh: RnnState) -> RnnState:
+    def replace_sentences(self, sentences_K: Tensor, fresh: RnnState) -> RnnState:
         """Replace these sentences by those of `fresh`."""
         assert self.source
         assert fresh.source
@@ -258,7 +258,7 @@ class RnnState:
         out_NO = self.out_NO
         if out_NO is not None and fresh.out_NO is not None:
             out_NO = out_NO.index_copy(0, rows_N, fresh.out_NO)
-        return RnnState(layers, self.source.put(sentences_K, fresh.source), out_NO)
+        return RnnState(layers, self.source.replace_sentences(sentences_K, fresh.source), out_NO)
 
     def reset_finished(self, done_B: Tensor) -> RnnState:  # noqa: ARG002 - the signature of all states
         """Return the state unchanged: unlike a cache, it does not grow with every token of a finished sentence."""

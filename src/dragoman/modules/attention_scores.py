@@ -190,11 +190,11 @@ class EncodedSource(NamedTuple):
     value_BSM: Tensor
     allowed_B1S: Tensor
 
-    def keep(self, sentences_K: Tensor) -> EncodedSource:
+    def keep_sentences(self, sentences_K: Tensor) -> EncodedSource:
         """Return the given sentences, in this order."""
         return EncodedSource(*(part.index_select(0, sentences_K) for part in self))
 
-    def put(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
+    def replace_sentences(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
         """Replace the given sentences by `fresh`, in place."""
         for old, new in zip(self, fresh, strict=True):
             old.index_copy_(0, sentences_K, new)

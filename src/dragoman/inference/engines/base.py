@@ -18,7 +18,7 @@ from torch import nn
 from dragoman.config.settings import parse_yaml
 from dragoman.data.tokenizers import SubwordTokenizer, Tokenizer
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import Job, SearchResult
+from dragoman.decoding.protocol import IndexedResults, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer
@@ -32,14 +32,14 @@ SUPPORTED_BY_LIBRARY: Mapping[str, SupportedValues] = TABLES["supported"]
 class Engine(Protocol):
     """The interface of everything that decodes: a model and the library that runs it."""
 
-    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+    def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
         """Yield the index of each job and up to `search.nbest` different results, best first; jobs in any order.
 
         Callers can process early results while an asynchronous engine still decodes other jobs.
         """
         ...
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+    def search(self, jobs: Sequence[SearchJob], search: SearchSettings) -> list[list[SearchResult]]:
         """Return the results of all jobs, in the order of the jobs."""
         results = dict(self.iter_results(jobs, search))
         return [results[index] for index in range(len(jobs))]

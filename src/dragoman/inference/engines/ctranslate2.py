@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import SampleSettings
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
-from dragoman.decoding.protocol import BaseSearchSettings, Job, SearchResult
+from dragoman.decoding.protocol import BaseSearchSettings, IndexedResults, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import (
@@ -254,8 +254,8 @@ class CTranslate2Engine(Engine):
             return ""
         return f"on this {self.translator.device}, CTranslate2 computes in {actual} instead of {quantization}"
 
-    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """Yield the index and the results of each job. A job with limit 0 has no results.
+    def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
+        """Yield the index and the results of each job. A job with `max_tokens` 0 has no results.
 
         A batch is decoded with the highest length limit of its jobs. If all results of a sentence end within the
         limit of that sentence, decoding with this lower limit would have given the same results. The other sentences
@@ -263,8 +263,8 @@ class CTranslate2Engine(Engine):
         """
         self.check_supported(jobs, search)
         search = apply_fixed_settings(search)
-        yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
-        order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
+        yield from ((i, []) for i, job in enumerate(jobs) if job.max_tokens <= 0)
+        order = sorted((i for i, job in enumerate(jobs) if job.max_tokens > 0), key=lambda i: -len(jobs[i].ids))
         batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
         pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending))
         while pending:
@@ -273,16 +273,16 @@ class CTranslate2Engine(Engine):
             for i, results in self.collect(batch, search):
                 if batch.is_retry:
                     yield i, sorted(results, key=lambda result: not result.finished)[: search.nbest]
-                elif all(result.finished and len(result.tokens) < jobs[i].limit for result in results):
+                elif all(result.finished and len(result.tokens) < jobs[i].max_tokens for result in results):
                     yield i, results
                 else:
                     retries.append(i)
-            retries.sort(key=lambda i: jobs[i].limit)
-            for _, indices in groupby(retries, lambda i: jobs[i].limit):
+            retries.sort(key=lambda i: jobs[i].max_tokens)
+            for _, indices in groupby(retries, lambda i: jobs[i].max_tokens):
                 pending.append(self.submit(jobs, list(indices), search, retry=True))
 
     def submit(
-        self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, retry: bool = False
+        self, jobs: Sequence[SearchJob], batch: list[int], search: SearchSettings, *, retry: bool = False
     ) -> PendingBatch:
         """Submit the jobs with the indices `batch` for asynchronous decoding.
 
@@ -296,7 +296,7 @@ class CTranslate2Engine(Engine):
             patience=patience,
             num_hypotheses=patience * search.beam if retry else search.nbest,
             length_penalty=search.length_penalty or TINY_PENALTY,
-            max_decoding_length=max(jobs[i].limit for i in batch),
+            max_decoding_length=max(jobs[i].max_tokens for i in batch),
             min_decoding_length=0,
             max_input_length=0,
             suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
@@ -306,7 +306,7 @@ class CTranslate2Engine(Engine):
         )
         return PendingBatch(batch, futures, retry)
 
-    def collect(self, batch: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+    def collect(self, batch: PendingBatch, search: SearchSettings) -> IndexedResults:
         """Wait for a batch and yield the results of its jobs. Scores that were not computed are NaN."""
         for i, future in zip(batch.indices, batch.futures, strict=True):
             try:
@@ -325,15 +325,15 @@ class CTranslate2Engine(Engine):
                 results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
             yield i, results
 
-    def check_supported(self, jobs: Sequence[Job], search: SearchSettings) -> None:
+    def check_supported(self, jobs: Sequence[SearchJob], search: SearchSettings) -> None:
         """Raise a UserError if CTranslate2 cannot decode these jobs as our own search does."""
         defaults, supported = SearchSettings(), SUPPORTED_SEARCH_SETTINGS | IGNORED_SEARCH_SETTINGS
         unsupported = [name for name, value in search if name not in supported and value != getattr(defaults, name)]
         unsupported += [] if METHODS[search.method].is_beam_search else ["method"]
-        needed_tokens = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
+        needed_tokens = max((max(len(job.ids) + 1, job.max_tokens) for job in jobs), default=0)
         if unsupported:
             reason = f"does not support search.{unsupported[0]}={getattr(search, unsupported[0])}"
-        elif any(job.constraints.any for job in jobs):
+        elif any(job.constraints.is_constrained for job in jobs):
             reason = "does not support forced prefixes, or required or forbidden terms"
         elif needed_tokens > self.max_tokens:
             reason = f"has positions for {self.max_tokens} tokens, and a sentence may need {needed_tokens}"

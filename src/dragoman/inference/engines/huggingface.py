@@ -30,7 +30,7 @@ from dragoman.config.settings import build
 from dragoman.data.subwords import ESCAPES, SPACE_MARK
 from dragoman.data.tokenizers import BpeTokenizer, SubwordTokenizer, Tokenizers
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import Job, SearchResult
+from dragoman.decoding.protocol import IndexedResults, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import (
     SUPPORTED_BY_LIBRARY,
@@ -301,10 +301,10 @@ class HuggingFaceEngine(Engine):
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
-    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+    def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
         """Yield the index and the results of each job. One call of `generate` decodes all jobs with the same limit."""
-        for limit in sorted({job.limit for job in jobs}):
-            indices = [i for i, job in enumerate(jobs) if job.limit == limit]
+        for limit in sorted({job.max_tokens for job in jobs}):
+            indices = [i for i, job in enumerate(jobs) if job.max_tokens == limit]
             yield from zip(indices, self.generate([jobs[i].ids for i in indices], limit, search), strict=True)
 
     @torch.inference_mode()

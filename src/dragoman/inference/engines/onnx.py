@@ -13,7 +13,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dragoman.decoding.continuous_batching import collate_sources, run_batch
 from dragoman.decoding.methods import Request, SearchSettings, decode
-from dragoman.decoding.protocol import Job, SearchResult
+from dragoman.decoding.protocol import IndexedResults, SearchJob
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine, list_vocabulary, require_exportable
 from dragoman.inference.predictor import Predictor
@@ -139,7 +139,7 @@ class OnnxEngine(Engine):
         logp_NV = run_session(self.decoder, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
         return logp_NV, state
 
-    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+    def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
         """Decode all jobs in one batch with our own search."""
         width = max((len(job.ids) + 1 for job in jobs), default=1)
         source_BS, real_BS, _ = collate_sources(jobs, width, len(jobs))

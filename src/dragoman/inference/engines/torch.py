@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dragoman.config.settings import pick
 from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler, round_to_bucket
 from dragoman.decoding.methods import METHODS, Request, SearchSettings, decode
-from dragoman.decoding.protocol import Job, SearchFactory, SearchResult, StepModel
+from dragoman.decoding.protocol import IndexedResults, SearchFactory, SearchJob, SearchResult, StepModel
 from dragoman.errors import UserError
 from dragoman.hardware import DEVICE_ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
 from dragoman.inference.engines.base import Engine
@@ -124,8 +124,8 @@ class TorchEngine(Engine):
         return GpuScheduler(self.model, self.device, choose_rows(self.model, self.device))
 
     def iter_results(
-        self, jobs: Sequence[Job], search: SearchSettings, observe: Observer | None = None
-    ) -> Iterator[tuple[int, list[SearchResult]]]:
+        self, jobs: Sequence[SearchJob], search: SearchSettings, observe: Observer | None = None
+    ) -> IndexedResults:
         """Yield the index and the results of each job. `observe` is called with the state after every step."""
         is_plain = METHODS[search.method].is_beam_search and not search.no_repeat
         results = decode(Request(jobs, search, partial(self.run, is_plain=is_plain, observe=observe), self.decode))
@@ -134,7 +134,7 @@ class TorchEngine(Engine):
         return enumerate(results)
 
     def run(
-        self, jobs: Sequence[Job], make_search: SearchFactory, *, is_plain: bool, observe: Observer | None
+        self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain: bool, observe: Observer | None
     ) -> list[list[SearchResult]]:
         """Run one search for all jobs: with one worker thread per core on a CPU, with a single one on a GPU.
 
@@ -144,8 +144,8 @@ class TorchEngine(Engine):
         results: list[list[SearchResult]] = [[] for _ in jobs]
         queues: dict[tuple[int, bool], list[int]] = {}  # source width, whether there are no constraints -> job numbers
         for number, job in enumerate(jobs):
-            if job.limit:
-                key = (round_to_bucket(len(job.ids) + 1), is_plain and not job.constraints.any)
+            if job.max_tokens:
+                key = (round_to_bucket(len(job.ids) + 1), is_plain and not job.constraints.is_constrained)
                 queues.setdefault(key, []).append(number)
         count, rows = sum(map(len, queues.values())), choose_rows(self.model, self.device)
         tasks: list[tuple[Scheduler, JobQueue]] = []
