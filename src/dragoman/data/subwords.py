@@ -6,7 +6,7 @@ are escaped in the text, so that decode(encode(text)) equals the text even if it
 Random segmentations are computed from the scores of the model. The sampler of SentencePiece uses one random stream per
 thread that cannot be restored, so a resumed run would see other tokens. Here a segmentation is a pure function:
 
-    variant v (of VARIANTS) of a word         depends on (rate, word, v) and is cached;
+    variant v (of VARIANTS) of a word         depends on (dropout rate, word, v) and is cached;
     the variant of the n-th word of a line    depends on (seed, epoch, line, n).
 
 Words are separated by spaces. No subword contains a space except at its beginning, so words can be segmented one by
@@ -54,7 +54,7 @@ def unescape(text: str) -> str:
 
 @dataclass(frozen=True)
 class SubwordVocabulary:
-    """The subwords of a model, without special tokens and bytes."""
+    """The subwords of a model, without special tokens."""
 
     ids: dict[str, int]
     scores: dict[str, float]  # log-probabilities (unigram), or minus the rank of the merge (BPE)
@@ -71,7 +71,7 @@ class SubwordVocabulary:
         return min(self.scores.values()) - UNKNOWN_PENALTY
 
     def to_ids(self, subwords: Sequence[str]) -> list[int]:
-        """Return the ids of subwords. Unknown ones become bytes or, without byte fallback, one <unk> per run."""
+        """Return the ids of subwords. Unknown ones become bytes; without byte fallback, neighbours share one <unk>."""
         ids: list[int] = []
         for subword in subwords:
             known = self.ids.get(subword)
@@ -143,21 +143,21 @@ def segment_unigram(word: str, vocabulary: SubwordVocabulary, rate: float, unifo
     alpha = min((1 - rate) / (50 * rate), 1e6)
     scores, longest = vocabulary.scores, vocabulary.longest
     total = [0.0]  # total[end]: log of the summed weights of all segmentations of word[:end]
-    arriving: list[list[tuple[int, float]]] = [[]]  # arriving[end]: begin and log-weight for each last subword
+    endings: list[list[tuple[int, float]]] = [[]]  # endings[end]: begin and log-weight of each subword that ends there
     for end in range(1, len(word) + 1):
-        arrivals = []
+        ending = []
         for begin in range(max(0, end - longest), end):
             score = scores.get(word[begin:end], vocabulary.unknown_score if begin == end - 1 else None)
             if score is not None:
-                arrivals.append((begin, total[begin] + alpha * score))
-        highest = max(weight for _, weight in arrivals)
-        total.append(highest + math.log(math.fsum(math.exp(weight - highest) for _, weight in arrivals)))
-        arriving.append(arrivals)
+                ending.append((begin, total[begin] + alpha * score))
+        highest = max(weight for _, weight in ending)
+        total.append(highest + math.log(math.fsum(math.exp(weight - highest) for _, weight in ending)))
+        endings.append(ending)
     subwords: list[str] = []
     end = len(word)
     while end:
         remaining = next(uniform)
-        for begin, weight in arriving[end]:
+        for begin, weight in endings[end]:
             subword = word[begin:end]
             remaining -= math.exp(weight - total[end])
             if remaining < 0:
