@@ -29,7 +29,7 @@ CorpusFiles = list[Path] | None
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """The options that name corpora. All named corpora are read as one, in the order of these options."""
+    """The options that name corpora, one per field (`adapt_for_typer`). All of them are read as one, in this order."""
 
     source: Annotated[
         CorpusFiles, Option(metavar="FILE", help="plain text, one sentence per line; may be given several times")
@@ -41,7 +41,7 @@ class CorpusOptions:
     keys: Annotated[str, Option(metavar="S,T", help="keys of --jsonl; by default source,target")] = ""
     corpus: Annotated[
         list[str] | None,
-        Option(metavar="CORPUS", help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev"),
+        Option(metavar="CORPUS", help="a corpus as in a recipe: '{tsv: FILE, columns: [1, 0]}'; or RECIPE.yaml:dev"),
     ] = None
 
     def read(self) -> CorpusList:
@@ -88,7 +88,7 @@ def stats(
         list[str] | None,
         Option(
             metavar="CORPUS",
-            help="another corpus, as for --corpus: count shared sources and pairs, and words that it lacks",
+            help="another corpus, as for --corpus: count shared sources and pairs, and words not in it",
         ),
     ] = None,
     as_json: Json = False,
@@ -142,7 +142,7 @@ def phrasebook(
     count: Annotated[int, Option(min=1, help="number of pairs")] = 20000,
     split: Annotated[str, Option(help="train, dev, test or unseen")] = "train",
     seed: Annotated[int, Option()] = 1,
-    gold: Annotated[bool, Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")] = False,
+    gold: Annotated[bool, Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, grammar")] = False,
     conllu: Annotated[bool, Option("--conllu", help="also OUT.en.conllu and OUT.de.conllu: trees")] = False,
 ) -> None:
     """Generate English-German pairs from the built-in grammar."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """The arguments and options of `dragoman translate`."""
+    """The arguments and options of `dragoman translate`, one per field (`adapt_for_typer`)."""
 
     run: opt.Run
     arguments: Annotated[
