@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.settings import resolve_metric_name
+from dragoman.config.settings import update_metric_name
 from dragoman.metrics.metrics import METRICS
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
@@ -172,7 +172,7 @@ class Bench:
 def read_result(file: Path) -> dict[str, Any]:
     """Return a stored result, with the current names of its metrics."""
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    tests = [{resolve_metric_name(name): value for name, value in test.items()} for test in found["tests"]]
+    tests = [{update_metric_name(name): value for name, value in test.items()} for test in found["tests"]]
     return {**found, "tests": tests}
 
 

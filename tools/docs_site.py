@@ -15,7 +15,7 @@ import typer
 from mkdocs.structure.files import File, Files
 
 from dragoman.cli.main import app
-from dragoman.config.reference import Setting, load_reference
+from dragoman.config.reference import Setting, load_settings_reference
 
 SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for every kind of model
 
@@ -43,7 +43,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def write_settings() -> Iterator[str]:
     """Yield the lines of the settings reference."""
-    reference = load_reference()
+    reference = load_settings_reference()
     yield "# Settings"
     yield "\nEvery setting of a recipe, generated from the same table as `dragoman settings`."
     yield "A setting is set in the recipe, or by `a.b=c` on the command line.\n"

@@ -27,7 +27,7 @@ from dragoman.augmentation.jobs import ShardedJob
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
-from dragoman.inference.postprocess import FLAG_REPEATS, list_warning_kinds
+from dragoman.inference.postprocess import FLAG_REPEATS, get_warning_kind
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.registry import Cost, build_model
@@ -300,7 +300,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     ear = Ear()
     run = distil(teacher, recipe, out=tmp_path / "run", overrides=SHORT, report=ear)
     answers = load_as(Translator, teacher).translate(make_sentences(LINES, seed=5))
-    wanted = Counter(list_warning_kinds(find_faults(one))[0] for one in answers if find_faults(one))
+    wanted = Counter(get_warning_kind(find_faults(one)[0]) for one in answers if find_faults(one))
     kept = LINES - wanted.total()
     assert wanted["cut"] > 0
     assert len(taught(run)) == kept > 0

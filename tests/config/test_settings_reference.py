@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli.settings import build_reference, collect_registries, describe_recipe
-from dragoman.config.reference import find_settings, load_reference, render_settings
+from dragoman.config.reference import find_settings, load_settings_reference, render_settings
 from dragoman.config.settings import build, parse_yaml
 from dragoman.errors import UserError
 from dragoman.recipe import Recipe, check_model, list_model_kinds
@@ -115,7 +115,7 @@ def test_on_the_command_line(call: Call) -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     """If this fails, run `python -m dragoman.cli.settings`."""
-    assert load_reference() == build_reference()
+    assert load_settings_reference() == build_reference()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dragoman.decoding.protocol import IndexedResults, SearchJob
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load
-from dragoman.inference.postprocess import drop_duplicates, join_hypotheses, list_warning_kinds
+from dragoman.inference.postprocess import drop_duplicates, get_warning_kind, join_hypotheses
 from dragoman.inference.postprocess import split_sentences as sentences_of
 from dragoman.inference.predictor import MAX_UNSPLIT, bucket_widths
 from dragoman.inference.translator import Translator
@@ -142,7 +142,7 @@ def test_a_long_line_is_translated_sentence_by_sentence(translator: Translator) 
     assert whole.text == " ".join(one.text for one in alone)
     assert whole.logp == pytest.approx(sum(one.logp for one in alone))
     assert whole.tokens == [token for one in alone for token in one.tokens]
-    assert list_warning_kinds(whole.warnings)[0] == "longer than any sentence of training"
+    assert get_warning_kind(whole.warnings[0]) == "longer than any sentence of training"
     assert "40 parts" in whole.warnings[0]
     assert [mark for mark in whole.text if mark in ".!?"] == [part[-1] for part in parts]
 
@@ -218,7 +218,7 @@ def test_an_answer_at_its_limit_says_so(toy: Toy) -> None:
     short = Translator(held.model, held.tokenizers, recipe, held.longest_source, held.device)
     [one] = short.translate(["ba del fo gri."])
     assert len(one.tokens) <= 3
-    assert list_warning_kinds(one.warnings) == ["cut"]
+    assert [*map(get_warning_kind, one.warnings)] == ["cut"]
     [one] = held.translate(["ba del fo gri."])
     assert one.warnings == ()
 

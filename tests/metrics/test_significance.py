@@ -60,8 +60,8 @@ def test_scores_are_functions_of_summed_counts(name: str, found: list[str], want
     metric = METRICS[name]
     whole = metric.check_and_count(found, [wanted])
     alone = [metric.check_and_count([line], [[right]]) for line, right in zip(found, wanted, strict=True)]
-    np.testing.assert_array_equal(whole.line_NK, np.concatenate([one.line_NK for one in alone]))
-    sums_TK = np.stack([whole.line_NK.sum(0), *whole.line_NK])
+    np.testing.assert_array_equal(whole.count_NK, np.concatenate([one.count_NK for one in alone]))
+    sums_TK = np.stack([whole.count_NK.sum(0), *whole.count_NK])
     np.testing.assert_allclose(metric.compute_scores(sums_TK), [whole.value, *(one.value for one in alone)], atol=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_components_of_bleu_equal_sacrebleu(found: list[str], wanted: list[str])
     """Also for empty lines and without any match."""
     metric = METRICS["bleu"]
     assert metric.decompose is not None
-    parts = metric.decompose(metric.check_and_count(found, [wanted]).line_NK.sum(0))
+    parts = metric.decompose(metric.check_and_count(found, [wanted]).count_NK.sum(0))
     right = BLEU(force=True).corpus_score(found, [wanted])
     assert parts["precisions"] == right.precisions
     assert parts["brevity_penalty"] == right.bp

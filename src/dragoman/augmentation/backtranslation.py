@@ -20,7 +20,7 @@ from dragoman.augmentation import jobs
 from dragoman.augmentation.jobs import Record
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
-from dragoman.inference.postprocess import list_warning_kinds
+from dragoman.inference.postprocess import get_warning_kind
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.process_group import join_process_group
 from dragoman.progress import Report
@@ -50,7 +50,7 @@ class TranslationFilter:
             has_words = any(text.strip() for text in pair.values())  # an empty line has an empty translation
             self.nonblank += has_words
             if record["faults"]:
-                self.left_out.update(list_warning_kinds(record["faults"])[:1])
+                self.left_out[get_warning_kind(record["faults"][0])] += 1
             else:
                 self.accepted += 1
                 self.accepted_nonblank += has_words

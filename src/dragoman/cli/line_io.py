@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from rich.text import Text
 
-from dragoman.config.reference import load_reference
+from dragoman.config.reference import load_settings_reference
 from dragoman.config.settings import override
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, decode_lines, move_into_place, read_lines, report_write_errors, temporary_beside
@@ -40,9 +40,9 @@ class OutputLine(NamedTuple):
     """The output for one line of input."""
 
     text: str
-    warnings: Sequence[str]  # problems with the input line, such as "cut at 256 tokens"
-    flags: Sequence[str] = ()  # signs of a bad output, such as repeated words
-    drawing: Text | None = None  # printed after the text, on a terminal
+    warnings: Sequence[str]  # logged; "cut" is the kind of "cut at 256 tokens"
+    flags: Sequence[str] = ()  # only counted, such as repeated words
+    drawing: Text | None = None  # the alignment, printed after the text on a terminal
 
 
 @dataclass
@@ -186,7 +186,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     texts: list[str] = []
     settings: list[str] = []
     # The search settings are the same for every kind of model.
-    search_names = [row.name for row in load_reference()["transformer"] if row.section == "search"]
+    search_names = [row.name for row in load_settings_reference()["transformer"] if row.section == "search"]
     for argument in arguments:
         match = SETTING_PATTERN.fullmatch(argument)
         section, name = match.groups() if match else ("", "")
@@ -223,15 +223,15 @@ class WarningLog:
 
     def log(self, number: int, warnings: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
         """Log and count the warnings of line `number`; return its distinct kinds of warnings and flags."""
-        from dragoman.inference.postprocess import list_warning_kinds
+        from dragoman.inference.postprocess import get_warning_kind
 
-        kinds, maximum = list_warning_kinds(warnings), max(MAX_LOGGED_WARNINGS // self.processes, 1)
+        kinds, maximum = list(map(get_warning_kind, warnings)), max(MAX_LOGGED_WARNINGS // self.processes, 1)
         kinds_and_flags = list(dict.fromkeys([*kinds, *flags]))
         self.line_counts.update(kinds_and_flags)
-        for warning in warnings:
-            if self.line_counts[list_warning_kinds([warning])[0]] <= maximum:
+        for warning, kind in zip(warnings, kinds, strict=True):
+            if self.line_counts[kind] <= maximum:
                 self.emit(f"line {number}: {warning}", WARNING)
-        for kind in kinds:
+        for kind in dict.fromkeys(kinds):
             if self.line_counts[kind] == maximum + 1:
                 self.emit(f"further lines {kind} are only counted; --json prints the warnings of every line", WARNING)
         return kinds_and_flags

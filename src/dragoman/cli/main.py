@@ -202,15 +202,15 @@ def settings(
     as_json: opt.Json = False,
 ) -> None:
     """Print settings with their defaults, choices and descriptions, as a recipe to start from."""
-    from dragoman.config.reference import find_kind, find_settings, load_reference, render_settings
+    from dragoman.config.reference import find_kind, find_settings, load_settings_reference, render_settings
 
     words = [argument for argument in arguments or [] if "=" not in argument]
     overrides = [argument for argument in arguments or [] if "=" in argument]
     model = dict(item.removeprefix("model.").split("=", 1) for item in overrides)
     if all(item.startswith(("model.kind=", "model.backbone=")) for item in overrides):
-        reference = load_reference()
+        reference = load_settings_reference()
         kind = find_kind(reference, model)
-    else:  # settings.json, which load_reference reads, cannot validate the values of other settings
+    else:  # settings.json, which load_settings_reference reads, cannot validate the values of other settings
         from dragoman.cli.settings import describe_recipe
 
         reference, kind = describe_recipe(overrides)

@@ -25,7 +25,7 @@ from dragoman.config.settings import LIMITS, AsTuple, Settings, build, parse_yam
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
-from dragoman.evaluation.report import SCORE_TITLES, align_columns, render_page
+from dragoman.evaluation.report import SCORE_TITLES, align_columns, render_template
 from dragoman.io import write_text
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
@@ -254,7 +254,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
                 phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
     columns = make_score_columns(about) | TEXTS.columns
     used = {key for model in report["models"] for key, number in model["numbers"].items() if number}
-    return render_page(
+    return render_template(
         "comparison.html",
         title=report["title"],
         report=report,

@@ -51,7 +51,7 @@ class Setting(NamedTuple):
         return {"name": self.path, "section": self.section, **values}
 
 
-def load_reference() -> Reference:
+def load_settings_reference() -> Reference:
     """Read settings.json. It lists each setting once, and for each kind of model the indices of its settings."""
     content = json.loads(REFERENCE_FILE.read_text(encoding="utf-8"))
     settings = [Setting(*row) for row in content["rows"]]

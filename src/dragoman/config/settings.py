@@ -190,7 +190,7 @@ def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, l
     It suggests the setting that has this name in other toolkits, or a setting of this name in another section, or one
     with a similar name.
     """
-    from dragoman.config.reference import load_reference  # here, because reference.py imports this module
+    from dragoman.config.reference import load_settings_reference  # here, because reference.py imports this module
 
     *parents, name = map(str, location)
     for parent in parents:  # find the record of the section that the setting is in; parents are keys and list indices
@@ -202,7 +202,7 @@ def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, l
     if setting and (setting in names if synonym_section in ("", section) else synonym_section in root.model_fields):
         suggested = [synonym]
     else:
-        rows = [row for row in load_reference()["transformer"] if row.section in root.model_fields]
+        rows = [row for row in load_settings_reference()["transformer"] if row.section in root.model_fields]
         suggested = [row.path for row in rows if row.name == name and row.section != section]
     hint = f"; did you mean {' or '.join(map(repr, suggested))}?" if suggested else suggest_name(name, names)
     kind = cls.model_fields.get("kind")
@@ -283,14 +283,14 @@ class Settings(BaseModel):
 METRIC_ALIASES = {"wrong": "line_error_rate"}  # name of a metric in earlier releases -> its current name
 
 
-def resolve_metric_name(name: str) -> str:
-    """Return the current name of a metric."""
+def update_metric_name(name: str) -> str:
+    """Return the current name of a metric, given that name or one of an earlier release."""
     return METRIC_ALIASES.get(name, name)
 
 
 # Converts a list in YAML to a tuple, so that records are hashable.
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-MetricName = Annotated[str, AfterValidator(resolve_metric_name)]
+MetricName = Annotated[str, AfterValidator(update_metric_name)]
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0, le=10**12)]  # like Count, but 0 is allowed and usually means "off" or "no limit"
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -43,22 +43,22 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     With `parts` there is also a line for each run with the parts of its BLEU score: n-gram precisions and brevity
     penalty. Signatures are not wrapped, however narrow the terminal, because users copy them.
     """
-    runs = shorten_names([result["run"] for result in results])
+    short_names = shorten_names([result["run"] for result in results])
     tests = []
     for heading, group in group_by_test(results):
-        rows = [SCORE_COLUMNS, *(row for result in group for row in list_score_rows(result, runs))]
+        rows = [SCORE_COLUMNS, *(row for result in group for row in list_score_rows(result, short_names))]
         columns = list(zip(*rows, strict=True))
-        columns = columns[1:] if len(runs) == 1 else columns  # without the column "run"
+        columns = columns[1:] if len(short_names) == 1 else columns  # without the column "run"
         filled = [column for column in columns if any(column[1:])]
         tests.append({"heading": heading, "table": align_columns(list(zip(*filled, strict=True))), "results": group})
     scores = [score for result in results for score in select_scores(result).values()]
-    text = render_page("scores.txt", tests=tests, runs=runs, scores=scores, parts=parts)
+    text = render_template("scores.txt", tests=tests, short_names=short_names, scores=scores, parts=parts)
     return Text(text.rstrip(), no_wrap=True, overflow="ignore")
 
 
-def list_score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+def list_score_rows(result: Result, short_names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield a row of SCORE_COLUMNS for each score and each grammatical phenomenon."""
-    run = runs[result["run"]]
+    run = short_names[result["run"]]
     for name, score in select_scores(result).items():
         value = f"{score['value']:.{SCORE_DIGITS.get(name, 2)}f}"
         low, high = score.get("interval", (0.0, 0.0))
@@ -102,7 +102,7 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
 
     for count in range(1, max((len(Path(name).parts) for name in names), default=0)):
         short = {name: keep_last(name, count) for name in names}
-        if len(set(short.values())) == len(short) and ("" not in short.values() or "" in names):
+        if len(set(short.values())) == len(short) and all(short[name] for name in names if name):
             return short
     return {name: name for name in names}
 
@@ -123,15 +123,15 @@ def format_confusion(table: Mapping[str, Any]) -> str:
 
 def format_breakdowns(results: Sequence[Result]) -> Text:
     """Return tables of every score by length and of word F1 by frequency, with a column for each run."""
-    runs = shorten_names([result["run"] for result in results])
+    short_names = shorten_names([result["run"] for result in results])
     groups = group_by_test(results)
     tables = []
 
-    def add_table(title: str, group: Sequence[Result], key: str, unit: str, name: str) -> None:
-        rows = [["", unit, *(runs[result["run"]] for result in group)]]
+    def add_table(title: str, group: Sequence[Result], breakdown: str, size: str, value: str) -> None:
+        rows = [["", size, *(short_names[result["run"]] for result in group)]]
         rows += [
-            [format_bounds(row[0]), str(row[0][unit]), *(f"{bucket[name]:.2f}" for bucket in row)]
-            for row in zip(*(result[key]["buckets"] for result in group), strict=True)
+            [format_bounds(row[0]), str(row[0][size]), *(f"{bucket[value]:.2f}" for bucket in row)]
+            for row in zip(*(result[breakdown]["buckets"] for result in group), strict=True)
         ]
         tables.append(f"\n{title}\n{align_columns(rows)}")
 
@@ -141,18 +141,18 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
         for name in select_scores(with_lengths[0]) if with_lengths else []:
             lengths = with_lengths[0]["lengths"]
             title = f"{SCORE_TITLES.get(name, name)} by {lengths['side']} length in {lengths['unit']}{test}"
-            add_table(title, with_lengths, "lengths", "lines", name)
+            add_table(title, with_lengths, breakdown="lengths", size="lines", value=name)
         if with_words := [result for result in with_lengths if "rarity" in result]:
-            title = f"word F1 by frequency in {describe_word_count_source(with_words[0], runs)}{test}"
-            add_table(title, with_words, "rarity", "words", "f1")
+            title = f"word F1 by frequency in {describe_word_count_source(with_words[0], short_names)}{test}"
+            add_table(title, with_words, breakdown="rarity", size="words", value="f1")
     return Text("\n".join(tables), no_wrap=True, overflow="ignore")
 
 
-def describe_word_count_source(result: Result, runs: Mapping[str, str]) -> str:
-    """Return in which text word frequencies were counted, with the short name of a run."""
+def describe_word_count_source(result: Result, short_names: Mapping[str, str]) -> str:
+    """Return where words were counted: "the training data of <short name>", or a text."""
     source: str = result["rarity"]["counted_in"]
     run = source.removeprefix(TRAINING_DATA_PREFIX)
-    return f"{TRAINING_DATA_PREFIX}{runs[run]}" if run in runs else source
+    return f"{TRAINING_DATA_PREFIX}{short_names[run]}" if run in short_names else source
 
 
 def format_bounds(bucket: Mapping[str, Any]) -> str:
@@ -177,10 +177,10 @@ class Span(NamedTuple):
     """Consecutive tokens of a text that are marked in the same way."""
 
     text: str
-    kind: str  # CSS classes: "off" if in no reference, "own" if not in the output of another system; both, or ""
+    kind: str  # CSS classes: "off" if in no reference, "own" if some other system's output lacks it; both, or ""
 
 
-def render_page(template: str, **context: Any) -> str:
+def render_template(template: str, **context: Any) -> str:
     """Render a file of templates/. In HTML pages, all values except the charts are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -196,26 +196,25 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
     tests = [systems for systems in tests if systems and systems[0].output.texts]
     if not tests:
         raise UserError("--page shows translations, and a language model has none; leave it out")
-    names = shorten_names([system.name for systems in tests for system in systems])
-    title = ", ".join(names.values()) if len(names) < 4 else f"{len(names)} systems"
+    short_names = shorten_names([system.name for systems in tests for system in systems])
+    title = ", ".join(short_names.values()) if len(short_names) < 4 else f"{len(short_names)} systems"
     headings = [heading for heading, _ in group_by_test([systems[0].result for systems in tests])]
-    sections = [
-        {"heading": heading, **describe_test(systems, names)} for heading, systems in zip(headings, tests, strict=True)
-    ]
-    return render_page("evaluation.html", title=title, tests=sections, runs=names)
+    pairs = zip(headings, tests, strict=True)
+    sections = [{"heading": heading, **describe_test(systems, short_names)} for heading, systems in pairs]
+    return render_template("evaluation.html", title=title, tests=sections, short_names=short_names)
 
 
-def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what evaluation.html shows for one test set. `names` maps the names of systems to short names."""
+def describe_test(systems: Sequence[ScoredSystem], short_names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what evaluation.html shows for one test set. `short_names` has the short name of each system."""
     results = [system.result for system in systems]
     value_SN = compute_line_chrf([system.output.texts for system in systems], systems[0].output.test.references)
     return {
-        "systems": [names[system.name] for system in systems],
+        "systems": [short_names[system.name] for system in systems],
         "results": results,
-        "metrics": list(dict.fromkeys(metric for system in systems for metric in system.counts)),
+        "metrics": list(dict.fromkeys(metric for system in systems for metric in system.counts_by_metric)),
         "scores": [score for result in results for score in select_scores(result).values()],
         "signatures": {name: score["signature"] for result in results for name, score in select_scores(result).items()},
-        "charts": list(render_breakdowns(systems, names)),
+        "charts": list(render_breakdowns(systems, short_names)),
         "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in value_SN[1:] - value_SN[0]],
         "lines": [
             compare_line(systems, value_SN[:, line], line) for line in find_differing_lines(value_SN, LINES_SHOWN)
@@ -223,26 +222,27 @@ def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> 
     }
 
 
-def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def render_breakdowns(systems: Sequence[ScoredSystem], short_names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the title and SVG of charts: the first metric by length and word F1 by frequency, if computed."""
-    first, metric = systems[0].result, next(iter(systems[0].counts))
+    first, metric = systems[0].result, next(iter(systems[0].counts_by_metric))
     charts = []  # title of the chart, titles of its axes, and keys in the result: breakdown, value, size of a bucket
     if "lengths" in first:
         metric_title, side = METRICS[metric].title, first["lengths"]["side"]
         x_title = f"{side} length in {first['lengths']['unit']}"
         charts.append((f"{metric_title} by {side} length", x_title, metric_title, "lengths", metric, "lines"))
     if "rarity" in first:
-        x_title = f"occurrences of a word in {describe_word_count_source(first, names)}"
+        x_title = f"occurrences of a word in {describe_word_count_source(first, short_names)}"
         charts.append(("Word F1 by frequency", x_title, "F1 of words", "rarity", "f1", "words"))
-    for title, x_title, y_title, key, value, unit in charts:
+    for title, x_title, y_title, breakdown, value, size in charts:
         series = []
         for system in systems:
-            rows = [row for row in system.result[key]["buckets"] if value in row]
-            labels = [f"{format_bounds(row)} ({row[unit]:,} {unit})" for row in rows]
-            points = [Point(n, labels[n], (row[value],)) for n, row in enumerate(rows)]
-            series += [Series(names[system.name], points)] if points else []
-        ticks = tuple(f"{format_bounds(row)}\n({row[unit]:,})" for row in first[key]["buckets"])
-        chart = LineChart(series, f"{x_title} (in brackets: how many {unit})", y_title, y_title, ticks)
+            rows = [row for row in system.result[breakdown]["buckets"] if value in row]
+            labels = [f"{format_bounds(row)} ({row[size]:,} {size})" for row in rows]
+            points = [Point(x=n, label=labels[n], values=(row[value],)) for n, row in enumerate(rows)]
+            series += [Series(short_names[system.name], points)] if points else []
+        ticks = tuple(f"{format_bounds(row)}\n({row[size]:,})" for row in first[breakdown]["buckets"])
+        x_title += f" (in brackets: how many {size})"
+        chart = LineChart(series, x_title=x_title, y_title=y_title, unit=y_title, ticks=ticks)
         yield title, render_chart(chart, width=680)
 
 
@@ -252,7 +252,7 @@ def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str])
 def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Array:
     """Return value_SN: the sentence-level chrF of every line, for each system."""
     chrf = METRICS["chrf"]
-    return np.stack([chrf.compute_scores(chrf.check_and_count(lines, references).line_NK) for lines in texts])
+    return np.stack([chrf.compute_scores(chrf.check_and_count(lines, references).count_NK) for lines in texts])
 
 
 def find_differing_lines(value_SN: Array, count: int) -> list[int]:
@@ -290,10 +290,10 @@ def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> 
     }
 
 
-def mark_differences(text: str, references: Sequence[str], others: Sequence[str]) -> list[Span]:
-    """Split a text into spans. Words in no reference are "off"; words that some text of `others` lacks are "own"."""
+def mark_differences(text: str, expected: Sequence[str], others: Sequence[str]) -> list[Span]:
+    """Split a text into spans. Words in no `expected` text are "off"; those that some text of `others` lacks are "own"."""
     tokens = TOKEN.findall(text)
-    correct = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(reference)) for reference in references))
+    correct = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(other)) for other in expected))
     shared = set(range(len(tokens))).intersection(*(find_common_tokens(tokens, TOKEN.findall(o)) for o in others))
     kinds = [
         None if token.isspace() else " ".join(["off"] * (index not in correct) + ["own"] * (index not in shared))

@@ -288,9 +288,9 @@ def predict_labels(classifier: Classifier, test: EvaluationSet, metrics: Sequenc
 
 def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     """Return how many outputs have each kind of warning."""
-    from dragoman.inference.postprocess import list_warning_kinds
+    from dragoman.inference.postprocess import get_warning_kind
 
-    return dict(Counter(kind for output in outputs for kind in list_warning_kinds(output.warnings)))
+    return dict(Counter(kind for output in outputs for kind in dict.fromkeys(map(get_warning_kind, output.warnings))))
 
 
 def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
@@ -360,13 +360,13 @@ FREQUENCY_BUCKETS: tuple[Bounds, ...] = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99
 class ScoredSystem:
     """The output of a system on a test set, with its scores.
 
-    `counts` contains each metric's counts per line, `resamples` its scores on bootstrap resamples of the lines. Later
-    systems are compared with these.
+    `counts_by_metric` has the counts per line, `resamples` each metric's scores on bootstrap resamples of the lines.
+    Later systems are compared with these.
     """
 
     name: str
     output: SystemOutput
-    counts: significance.Counts
+    counts_by_metric: significance.Counts
     resamples: significance.Resamples
     result: Mapping[str, Any]  # as returned by Scorer.score
 
@@ -407,11 +407,11 @@ class Scorer:
                 "value": counted.value,
                 "signature": counted.signature,
                 "interval": significance.compute_interval(resamples[metric.name]),
-                **(metric.decompose(counted.line_NK.sum(0)) if metric.decompose else {}),
+                **(metric.decompose(counted.count_NK.sum(0)) if metric.decompose else {}),
             }
         if systems:
             first, trials = systems[0], significance.RANDOMISATION_TRIALS
-            both = first.counts, counts, first.resamples, resamples
+            both = first.counts_by_metric, counts, first.resamples, resamples
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
                 differences = significance.compare_with_first(*both, on_progress=bar.update)
             for key, difference in differences.items():
@@ -468,7 +468,7 @@ def score_by_length(output: SystemOutput, counts: significance.Counts) -> dict[s
     rows = []
     for low, high in make_equal_buckets(length_N.tolist()):
         inside_N = (low <= length_N) & (length_N <= high)
-        sums = {name: counted.line_NK[inside_N].sum(0) for name, counted in counts.items()}
+        sums = {name: counted.count_NK[inside_N].sum(0) for name, counted in counts.items()}
         values = {name: float(METRICS[name].compute_scores(sum_K)) for name, sum_K in sums.items()}
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
     side = "source" if output.test.sources else "reference"

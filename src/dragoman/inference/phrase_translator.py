@@ -113,7 +113,7 @@ class PhraseTranslator(Translator):
             source_tokens=translation.source_tokens,
             logp=score,
             warnings=tuple(warnings),
-            flags=(*flags, *postprocess.list_warning_kinds(warnings)),
+            flags=(*flags, *dict.fromkeys(map(postprocess.get_warning_kind, warnings))),
             features=translation.features,
         )
 

@@ -174,9 +174,9 @@ def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
     return shared >= MIN_COPIED_FRACTION * max(len(source), len(output))
 
 
-def list_warning_kinds(warnings: Iterable[str]) -> list[str]:
-    """Return the distinct kinds of warnings: their texts up to the first number or detail, for counting."""
-    return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
+def get_warning_kind(warning: str) -> str:
+    """Return a warning up to its first number or detail, for counting: "cut" for "cut at 256 tokens"."""
+    return re.split(r" at \d|:| \(", warning)[0]
 
 
 AlignmentRows = list[list[float]]  # for each target token, its attention weights over the source tokens

@@ -424,7 +424,7 @@ class Translator(Predictor[Seq2Seq]):
             source_tokens=source.ids_to_tokens(segment.ids),
             logp=result.logp,
             warnings=(*warnings, *placeholder_warnings),
-            flags=(*flags, *postprocess.list_warning_kinds(placeholder_warnings)),
+            flags=(*flags, *dict.fromkeys(map(postprocess.get_warning_kind, placeholder_warnings))),
         )
 
 

@@ -2,7 +2,7 @@
 
 Every score has a signature that states how it was computed, as in sacreBLEU. `hypotheses` is a list of lines of plain
 text; `references` is a list of such lists, each as long as `hypotheses`. A metric counts something in each line
-(line_NK), and its score is a function of the sums of these counts over lines. That function computes many scores at
+(count_NK), and its score is a function of the sums of these counts over lines. That function computes many scores at
 once, which makes a thousand bootstrap resamples cheap (significance.py).
 
 To add a metric, write one function from lines to a CountedScore, and add its entry in METRICS and its name in
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.settings import pick, resolve_metric_name
+from dragoman.config.settings import pick, update_metric_name
 from dragoman.errors import UserError
 from dragoman.types import Score
 
@@ -193,15 +193,15 @@ class CountedScore(NamedTuple):
 
     value: float
     signature: str
-    line_NK: Array
+    count_NK: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric: how it counts, and its properties. METRICS has one instance for each name.
 
-    `count` scores lines. `compute_scores` turns sums of the counts per line into scores, for many sums at once: of all
-    lines, of some of them, or of resamples.
+    `count` returns the score and the counts per line. `compute_scores` turns sums of such counts into scores, many at
+    once: of all lines, of some of them, or of resamples.
     """
 
     name: str
@@ -301,8 +301,8 @@ def count_by_sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[
 
 def make_percentage_score(counts: Iterable[tuple[float, float]], signature: str) -> CountedScore:
     """Return the score of (part, whole) counts per line: the sum of the parts in per cent of the sum of the wholes."""
-    line_N2 = np.array(list(counts), dtype=np.float64)
-    return CountedScore(float(compute_percentages(line_N2.sum(0))), signature, line_N2)
+    count_N2 = np.array(list(counts), dtype=np.float64)
+    return CountedScore(float(compute_percentages(count_N2.sum(0))), signature, count_N2)
 
 
 def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -369,7 +369,7 @@ def select_metrics(names: Sequence[str], *, tokenize: str = "") -> list[Metric]:
 
     A metric whose library is missing is refused here, before any work is done.
     """
-    metrics = [pick(METRICS, resolve_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
+    metrics = [pick(METRICS, update_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
     if message := next(filter(None, (metric.missing_library for metric in metrics)), ""):
         raise UserError(message)
     bleu = replace(METRICS["bleu"], count=partial(count_bleu, tokenize=tokenize))
@@ -377,14 +377,14 @@ def select_metrics(names: Sequence[str], *, tokenize: str = "") -> list[Metric]:
 
 
 def choose_checkpoint_metric(name: str, task: str, data_metrics: Sequence[str] = ()) -> Metric | None:
-    """Return the metric that selects the best checkpoint, given `train.metric`; None for the loss.
+    """Return the metric that selects the best checkpoint; None for the loss. `name` is train.metric.
 
     "auto" means the first metric of `data_metrics` (data.metrics), or else BEST_METRIC of the task. A language
     model has no outputs to compare with a reference, so its only metric is the loss.
     """
     choices: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
     auto = next((name for name in data_metrics[:1] if name in choices), BEST_METRIC[task])
-    return pick({"auto": choices[auto], **choices}, resolve_metric_name(name), f"metric of models that {task}")
+    return pick({"auto": choices[auto], **choices}, update_metric_name(name), f"metric of models that {task}")
 
 
 def explain_wer(names: Iterable[str], target_kind: str) -> str:
@@ -420,7 +420,7 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         bleu_metric("bleu", "BLEU", count_bleu),
-        bleu_metric("bleu_tokens", "BLEU of tokens", partial(count_bleu, tokenize="none")),
+        bleu_metric("bleu_tokens", "BLEU, tokenized", partial(count_bleu, tokenize="none")),
         *(
             bleu_metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(count_bleu_moses, code), extra="moses")
             for code in MOSES_LANGUAGES

@@ -46,14 +46,14 @@ class Difference(NamedTuple):
 
 def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP_TRIALS) -> dict[str, Array]:
     """Return value_T of each metric: its score on each of `trials` resamples of the lines."""
-    rng, lines = np.random.default_rng(SEED), len(next(iter(counts.values())).line_NK)
+    rng, lines = np.random.default_rng(SEED), len(next(iter(counts.values())).count_NK)
     totals: dict[str, list[Array]] = {name: [] for name in counts}
     for chunk in split_into_chunks(trials, lines):
         # Number the lines of all trials consecutively, so that one bincount tells how often each trial has each line.
         sampled_TN = rng.integers(lines, size=(chunk, lines)) + lines * np.arange(chunk)[:, None]
         times_TN = np.bincount(sampled_TN.ravel(), minlength=chunk * lines).reshape(chunk, lines).astype(np.float64)
         for name, counted in counts.items():
-            totals[name].append(times_TN @ counted.line_NK)
+            totals[name].append(times_TN @ counted.count_NK)
     return {name: METRICS[name].compute_scores(np.concatenate(parts)) for name, parts in totals.items()}
 
 
@@ -67,13 +67,13 @@ def run_randomisation_test(
     first: Counts, second: Counts, *, trials: int = RANDOMISATION_TRIALS, on_progress: OnProgress = id
 ) -> dict[str, float]:
     """Return the p-value of each metric: how often two systems with randomly swapped lines differ as much as these."""
-    rng, lines = np.random.default_rng(SEED), len(next(iter(first.values())).line_NK)
+    rng, lines = np.random.default_rng(SEED), len(next(iter(first.values())).count_NK)
     gaps: dict[str, list[Array]] = {name: [] for name in first}
     done = 0
     for chunk in split_into_chunks(trials, lines):
         swap_TN = rng.integers(2, size=(chunk, lines), dtype=np.int8).astype(np.float64)
         for name in gaps:
-            first_NK, second_NK = first[name].line_NK, second[name].line_NK
+            first_NK, second_NK = first[name].count_NK, second[name].count_NK
             change_TK = swap_TN @ (second_NK - first_NK)  # what swapping adds to the first system's sums
             first_T = METRICS[name].compute_scores(first_NK.sum(0) + change_TK)
             second_T = METRICS[name].compute_scores(second_NK.sum(0) - change_TK)
