@@ -291,7 +291,7 @@ def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> 
 
 
 def mark_differences(text: str, expected: Sequence[str], others: Sequence[str]) -> list[Span]:
-    """Split a text into spans. Words in no `expected` text are "off"; those that some text of `others` lacks are "own"."""
+    """Split a text into spans: "off" are words in no `expected` text, "own" those that some text of `others` lacks."""
     tokens = TOKEN.findall(text)
     correct = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(other)) for other in expected))
     shared = set(range(len(tokens))).intersection(*(find_common_tokens(tokens, TOKEN.findall(o)) for o in others))
