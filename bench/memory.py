@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.data.preparation import write_phrasebook
 from dragoman.data.stream import BatchStream, StreamPosition, prefetch
 from dragoman.progress import Report
@@ -67,7 +67,7 @@ def main() -> None:
         torch.zeros(1)
         imported = read_resident()
         reset_peak()
-        recipe = build(
+        recipe = parse_settings(
             Recipe,
             {
                 "data": {"train": files, "cache": f"{folder}/cache"},

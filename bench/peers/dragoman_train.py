@@ -10,7 +10,7 @@ import torch
 from plain import make_turns
 from turns import read_task
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
 from dragoman.training import trainer
@@ -55,7 +55,8 @@ def make_recipe(task: dict[str, Any]) -> Recipe:
         "compile": True if task["compiled"] else "auto",
     }
     tokenizer = {"kind": "space", "size": task["vocabulary"] - len(SPECIALS)}
-    return build(Recipe, {"data": data, "tokenizer": tokenizer, "model": configure_model(task), "train": train})
+    model = configure_model(task)
+    return parse_settings(Recipe, {"data": data, "tokenizer": tokenizer, "model": model, "train": train})
 
 
 def train(task: dict[str, Any], observer: UpdateObserver) -> None:

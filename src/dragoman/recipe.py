@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from dragoman.config.settings import Settings, TrainSettings, build, override, pick, read_values
+from dragoman.config.settings import Settings, TrainSettings, apply_override, get_entry, parse_settings, read_values
 from dragoman.data.corpus import DataSettings
 from dragoman.data.tokenizers import TokenizerSettings
 from dragoman.errors import UserError
@@ -56,7 +56,8 @@ class Recipe(Settings):
 
             records: dict[str, type[Settings]] = {"model": choose_settings_class(self.model), "search": SearchSettings}
             for name in unread:
-                self.__dict__[name] = build(records[name], getattr(self, name), name, info.context, Recipe)
+                record, values = records[name], getattr(self, name)
+                self.__dict__[name] = parse_settings(record, values, where=name, line_of=info.context, root=Recipe)
         return self
 
     @property
@@ -97,8 +98,8 @@ def list_model_kinds() -> Mapping[str, Mapping[str, type[Settings]]]:
 def choose_settings_class(section: Any) -> type[Settings]:
     """Return the settings class for the model section of a recipe, by its `kind` and `backbone`."""
     values = section if isinstance(section, dict) else {}
-    backbones = pick(list_model_kinds(), str(values.get("kind", "transformer")), "model.kind")
-    return backbones.get("") or pick(backbones, str(values.get("backbone", "transformer")), "model.backbone")
+    backbones = get_entry(list_model_kinds(), str(values.get("kind", "transformer")), "model.kind")
+    return backbones.get("") or get_entry(backbones, str(values.get("backbone", "transformer")), "model.backbone")
 
 
 def read_recipe(
@@ -118,13 +119,13 @@ def read_recipe(
     items, merged = list(overrides), deepcopy(values)
 
     def build_checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
-        recipe = build(Recipe, inherit_model({**values, **(unread or {})}, parent), line_of=line_of)
+        recipe = parse_settings(Recipe, inherit_model({**values, **(unread or {})}, parent), line_of=line_of)
         recipe.data.check()
         return recipe
 
     try:
         for item in items:
-            override(merged, item)
+            apply_override(merged, item)
             lines.pop(item.partition("=")[0], None)
         recipe = build_checked(merged, lines)
     except UserError as error:
@@ -143,8 +144,8 @@ def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Re
     """Apply `a.b=c` overrides; model settings that neither they nor the recipe set are taken from `parent`."""
     values = recipe.model_dump(mode="json", exclude_unset=True)
     for item in overrides:
-        override(values, item)
-    return build(Recipe, inherit_model(values, parent))
+        apply_override(values, item)
+    return parse_settings(Recipe, inherit_model(values, parent))
 
 
 def inherit_model(values: dict[str, Any], parent: Recipe | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from dragoman.config.settings import build, format_settings, parse_yaml, prefix_errors
+from dragoman.config.settings import format_settings, parse_settings, parse_yaml, prefix_errors
 from dragoman.errors import UserError
 from dragoman.io import (
     HEADER_KEY,
@@ -192,7 +192,7 @@ class RunFolder:
         if version < 3:
             values = upgrade_settings(values)
         with prefix_errors(repr(str(self.config))):
-            recipe = build(Recipe, values)
+            recipe = parse_settings(Recipe, values)
             if digest.strip() == CHANGED:  # other recipes were checked before they were written
                 recipe.model.check()
             return recipe

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.settings import build, parse_yaml
+from dragoman.config.settings import parse_settings, parse_yaml
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe, read_recipe
@@ -118,7 +118,7 @@ def overrides(recipe: Recipe) -> list[str]:
 @pytest.mark.parametrize("path", TASKS + TRANSLATION, ids=name)
 def test_a_task_runs_from_end_to_end(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = build(Recipe, parse_yaml(path.read_text(), path.name))
+    recipe = parse_settings(Recipe, parse_yaml(path.read_text(), path.name))
     assert all(not Path(file).is_absolute() for _, corpus in corpora(recipe) for file in corpus.files)
     write_corpora(tmp_path, recipe)
     run = train_quietly(path, tmp_path / "run", *overrides(recipe))

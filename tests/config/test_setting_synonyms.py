@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.settings import SETTING_SYNONYMS, VALUE_SYNONYMS, build, pick
+from dragoman.config.settings import SETTING_SYNONYMS, VALUE_SYNONYMS, get_entry, parse_settings
 from dragoman.data.corpus import CorpusSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError
@@ -44,7 +44,7 @@ def test_a_synonym_of_a_value_leads_to_a_registry(name: str) -> None:
     for registry in REGISTRIES:
         if target in registry and name not in registry:
             with pytest.raises(UserError, match=f"did you mean '{target}'"):
-                pick(registry, name, "entry")
+                get_entry(registry, name, "entry")
 
 
 @pytest.mark.parametrize("name", [name for name, target in SETTING_SYNONYMS.items() if "." in target])
@@ -57,7 +57,7 @@ def test_a_synonym_is_recognized_in_its_section_in_others_and_at_the_top_level(n
         values.append({section: {name: 1}})
     for each in values:
         with pytest.raises(UserError, match=f"; did you mean '{target}'\\?"):
-            build(Recipe, each)
+            parse_settings(Recipe, each)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_settings_of_other_kinds_of_model_are_not_suggested() -> None:
 def test_a_setting_of_another_section_is_found(name: str, suggested: str) -> None:
     for values in ({name: 1}, {"data": {name: 1}}):
         with pytest.raises(UserError, match=f"did you mean {suggested}\\?"):
-            build(Recipe, values)
+            parse_settings(Recipe, values)
 
 
 def test_synonyms_of_source_and_target_of_a_corpus() -> None:
     with pytest.raises(UserError, match=r"'data.train.0.src'; did you mean 'source'"):
-        build(Recipe, {"data": {"train": {"src": "a", "target": "b"}}})
+        parse_settings(Recipe, {"data": {"train": {"src": "a", "target": "b"}}})
 
 
 def test_the_message_names_an_unknown_kind_of_model_once() -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from dragoman.config.settings import (
     Settings,
     TrainSettings,
-    build,
+    apply_override,
     format_settings,
-    override,
+    get_entry,
+    parse_settings,
     parse_yaml,
-    pick,
     suggest_name,
 )
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings
@@ -69,7 +69,7 @@ def misspell(name: str) -> str:
 
 
 def record_of(section: str, values: dict[str, Any]) -> Any:
-    return settings_of(values) if section == "model" else build(Recipe, nest(section, values))
+    return settings_of(values) if section == "model" else parse_settings(Recipe, nest(section, values))
 
 
 def test_all_settings_are_covered() -> None:
@@ -214,7 +214,7 @@ def test_an_error_in_an_override_names_the_override() -> None:
 def test_an_override_inside_a_plain_value_is_refused() -> None:
     assert "'steps' is not a section; the recipe" in error_message("train: {steps: 5}", "train.steps.more=1")
     with pytest.raises(UserError, match=r"a=\[ line 1 is not valid YAML"):
-        override({}, "a=[")
+        apply_override({}, "a=[")
 
 
 def test_an_error_names_the_line() -> None:
@@ -313,7 +313,7 @@ def test_any_text_is_a_recipe_or_raises_a_user_error(text: str) -> None:
         assert_one_line(error)
         return
     written = format_settings(recipe)
-    assert format_settings(check_model(build(Recipe, parse_yaml(written, "config.yaml")))) == written
+    assert format_settings(check_model(parse_settings(Recipe, parse_yaml(written, "config.yaml")))) == written
 
 
 def assert_one_line(error: UserError, culprit: str = "") -> None:
@@ -365,7 +365,7 @@ def test_written_values_are_read_back(
         train=TrainSettings(freeze=tuple(freeze), optimizer=optimizer, lr=lr),
         model=model,
     )
-    assert build(Recipe, parse_yaml(format_settings(recipe), "config.yaml")) == recipe
+    assert parse_settings(Recipe, parse_yaml(format_settings(recipe), "config.yaml")) == recipe
 
 
 def test_an_empty_name_is_not_suggested() -> None:
@@ -456,7 +456,7 @@ def test_a_corpus_must_be_of_exactly_one_kind(corpus: str, split: str) -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_plain_file_name_is_refused_as_a_corpus(given: str, wanted: str, split: str) -> None:
     with pytest.raises(UserError) as caught:
-        build(Recipe, parse_yaml(f"data: {{{split}: {given}}}", "recipe"))
+        parse_settings(Recipe, parse_yaml(f"data: {{{split}: {given}}}", "recipe"))
     assert f"data.{split}: should be a corpus, such as {wanted} or {{source: FILE, target: FILE}}, got" in str(
         caught.value
     )
@@ -509,10 +509,10 @@ def test_a_recipe_file_that_cannot_be_read(tmp_path: Path) -> None:
 @given(st.dictionaries(TEXT, st.integers(), max_size=5), TEXT)
 def test_pick_returns_the_entry_or_lists_all_names(registry: dict[str, int], name: str) -> None:
     if name in registry:
-        assert pick(registry, name, "dish") == registry[name]
+        assert get_entry(registry, name, "dish") == registry[name]
         return
     with pytest.raises(UserError) as caught:
-        pick(registry, name, "dish")
+        get_entry(registry, name, "dish")
     assert f"there is no dish called {name!r}{suggest_name(name, registry)} (there are: {', '.join(registry)})" == str(
         caught.value
     )
@@ -535,4 +535,4 @@ def test_suggest_name_returns_a_name_or_nothing(registry: list[str], name: str) 
     ],
 )
 def test_limits_in_words(given: dict[str, Any], text: str) -> None:
-    assert TrainSettings(**given).limit == text
+    assert TrainSettings(**given).limits_text == text

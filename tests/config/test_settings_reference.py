@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.cli.settings import build_reference, collect_registries, describe_recipe
 from dragoman.config.reference import find_settings, load_settings_reference, render_settings
-from dragoman.config.settings import build, parse_yaml
+from dragoman.config.settings import parse_settings, parse_yaml
 from dragoman.errors import UserError
 from dragoman.recipe import Recipe, check_model, list_model_kinds
 from dragoman.training.start import check_settings
@@ -25,7 +25,7 @@ def model_section(kind: str, backbone: str) -> dict[str, Any]:
 
 
 def recipe_of(kind: str, backbone: str) -> Recipe:
-    return check_model(build(Recipe, {"model": model_section(kind, backbone)}))
+    return check_model(parse_settings(Recipe, {"model": model_section(kind, backbone)}))
 
 
 def show_settings(words: Sequence[str] = (), overrides: Sequence[str] = ()) -> str:
@@ -37,7 +37,7 @@ def show_settings(words: Sequence[str] = (), overrides: Sequence[str] = ()) -> s
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
 def test_the_output_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
     text = show_settings(overrides=[f"model.{name}={word}" for name, word in model_section(kind, backbone).items()])
-    assert check_model(build(Recipe, parse_yaml(text, "the settings"))) == recipe_of(kind, backbone)
+    assert check_model(parse_settings(Recipe, parse_yaml(text, "the settings"))) == recipe_of(kind, backbone)
 
 
 CHOICES = [
@@ -64,7 +64,7 @@ def test_choices_are_the_names_in_the_message_about_an_unknown_name(
     values["tokenizer"]["joint"] = False  # so that there may be two kinds
     values["data"]["train"] = {"phrasebook": 10}
     with pytest.raises(UserError, match="'nonsense'") as caught:
-        check_settings(check_model(build(Recipe, values)))
+        check_settings(check_model(parse_settings(Recipe, values)))
     listed = re.search(r"\(there are: (.*)\)", str(caught.value))
     assert listed
     assert listed[1].split(", ") == list(registry)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.data import sampling_workers as samplers
 from dragoman.data import stream as stream_module
 from dragoman.data.sampling_workers import SamplingPool, SamplingTask, sample_task
@@ -298,7 +298,7 @@ def test_ctrl_c_in_a_terminal_reaches_only_the_trainer(tmp_path: Path) -> None:
 )
 def test_sampling_is_refused_without_a_subword_tokenizer(kind: str, target: str, fits: bool) -> None:
     tokenizer = {"kind": kind, "target_kind": target, "joint": False, "sampling": 0.1}
-    recipe = check_model(build(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
+    recipe = check_model(parse_settings(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
     if fits:
         check_settings(recipe)
     else:

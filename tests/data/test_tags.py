@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.augmentation.distillation import DistilSettings, distil
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.data.stream import StreamPosition
 from dragoman.data.tokenizers import Tokenizers
@@ -77,7 +77,7 @@ def test_tags_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
 def test_a_tag_is_never_generated(kind: str, tied: bool, joint: bool) -> None:
     """This holds even for a model whose output favours it."""
     values = {"model": {"kind": kind, "width": 16, "tied": tied}, "tokenizer": {"joint": joint}}
-    model = build_model(build(Recipe, values).neural_model, source_size=23, target_size=20, joint=joint)
+    model = build_model(parse_settings(Recipe, values).neural_model, source_size=23, target_size=20, joint=joint)
     assert isinstance(model, AutoregressiveModel)
     with torch.no_grad():
         model.project.weight[20:] += 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
@@ -37,4 +37,4 @@ def test_known_divisors(name: str, alpha: float, length: int, divisor: float) ->
 
 def test_a_negative_penalty_is_refused() -> None:
     with pytest.raises(UserError, match="length_penalty"):
-        build(SearchSettings, {"length_penalty": -0.5}, where="search")
+        parse_settings(SearchSettings, {"length_penalty": -0.5}, where="search")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.config.settings import TrainSettings, build
+from dragoman.config.settings import TrainSettings, parse_settings
 from dragoman.data.corpus import CorpusSettings
 from dragoman.inference.model_card import (
     list_languages,
@@ -179,7 +179,7 @@ def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
 
 def test_languages_are_told_by_file_names() -> None:
     def told(**corpus: object) -> list[str]:
-        return list_languages(build(Recipe, {"data": {"train": corpus}}))
+        return list_languages(parse_settings(Recipe, {"data": {"train": corpus}}))
 
     assert told(source="a/train.en.gz", target="a/train.de.gz") == ["en-de"]
     assert told(source="a/train.en", target="a/train.de", reverse=True) == ["de-en"]

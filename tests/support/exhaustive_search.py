@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import pick
+from dragoman.config.settings import get_entry
 from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.decoding.protocol import NEG_INF, SearchResult, StateT, StepModel, clean_logp
 from dragoman.errors import UserError
@@ -31,7 +31,7 @@ def search_exhaustively(
 
     Among equal scores the shorter hypothesis comes first, then the one with the likelier prefix, then the lower token.
     """
-    norm_T = pick(LENGTH_NORMS, norm, "length norm")(limit, alpha).to(source_1S.device)
+    norm_T = get_entry(LENGTH_NORMS, norm, "length norm")(limit, alpha).to(source_1S.device)
     state = model.start(source_1S, keep_1S)
     prefix_NT = torch.full((1, 1), BOS, device=source_1S.device)
     logp_N = torch.zeros(1, device=source_1S.device)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.recipe import Recipe
 
 
 def settings_of(section: dict[str, Any]) -> Any:
     """Return the validated settings of a model section."""
-    settings = build(Recipe, {"model": section}).model
+    settings = parse_settings(Recipe, {"model": section}).model
     settings.check()
     return settings

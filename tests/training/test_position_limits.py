@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("bounded", BOUNDED, ids=str)
 @EVERY
 def test_recipe_with_too_few_positions_is_refused(bounded: dict[str, object]) -> None:
     def recipe(longest: int) -> Recipe:
-        return build(Recipe, {"data": {"max_length": longest}, "model": {**bounded, "max_length": 100}})
+        return parse_settings(Recipe, {"data": {"max_length": longest}, "model": {**bounded, "max_length": 100}})
 
     assert check_model(recipe(99)).model.max_length == 100
     with pytest.raises(UserError, match=r"data\.max_length=100 .* model\.max_length=100"):

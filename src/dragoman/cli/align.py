@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from dragoman.cli import options as opt
 from dragoman.cli.line_io import open_output
-from dragoman.config.settings import build, override
+from dragoman.config.settings import apply_override, parse_settings
 from dragoman.errors import UserError
 from dragoman.io import create_folder_atomically, read_lines
 from dragoman.metrics.alignment import GoldLinks, Link, check_links, format_links, parse_links, score_alignments
@@ -54,9 +54,9 @@ def align_command(
     gold_links = read_gold_links(gold, lines) if gold else []
     values: dict[str, Any] = {}
     for item in overrides or []:
-        override(values, item)
+        apply_override(values, item)
     saved = Aligner.load(model) if model else None
-    settings = build(AlignerSettings, {**(saved.settings.model_dump() if saved else {}), **values})
+    settings = parse_settings(AlignerSettings, {**(saved.settings.model_dump() if saved else {}), **values})
     settings.check()
     aligner = saved or train_on_lines(lines, train, settings)
     aligner.settings = settings  # the overrides may choose another symmetrization for a saved model

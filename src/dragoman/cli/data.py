@@ -13,7 +13,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from dragoman.cli.options import CommandGroup, Json
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import log, results_console
@@ -58,7 +58,7 @@ class CorpusOptions:
         settings: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(sources, targets)]
         settings += [{"tsv": str(path), **parse_pair_option("columns", self.columns, int)} for path in self.tsv or []]
         settings += [{"jsonl": str(path), **parse_pair_option("keys", self.keys, str)} for path in self.jsonl or []]
-        corpora = [build(CorpusSettings, values) for values in settings]
+        corpora = [parse_settings(CorpusSettings, values) for values in settings]
         corpora += [corpus for text in self.corpus or [] for corpus in parse_corpora(text, "--corpus").corpora]
         if not corpora:
             raise UserError(

@@ -77,7 +77,7 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
     assert folder
     recipe = read_recipe(folder / RECIPE, overrides)
     console.print(
-        f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limit} "
+        f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limits_text} "
         "(800 steps take about three minutes on two CPU cores)."
     )
     train(recipe, out=out, resume=RunFolder(out).format_file.exists(), report=Report())

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 from rich.text import Text
 
 from dragoman.config.reference import load_settings_reference
-from dragoman.config.settings import override
+from dragoman.config.settings import apply_override
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, decode_lines, move_into_place, read_lines, report_write_errors, temporary_beside
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log, results_console
@@ -206,7 +206,7 @@ def parse_search_overrides(overrides: Sequence[str], initial: Mapping[str, Any])
     for item in overrides:
         if not item.startswith("search."):
             raise UserError(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
-        override(values, item)
+        apply_override(values, item)
     return dict(values["search"])
 
 

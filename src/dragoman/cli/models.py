@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from dragoman.cli import line_io
 from dragoman.cli import options as opt
-from dragoman.config.settings import pick
+from dragoman.config.settings import get_entry
 from dragoman.errors import UserError
 from dragoman.io import DEFAULT_CACHE, cache_entries, cache_folder, remove_unused
 from dragoman.progress import DETAIL, WARNING, log
@@ -85,7 +85,7 @@ def export_command(
     force: Annotated[bool, Option("--force", help="write the folder even if its translations differ too much")] = False,
 ) -> None:
     """Write a run in another format, after comparing its translations with those of the run."""
-    pick(dict.fromkeys(opt.FORMAT_NAMES), to, "format")
+    get_entry(dict.fromkeys(opt.FORMAT_NAMES), to, "format")
     opt.check_arguments(runs=[run])
     from dragoman.inference.export import export as export_run
 

@@ -19,7 +19,7 @@ import typer
 from typer import Argument, Option
 
 from dragoman.cli.line_io import STDIN_PATHS
-from dragoman.config.settings import pick, suggest_name
+from dragoman.config.settings import get_entry, suggest_name
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
@@ -47,7 +47,7 @@ def check_arguments(
 
     None and "-" as an input stand for stdin. The contents of the files are not checked.
     """
-    pick(dict.fromkeys(ENGINE_NAMES), engine, "engine")  # raises a UserError that suggests a similar name
+    get_entry(dict.fromkeys(ENGINE_NAMES), engine, "engine")  # raises a UserError that suggests a similar name
     if is_distributed():
         return
     for run in runs:

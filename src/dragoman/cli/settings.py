@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dragoman.config.reference import CORPUS, Reference, Setting, save_reference
-from dragoman.config.settings import Registries, Settings, build, override
+from dragoman.config.settings import Registries, Settings, apply_override, parse_settings
 from dragoman.data.corpus import CorpusSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES
@@ -25,8 +25,8 @@ def describe_recipe(overrides: Sequence[str]) -> tuple[Reference, str]:
     """Return the settings of the default recipe with `a.b=c` overrides applied, and its model.kind."""
     values: dict[str, Any] = {}
     for item in overrides:
-        override(values, item)
-    recipe = build(Recipe, values)
+        apply_override(values, item)
+    recipe = parse_settings(Recipe, values)
     return {recipe.model.kind: list_settings(recipe)}, recipe.model.kind
 
 
@@ -36,7 +36,7 @@ def build_reference() -> Reference:
     for kind, backbones in list_model_kinds().items():
         for backbone in backbones:
             model = {"kind": kind, "backbone": backbone} if backbone else {"kind": kind}
-            reference["/".join(model.values())] = list_settings(build(Recipe, {"model": model}))
+            reference["/".join(model.values())] = list_settings(parse_settings(Recipe, {"model": model}))
     return reference
 
 

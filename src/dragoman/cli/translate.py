@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from dragoman.cli import line_io
 from dragoman.cli import options as opt
-from dragoman.config.settings import SampleSettings, build
+from dragoman.config.settings import SampleSettings, parse_settings
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes
 from dragoman.progress import DETAIL, WARNING, Report, log
@@ -267,7 +267,7 @@ def generate_command(
 ) -> None:
     """Continue prompts with a language model."""
     values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    settings = build(SampleSettings, values, where="generate")
+    settings = parse_settings(SampleSettings, values, where="generate")
     prompts = [*([prompt] if prompt else []), *(texts or [])]
     if prompts and input_file:
         raise UserError("generate takes prompts on the command line or by --input F, not both")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from dragoman.compare.runs import QUESTIONS_FILE, PlannedRun
-from dragoman.config.settings import AsTuple, Settings, build, parse_yaml, pick, read_text
+from dragoman.config.settings import AsTuple, Settings, get_entry, parse_settings, parse_yaml, read_text
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
 from dragoman.evaluation.report import SCORE_TITLES, format_bounds
@@ -196,9 +196,9 @@ def read_questions(paths: Sequence[Path]) -> Questions:
     """Return the questions of the first folder that has a questions.yaml."""
     for file in (path / QUESTIONS_FILE for path in paths if path.is_dir()):
         if file.exists():
-            content = build(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
+            content = parse_settings(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
             for question in content.questions:
-                pick(FIGURES, question.figure, f"figure of {question.title!r}")  # raises an error if it is unknown
+                get_entry(FIGURES, question.figure, f"figure of {question.title!r}")  # raises an error if it is unknown
             return content
     return Questions()
 
@@ -215,7 +215,7 @@ def check_questions(questions: Questions, runs: Sequence[PlannedRun]) -> None:
         if question.figure == "setting":
             lines = [locate_model(models[name], question.x, question.lines)[1] for name in lines]
         for name in filter(None, (question.better, question.worse)):
-            pick(dict.fromkeys(lines), name, f"line in the figure of {question.title!r}")
+            get_entry(dict.fromkeys(lines), name, f"line in the figure of {question.title!r}")
 
 
 def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rich.text import Text
 from dragoman.compare.measure import choose_metrics
 from dragoman.compare.questions import answer_question, check_questions, plot_figure, read_questions
 from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_in_processes
-from dragoman.config.settings import LIMITS, AsTuple, Settings, build, parse_yaml
+from dragoman.config.settings import LIMITS, AsTuple, Settings, parse_settings, parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
@@ -73,7 +73,8 @@ class ReportTexts(Settings):
     parts: dict[str, dict[str, str | bool]]
 
 
-TEXTS = build(ReportTexts, parse_yaml(Path(__file__).with_name("report.yaml").read_text("utf-8"), "report.yaml"))
+TEXTS_FILE = Path(__file__).with_name("report.yaml")
+TEXTS = parse_settings(ReportTexts, parse_yaml(TEXTS_FILE.read_text("utf-8"), TEXTS_FILE.name))
 
 
 def run_comparison(

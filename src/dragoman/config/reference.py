@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.settings import SETTING_SYNONYMS, format_yaml, pick, suggest_name
+from dragoman.config.settings import SETTING_SYNONYMS, format_yaml, get_entry, suggest_name
 from dragoman.errors import UserError
 
 REFERENCE_FILE = Path(__file__).with_name("settings.json")
@@ -72,11 +72,11 @@ def save_reference(reference: Reference) -> None:
 def find_kind(reference: Reference, model: dict[str, str]) -> str:
     """Return the kind of model in the reference, such as lm/rnn, for the settings `kind` and `backbone` of a model."""
     kind = model.get("kind", "transformer")
-    pick({name.partition("/")[0]: None for name in reference}, kind, "model.kind")
+    get_entry({name.partition("/")[0]: None for name in reference}, kind, "model.kind")
     if kind in reference:
         return kind
     backbones = {name.partition("/")[2]: name for name in reference if name.startswith(f"{kind}/")}
-    return pick(backbones, model.get("backbone", "transformer"), "model.backbone")
+    return get_entry(backbones, model.get("backbone", "transformer"), "model.backbone")
 
 
 def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Reference:

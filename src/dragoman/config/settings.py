@@ -2,8 +2,8 @@
 
 A field of a record is a setting with its default and description. The records of models, modules and decoding methods
 are defined in the modules that use them; `TrainSettings` is here, because reading it must not import PyTorch. Values
-that name a registry entry (`norm`, `optimizer`, ...) are strings; `pick` checks them where the registry is defined, so
-that adding a variant changes one file.
+that name a registry entry (`norm`, `optimizer`, ...) are strings; `get_entry` checks them where the registry is
+defined, so that adding a variant changes one file.
 
 YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A repeated key
 is an error, and errors name the line. For an unknown name, the message suggests the corresponding name in Dragoman if
@@ -240,7 +240,7 @@ BOOL_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 Registries = dict[str, Mapping[str, Any]]  # name of a setting -> registry of its values
 
 
-def pick(registry: Mapping[str, V], name: str, what: str) -> V:
+def get_entry(registry: Mapping[str, V], name: str, what: str) -> V:
     """Return the entry called `name`, or raise a UserError that suggests a similar name and lists all."""
     if name in registry:
         return registry[name]
@@ -251,7 +251,7 @@ def pick(registry: Mapping[str, V], name: str, what: str) -> V:
 def check_names(registries: Registries, record: object, where: str) -> None:
     """Raise a UserError if a setting of the record is not the name of an entry of its registry."""
     for name, registry in registries.items():
-        pick(registry, getattr(record, name), f"{where}.{name}")
+        get_entry(registry, getattr(record, name), f"{where}.{name}")
 
 
 def setting(default: V, description: str, **limits: float) -> V:
@@ -357,13 +357,13 @@ class TrainSettings(Settings):
     )
 
     @property
-    def limit(self) -> str:
+    def limits_text(self) -> str:
         """The limits of training in words, such as '1 step' or '10 minutes or 5 epochs'."""
         limits = [(getattr(self, name), name) for name in LIMITS if getattr(self, name)]
         return " or ".join(f"{value:g} {name.removesuffix('s') if value == 1 else name}" for value, name in limits)
 
 
-def override(values: dict[str, Any], item: str) -> None:
+def apply_override(values: dict[str, Any], item: str) -> None:
     """Apply the override `a.b=c` to nested dicts; `c` is parsed as YAML."""
     path, equals, value = item.partition("=")
     if not equals or not path:
@@ -378,9 +378,10 @@ def override(values: dict[str, Any], item: str) -> None:
     section[leaf] = parse_yaml(value, item)
 
 
-def build(
+def parse_settings(
     cls: type[S],
     values: Any,
+    *,
     where: str = "",
     line_of: Mapping[str, int] | None = None,
     root: type[BaseModel] | None = None,

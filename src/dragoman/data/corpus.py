@@ -31,7 +31,7 @@ from dragoman.config.settings import (
     MetricName,
     Seed,
     Settings,
-    build,
+    parse_settings,
     prefix_errors,
     read_values,
     setting,
@@ -222,7 +222,7 @@ def read_data_section(path: Path) -> DataSettings:
     """Return the data section of a recipe file, with the paths of its corpora resolved."""
     values, lines = read_values(path)
     with prefix_errors(path):
-        data = build(DataSettings, values.get("data") or {}, where="data", line_of=lines)
+        data = parse_settings(DataSettings, values.get("data") or {}, where="data", line_of=lines)
         data.check()
     return data.resolve_paths(path.parent)
 

@@ -19,7 +19,7 @@ from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
-from dragoman.config.settings import build, override, parse_yaml, pick
+from dragoman.config.settings import apply_override, get_entry, parse_settings, parse_yaml
 from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
 from dragoman.data.statistics import CorpusStatistics, compute_statistics
@@ -80,7 +80,7 @@ def parse_corpora(text: str, option: str) -> CorpusList:
     if match := RECIPE_SPLIT.fullmatch(text):
         recipe, split = match[1], match[2] or "train"
         data = read_data_section(Path(recipe))
-        corpora = pick({name: getattr(data, name) for name in SPLITS}, split, f"part of {recipe}")
+        corpora = get_entry({name: getattr(data, name) for name in SPLITS}, split, f"part of {recipe}")
         if not corpora:
             raise UserError(f"{recipe} has no data.{split}")
         swapped = data.direction != DataSettings().direction  # direction and split matter only to the phrasebook
@@ -99,7 +99,7 @@ def parse_corpora(text: str, option: str) -> CorpusList:
             f"{option} takes a corpus as a recipe describes it, such as '{{tsv: pairs.tsv, columns: [1, 0]}}', "
             f"or a part of a recipe, such as recipe.yaml:train, got {text!r}"
         )
-    described = [build(CorpusSettings, value, where=option) for value in values]
+    described = [parse_settings(CorpusSettings, value, where=option) for value in values]
     for corpus in described:
         corpus.check(option)
     return CorpusList(tuple(corpus.map_paths(os.path.expanduser) for corpus in described))
@@ -123,8 +123,8 @@ def write_cleaned(corpora: CorpusList, prefix: Path, settings: Sequence[str]) ->
     for item in settings:
         if "=" not in item:
             raise UserError(f"{item!r} is not a setting; write name=value, such as max_ratio=3, and files as --tsv F")
-        override(values, item)
-    rules = build(CleanSettings, values)
+        apply_override(values, item)
+    rules = parse_settings(CleanSettings, values)
     corpora.check_pairs("clean")
     counts: Counter[str] = Counter()
     pairs = clean_pairs(corpora.read(corpora.progress("cleaning")), rules, counts)

@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Self, TypeVar
 
-from dragoman.config.settings import Fraction, Settings, pick, setting
+from dragoman.config.settings import Fraction, Settings, get_entry, setting
 from dragoman.data.subwords import (
     SPACE_MARK,
     SubwordSampler,
@@ -454,7 +454,7 @@ def train_tokenizer(
     tokenizer = train_tokenizer(["a man walks", "a dog runs"], TokenizerSettings(kind="char"))
     assert tokenizer.decode(tokenizer.encode("a cat!")) == "a cat!"
     """
-    kind = pick(TOKENIZERS, settings.kind, "tokenizer")
+    kind = get_entry(TOKENIZERS, settings.kind, "tokenizer")
     lines, total = sample_reservoir(texts, MAX_TRAINING_LINES, seed)
     if total > len(lines):
         log(f"the tokenizer learns from {len(lines)} of {total} lines, sampled at random")

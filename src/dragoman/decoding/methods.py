@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.settings import Registries, check_names, pick, setting
+from dragoman.config.settings import Registries, check_names, get_entry, setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, BeamSearch
 from dragoman.decoding.protocol import DecodingConstraints, SearchFactory, SearchJob, SearchResult
 from dragoman.decoding.sampling import SampleSearch
@@ -44,7 +44,7 @@ def rank_by_agreement(
     """
     if not results:
         return []
-    similarity_HH = pick(MBR_METRICS, metric, "metric of mbr")(texts)
+    similarity_HH = get_entry(MBR_METRICS, metric, "metric of mbr")(texts)
     weight_H = np.array(weights, dtype=np.float64)
     mean_H = (similarity_HH @ (weight_H / weight_H.sum())).tolist()
     by_text: dict[str, SearchResult] = {}

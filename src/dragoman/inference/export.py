@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.config.settings import pick
+from dragoman.config.settings import get_entry
 from dragoman.data.corpus import DataSettings, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
@@ -107,7 +107,7 @@ def export(
             print(agreement)
     """
     run, out = Path(run), Path(out)
-    target = pick(FORMATS, to, "format")
+    target = get_entry(FORMATS, to, "format")
     if quantization not in target.quantizations:
         raise UserError(
             f"{to} does not support quantization {quantization!r}; it supports {', '.join(target.quantizations)}"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import pick
+from dragoman.config.settings import get_entry
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
@@ -135,7 +135,7 @@ ENGINES: dict[str, Callable[[Predictor[Model], Path | None], Engine]] = {
 
 def open_engine(name: str, predictor: Predictor[Model], *, cache: Path | None = None) -> Engine:
     """Return the engine called `name` for a model. Converted models are stored in the folder `cache`."""
-    return pick(ENGINES, name, "engine")(predictor, cache)
+    return get_entry(ENGINES, name, "engine")(predictor, cache)
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:

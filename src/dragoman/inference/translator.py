@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import build, pick, suggest_name
+from dragoman.config.settings import get_entry, parse_settings, suggest_name
 from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_error
@@ -446,10 +446,10 @@ def merge_search(
 
     `aligns`: whether the model's attention distinguishes source tokens, which some settings need.
     """
-    numbers = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
-    settings = build(SearchSettings, {**run_settings.model_dump(), **(changes or {}), **numbers}, where="search")
+    given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
+    settings = parse_settings(SearchSettings, {**run_settings.model_dump(), **(changes or {}), **given}, where="search")
     check_search_settings(settings)
-    pick(postprocess.UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
+    get_entry(postprocess.UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
     need_alignment = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
     need_alignment += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
     if need_alignment and not aligns:

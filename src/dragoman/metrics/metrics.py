@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.settings import pick, update_metric_name
+from dragoman.config.settings import get_entry, update_metric_name
 from dragoman.errors import UserError
 from dragoman.types import Score
 
@@ -75,7 +75,7 @@ def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]]) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
     name = tokenize or LANGUAGE_TOKENIZERS[detect_east_asian_language(line for lines in references for line in lines)]
-    extra = pick(BLEU_TOKENIZERS, name, "tokenizer of BLEU")
+    extra = get_entry(BLEU_TOKENIZERS, name, "tokenizer of BLEU")
     try:
         return BLEU(tokenize=name, force=True)  # force: no warning about tokenized text
     except (RuntimeError, ImportError):  # the dictionary is missing
@@ -369,7 +369,7 @@ def select_metrics(names: Sequence[str], *, tokenize: str = "") -> list[Metric]:
 
     A metric whose library is missing is refused here, before any work is done.
     """
-    metrics = [pick(METRICS, update_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
+    metrics = [get_entry(METRICS, update_metric_name(name), "metric") for name in names or DEFAULT_METRICS]
     if message := next(filter(None, (metric.missing_library for metric in metrics)), ""):
         raise UserError(message)
     bleu = replace(METRICS["bleu"], count=partial(count_bleu, tokenize=tokenize))
@@ -384,7 +384,7 @@ def choose_checkpoint_metric(name: str, task: str, data_metrics: Sequence[str] =
     """
     choices: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
     auto = next((name for name in data_metrics[:1] if name in choices), BEST_METRIC[task])
-    return pick({"auto": choices[auto], **choices}, update_metric_name(name), f"metric of models that {task}")
+    return get_entry({"auto": choices[auto], **choices}, update_metric_name(name), f"metric of models that {task}")
 
 
 def explain_wer(names: Iterable[str], target_kind: str) -> str:

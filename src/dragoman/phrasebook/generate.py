@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from dragoman.config.settings import pick
+from dragoman.config.settings import get_entry
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, hash_stably
 from dragoman.phrasebook.english import English
@@ -93,8 +93,8 @@ def generate_pairs(
 
 def check_request(split: str, count: int, direction: str) -> None:
     """Raise a UserError for an unknown split or direction, or a count out of range."""
-    pick(dict.fromkeys(SPLITS), split, "split of the phrasebook")
-    pick(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
+    get_entry(dict.fromkeys(SPLITS), split, "split of the phrasebook")
+    get_entry(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
     if count <= 0:
         raise UserError(f"the number of phrases must be at least 1, not {count}")
     if count > MAX_PHRASES:

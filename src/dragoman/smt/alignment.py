@@ -29,7 +29,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.errors import UserError
 from dragoman.hardware import usable_cores
 from dragoman.smt import alignment_kernels as kernels
@@ -166,7 +166,7 @@ class Aligner:
         """Read a model that `save` wrote."""
         try:
             about = json.loads((folder / "aligner.json").read_text(encoding="utf-8"))
-            settings, kind = build(AlignerSettings, about["settings"]), KINDS[about["kind"]]
+            settings, kind = parse_settings(AlignerSettings, about["settings"]), KINDS[about["kind"]]
             arrays = load_file(folder / "aligner.safetensors")
             positions = Positions(kind, settings.null, arrays.pop("parameters"), arrays.pop("priors"))
             table = WordTable(**arrays)

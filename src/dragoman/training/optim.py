@@ -246,7 +246,7 @@ MAX_WARMUP_FRACTION = 0.1  # of train.minutes: the number of steps in that time,
 
 def check_optimization(settings: TrainSettings, model: Settings) -> None:
     """Raise a UserError if optimizer, schedule, limits or averaging cannot work."""
-    if not settings.limit:
+    if not settings.limits_text:
         raise UserError("training needs a limit: set train.steps, train.epochs, train.minutes or train.flops")
     if settings.average > settings.keep:
         raise UserError(

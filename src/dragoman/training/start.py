@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import LIMITS, Registries, check_names, override, pick, read_values
+from dragoman.config.settings import LIMITS, Registries, apply_override, check_names, get_entry, read_values
 from dragoman.data.corpus import FILES, SPLITS
 from dragoman.data.stream import StreamPosition
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings, WordTokenizer
@@ -89,7 +89,7 @@ class TrainRequest(NamedTuple):
             values, _ = read_values(Path(self.recipe))
         with suppress(UserError):  # reported when the recipe is read
             for item in self.overrides:
-                override(values, item)
+                apply_override(values, item)
         return isinstance(model := values.get("model"), dict) and model.get("kind") == "smt"
 
     def timeout_minutes(self) -> float:
@@ -287,10 +287,10 @@ def check_settings(recipe: Recipe) -> None:
     else:
         check_neural_settings(recipe)
     for name in recipe.data.metrics:
-        pick(METRICS, name, "metric")
+        get_entry(METRICS, name, "metric")
         if name not in metrics_for_task(recipe.model.task):
             raise UserError(f"data.metrics: {name} cannot judge models that {recipe.model.task}; leave it out")
-    pick(dict.fromkeys(DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
+    get_entry(dict.fromkeys(DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
     if not recipe.data.train:
         raise UserError("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
     recipe.data.check()
@@ -316,7 +316,7 @@ def check_neural_settings(recipe: Recipe) -> None:
         raise UserError(f"train.metric: {metric.missing_library}")
     kinds = [tokenizer.kind, tokenizer.for_target().kind]
     for name, kind in zip(("kind", "target_kind"), kinds, strict=True):
-        pick(TOKENIZERS, kind, f"tokenizer.{name}")
+        get_entry(TOKENIZERS, kind, f"tokenizer.{name}")
     if tokenizer.sampling and not any(TOKENIZERS[kind].can_sample for kind in kinds):
         sampling_kinds = " or ".join(name for name, kind in TOKENIZERS.items() if kind.can_sample)
         raise UserError(
@@ -337,8 +337,8 @@ def check_statistical_settings(recipe: Recipe) -> None:
     tokenizer, search = recipe.tokenizer, merge_search(recipe.search)
     check_names(TRAIN_REGISTRIES, recipe.train, "train")
     choose_checkpoint_metric(recipe.train.metric, recipe.model.task)
-    pick(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
-    pick(TOKENIZERS, tokenizer.for_target().kind, "tokenizer.target_kind")
+    get_entry(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
+    get_entry(TOKENIZERS, tokenizer.for_target().kind, "tokenizer.target_kind")
     for kind in (tokenizer.kind, tokenizer.for_target().kind):
         if not issubclass(TOKENIZERS[kind], WordTokenizer) or kind != tokenizer.kind:
             raise UserError(
@@ -414,7 +414,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
             "train_examples": sum(len(part.store) for part in prepared.train),
             "train_tokens": tokens,
             "dev_examples": sum(len(part.store) for part in prepared.dev),
-            "until": train.limit,
+            "until": train.limits_text,
             "steps_per_epoch": max(round(positions / (train.tokens * train.accumulate)), 1),
             "memory": count_parameters(model) * (BYTES_PER_PARAMETER + (4 if train.ema else 0)),
             "execution": str(plan_execution(recipe)),

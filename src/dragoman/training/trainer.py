@@ -196,7 +196,7 @@ class Trainer:
         """Log the size of the model, the plan and the limits; warn of settings that are probably mistakes."""
         parallel = f" ({self.settings.parallel})" if self.group.is_distributed else ""
         count = count_parameters(self.stepper.model)
-        self.report.log(f"{count:,} parameters; {self.state.plan}{parallel}; until {self.settings.limit}")
+        self.report.log(f"{count:,} parameters; {self.state.plan}{parallel}; until {self.settings.limits_text}")
         if 0 < self.settings.steps <= (warmup := self.settings.warmup):
             self.report.log(f"the run ends inside its warm-up: train.warmup={warmup} should be far lower", WARNING)
         if not self.validator.batches:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dragoman.config.settings import build
+from dragoman.config.settings import parse_settings
 from dragoman.data.subwords import ESCAPES, SPACE_MARK
 from dragoman.data.tokenizers import BpeTokenizer, SubwordTokenizer, Tokenizers
 from dragoman.decoding.methods import SearchSettings
@@ -239,7 +239,7 @@ def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) ->
             "which Dragoman does not support"
         )
     tokenizer = recipe.tokenizer.model_copy(update={"joint": tokenizers.joint})
-    settings = build(TransformerSettings, model, where="model")
+    settings = parse_settings(TransformerSettings, model, where="model")
     return check_model(recipe.model_copy(update={"model": settings, "tokenizer": tokenizer}))
 
 

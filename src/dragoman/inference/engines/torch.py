@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import pick
+from dragoman.config.settings import get_entry
 from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler, round_to_bucket
 from dragoman.decoding.methods import METHODS, Request, SearchSettings, decode
 from dragoman.decoding.protocol import IndexedResults, SearchFactory, SearchJob, SearchResult, StepModel
@@ -86,7 +86,7 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
 
     Raise a UserError if the device does not support the precision.
     """
-    dtype = pick(PRECISIONS, precision, "precision")
+    dtype = get_entry(PRECISIONS, precision, "precision")
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
     can_pack = device.type == "cpu" and has_onednn
     if precision == "int8" and not can_pack:
