@@ -95,10 +95,10 @@ class Bench:
     def score(self, seed: int) -> None:
         """Score a finished run and add it to the results."""
         run = self.folder / f"seed-{seed}"
-        about, state = read_card(run), RunFolder(run).state()
+        about, state = read_card(run), RunFolder(run).load_state()
         self.found[seed] = {
             "parameters": about["parameters"],
-            "pairs": sum(1 for corpus in RunFolder(run).recipe().data.train for _ in read_pairs(corpus)),
+            "pairs": sum(1 for corpus in RunFolder(run).load_recipe().data.train for _ in read_pairs(corpus)),
             "steps": state["step"],
             "best_step": about["validation"] and about["validation"]["step"],
             "train_seconds": round(state["seconds"], 1),
@@ -161,7 +161,7 @@ def score_curve(run: Path) -> Iterator[dict[str, Any]]:
     assert isinstance(translator, Translator)
     recipe = translator.recipe
     metric = choose_checkpoint_metric(recipe.train.metric, recipe.model.task, recipe.data.metrics)
-    events = [event for event in read_events(folder.metrics) if event["event"] == "validate"]
+    events = [event for event in read_events(folder.metrics_file) if event["event"] == "validate"]
     known: dict[tuple[int, ...], float] = {}  # steps of the averaged checkpoints -> score
     for number, event in enumerate(events, 1):
         ranked = sorted(events[:number], key=lambda one: rank_validation(one, recipe), reverse=True)

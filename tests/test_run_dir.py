@@ -53,7 +53,7 @@ def weights() -> dict[str, Tensor]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
-    folder.begin(RECIPE)
+    folder.create(RECIPE)
     folder.save_model(weights(), tokenizer="abc", longest="30")
     return folder
 
@@ -152,8 +152,8 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert "file/inside" in complaint(write_text, tmp_path / "file" / "inside", "text")
     assert "nowhere" in complaint(write_text, tmp_path / "nowhere" / "file", "text")
     assert "nowhere" in complaint(save_tensors, tmp_path / "nowhere" / "file", weights())
-    assert "file" in complaint(RunFolder(tmp_path / "file").begin, RECIPE)
-    assert "file" in complaint(RunFolder(tmp_path / "file" / "run").begin, RECIPE)
+    assert "file" in complaint(RunFolder(tmp_path / "file").create, RECIPE)
+    assert "file" in complaint(RunFolder(tmp_path / "file" / "run").create, RECIPE)
     assert (tmp_path / "file").read_text() == "x"
 
 
@@ -179,26 +179,26 @@ def test_the_same_tensors_make_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flip", [1, 32, 128])
 def test_a_flipped_bit_is_noticed_wherever_it_is(run: RunFolder, flip: int) -> None:
     """Lengths, names, shapes, what is written about the tensors, the tensors themselves."""
-    whole = bytearray(run.model.read_bytes())
+    whole = bytearray(run.model_file.read_bytes())
     for place in range(len(whole)):
         whole[place] ^= flip
-        run.model.write_bytes(whole)
+        run.model_file.write_bytes(whole)
         whole[place] ^= flip
-        assert repr(str(run.model)) in complaint(load_tensors, run.model)
-    run.model.write_bytes(whole)
-    load_tensors(run.model)
+        assert repr(str(run.model_file)) in complaint(load_tensors, run.model_file)
+    run.model_file.write_bytes(whole)
+    load_tensors(run.model_file)
 
 
 def test_a_file_cut_short_is_noticed_wherever_it_ends(run: RunFolder) -> None:
-    whole = run.model.read_bytes()
+    whole = run.model_file.read_bytes()
     for end in range(len(whole)):
-        run.model.write_bytes(whole[:end])
-        assert "cut short or damaged" in complaint(load_tensors, run.model)
+        run.model_file.write_bytes(whole[:end])
+        assert "cut short or damaged" in complaint(load_tensors, run.model_file)
 
 
 def test_more_bytes_than_were_written_are_noticed(run: RunFolder) -> None:
-    run.model.write_bytes(run.model.read_bytes() + b"\0")
-    complaint(load_tensors, run.model)
+    run.model_file.write_bytes(run.model_file.read_bytes() + b"\0")
+    complaint(load_tensors, run.model_file)
 
 
 def test_tensors_without_a_digest_are_refused(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_what_is_missing_or_no_file_is_said(tmp_path: Path) -> None:
 
 
 def test_the_digest_can_be_read_without_dragoman(run: RunFolder) -> None:
-    with safe_open(str(run.model), framework="pt") as file:
+    with safe_open(str(run.model_file), framework="pt") as file:
         about = json.loads(file.metadata()[HEADER_KEY])
     assert len(bytes.fromhex(about.pop("digest"))) == 16
     assert about == {"tokenizer": "abc", "longest": "30"}
@@ -234,96 +234,96 @@ def test_json_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_recipe_comes_back(run: RunFolder) -> None:
-    assert run.recipe() == RECIPE
+    assert run.load_recipe() == RECIPE
 
 
 def test_a_config_can_be_read_by_any_yaml_reader(run: RunFolder) -> None:
-    assert parse_yaml(run.config.read_text(encoding="utf-8"), "config.yaml")["train"]["steps"] == 77
+    assert parse_yaml(run.config_file.read_text(encoding="utf-8"), "config.yaml")["train"]["steps"] == 77
 
 
 def test_a_config_cut_short_is_noticed_wherever_it_ends(run: RunFolder) -> None:
-    whole = run.config.read_bytes()
+    whole = run.config_file.read_bytes()
     for end in range(len(whole) - 1):  # without its very last newline it says all that it did
-        run.config.write_bytes(whole[:end])
-        message = complaint(run.recipe)
-        assert repr(str(run.config)) in message
+        run.config_file.write_bytes(whole[:end])
+        message = complaint(run.load_recipe)
+        assert repr(str(run.config_file)) in message
         if whole[:end].count(DIGEST_LINE.encode()) == 0:
             assert "is cut short" in message or "damaged" in message
 
 
 @pytest.mark.parametrize("flip", [1, 32])
 def test_a_config_with_a_flipped_bit_is_noticed(run: RunFolder, flip: int) -> None:
-    whole = bytearray(run.config.read_bytes())
+    whole = bytearray(run.config_file.read_bytes())
     for place in range(len(whole) - 1):
         whole[place] ^= flip
-        run.config.write_bytes(whole)
+        run.config_file.write_bytes(whole)
         whole[place] ^= flip
-        assert repr(str(run.config)) in complaint(run.recipe)
+        assert repr(str(run.config_file)) in complaint(run.load_recipe)
 
 
 def test_a_config_changed_on_purpose_is_read(run: RunFolder) -> None:
-    text = run.config.read_text(encoding="utf-8").replace("steps: 77", "steps: 78")
-    run.config.write_text(text, encoding="utf-8")
-    message = complaint(run.recipe)
+    text = run.config_file.read_text(encoding="utf-8").replace("steps: 77", "steps: 78")
+    run.config_file.write_text(text, encoding="utf-8")
+    message = complaint(run.load_recipe)
     assert repr(DIGEST_LINE + CHANGED) in message
     body = text.rpartition(DIGEST_LINE)[0]
-    run.config.write_text(f"{body}{DIGEST_LINE}{CHANGED}\n", encoding="utf-8")
-    assert run.recipe() == RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"steps": 78})})
-    run.config.write_text(f"{body.replace('steps', 'stepz')}{DIGEST_LINE}{CHANGED}\n", encoding="utf-8")
-    assert "did you mean 'steps'?" in complaint(run.recipe)
+    run.config_file.write_text(f"{body}{DIGEST_LINE}{CHANGED}\n", encoding="utf-8")
+    assert run.load_recipe() == RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"steps": 78})})
+    run.config_file.write_text(f"{body.replace('steps', 'stepz')}{DIGEST_LINE}{CHANGED}\n", encoding="utf-8")
+    assert "did you mean 'steps'?" in complaint(run.load_recipe)
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    assert "there is no run folder" in complaint(RunFolder(tmp_path / "none").check)
+    assert "there is no run folder" in complaint(RunFolder(tmp_path / "none").check_format)
     (tmp_path / "empty").mkdir()
-    assert "no FORMAT file" in complaint(RunFolder(tmp_path / "empty").check)
+    assert "no FORMAT file" in complaint(RunFolder(tmp_path / "empty").check_format)
     (tmp_path / "empty" / "FORMAT").mkdir()
-    assert "no FORMAT file" in complaint(RunFolder(tmp_path / "empty").check)
+    assert "no FORMAT file" in complaint(RunFolder(tmp_path / "empty").check_format)
     (tmp_path / "file").write_text("x")
-    assert "there is no run folder" in complaint(RunFolder(tmp_path / "file").recipe)
+    assert "there is no run folder" in complaint(RunFolder(tmp_path / "file").load_recipe)
 
 
 def test_a_folder_without_its_config_is_refused(run: RunFolder) -> None:
-    run.config.unlink()
-    assert "is missing or damaged" in complaint(run.recipe)
+    run.config_file.unlink()
+    assert "is missing or damaged" in complaint(run.load_recipe)
 
 
 @pytest.mark.parametrize("written", [b"", b"one", b"1.0", b"-1", b"0", b"1 2", b"\xff", b"\xb2"])
 def test_a_damaged_format_is_refused(run: RunFolder, written: bytes) -> None:
     run.format_file.write_bytes(written)
-    assert "is damaged" in complaint(run.check)
+    assert "is damaged" in complaint(run.check_format)
 
 
 def test_every_format_up_to_ours_is_read_and_no_later_one(run: RunFolder) -> None:
     for number in range(1, FORMAT + 1):
         run.format_file.write_text(f"{number}\n")
-        run.check()
+        run.check_format()
     for number in (FORMAT + 1, FORMAT + 10, 10**30):
         run.format_file.write_text(f"{number}\n")
-        assert f"has format {number}, but this Dragoman reads up to {FORMAT}; update" in complaint(run.recipe)
+        assert f"has format {number}, but this Dragoman reads up to {FORMAT}; update" in complaint(run.load_recipe)
 
 
 def test_checkpoints_may_vanish_while_a_folder_is_checked(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process trains, and keeps only the newest ones."""
-    (run.checkpoints / "step-0000000001").mkdir()
+    (run.checkpoints_folder / "step-0000000001").mkdir()
     scandir = os.scandir
 
     def vanish(path: Any = ".") -> Any:
-        if Path(path).is_relative_to(run.checkpoints):
+        if Path(path).is_relative_to(run.checkpoints_folder):
             raise FileNotFoundError(path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", vanish)
-    assert run.check() == FORMAT
-    assert run.recipe() == RECIPE
+    assert run.check_format() == FORMAT
+    assert run.load_recipe() == RECIPE
 
 
 def test_beginning_again_keeps_what_is_there(run: RunFolder) -> None:
-    before = run.model.read_bytes()
-    (run.checkpoints / "kept").touch()
-    run.begin(RECIPE)
-    assert run.model.read_bytes() == before
-    assert (run.checkpoints / "kept").exists()
+    before = run.model_file.read_bytes()
+    (run.checkpoints_folder / "kept").touch()
+    run.create(RECIPE)
+    assert run.model_file.read_bytes() == before
+    assert (run.checkpoints_folder / "kept").exists()
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=5))

@@ -111,38 +111,38 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.config = self.path / "config.yaml"
-        self.model = self.path / "model.safetensors"
-        self.tokenizer = self.path / "tokenizer"
-        self.metrics = self.path / "metrics.jsonl"
-        self.scores = self.path / "scores.jsonl"
-        self.checkpoints = self.path / "checkpoints"
+        self.config_file = self.path / "config.yaml"
+        self.model_file = self.path / "model.safetensors"
+        self.tokenizer_folder = self.path / "tokenizer"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.scores_file = self.path / "scores.jsonl"
+        self.checkpoints_folder = self.path / "checkpoints"
         self.provenance_file = self.path / "provenance.json"
-        self.distilled = self.path / "distilled"  # translations by the teacher (augmentation/distillation.py)
+        self.distilled_folder = self.path / "distilled"  # translations by the teacher (augmentation/distillation.py)
         self.format_file = self.path / "FORMAT"
 
-    def begin(self, recipe: Recipe) -> None:
+    def create(self, recipe: Recipe) -> None:
         """Create the folder. FORMAT is written first, so that even an interrupted start leaves a valid run folder."""
         self.check_name()
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.format_file, f"{FORMAT}\n")
-            self.checkpoints.mkdir(exist_ok=True)
+            self.checkpoints_folder.mkdir(exist_ok=True)
         self.save_recipe(recipe)
 
     def discard(self) -> None:
         """Remove a run that failed at its start: the files written so far, and the folder if nothing else is in it."""
-        for folder in (self.tokenizer, self.checkpoints, self.path / "tensorboard"):
+        for folder in (self.tokenizer_folder, self.checkpoints_folder, self.path / "tensorboard"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            for file in (self.format_file, self.config, self.metrics, self.provenance_file):
+            for file in (self.format_file, self.config_file, self.metrics_file, self.provenance_file):
                 file.unlink(missing_ok=True)
             self.path.rmdir()
 
     def save_recipe(self, recipe: Recipe) -> None:
         """Write config.yaml. Its last line is the digest of the lines before."""
         text = format_settings(recipe)
-        write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
+        write_text(self.config_file, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
 
     def check_name(self) -> None:
         """Refuse a path that is not valid UTF-8, which safetensors cannot open."""
@@ -151,7 +151,7 @@ class RunFolder:
         except UnicodeEncodeError:
             raise UserError(f"the path {str(self.path)!r} of a run folder is not valid UTF-8; rename it") from None
 
-    def check(self) -> int:
+    def check_format(self) -> int:
         """Return the format number; raise a UserError if this is no run folder or a newer release wrote it.
 
         Checkpoints are not checked: a training process may remove them at any time.
@@ -159,8 +159,8 @@ class RunFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
         self.check_name()
-        files = (self.format_file, self.config, self.model, self.metrics, self.scores)
-        for path in (*files, *self.tokenizer.rglob("*")):
+        files = (self.format_file, self.config_file, self.model_file, self.metrics_file, self.scores_file)
+        for path in (*files, *self.tokenizer_folder.rglob("*")):
             refuse_special_file(path)
         if not self.format_file.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
@@ -173,52 +173,52 @@ class RunFolder:
             )
         return int(number)
 
-    def recipe(self) -> Recipe:
+    def load_recipe(self) -> Recipe:
         """Return the recipe in config.yaml; raise a UserError if the file was damaged or changed."""
-        version = self.check()
+        version, name = self.check_format(), repr(str(self.config_file))
         try:
-            text = self.config.read_text(encoding="utf-8")
+            text = self.config_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise UserError(f"{str(self.config)!r} is missing or damaged, so the run folder is incomplete") from None
+            raise UserError(f"{name} is missing or damaged, so the run folder is incomplete") from None
         body, separator, digest = text.rpartition(DIGEST_LINE)
         if not separator:
-            raise UserError(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
+            raise UserError(f"{name} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
         if digest.strip() not in (CHANGED, digest_bytes(body.encode())):
             raise UserError(
-                f"{str(self.config)!r} was changed after it was written; restore it, or, if you changed it on purpose, "
+                f"{name} was changed after it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
-        values = parse_yaml(body, str(self.config))
+        values = parse_yaml(body, str(self.config_file))
         if version < 3:
             values = upgrade_settings(values)
-        with prefix_errors(repr(str(self.config))):
+        with prefix_errors(name):
             recipe = parse_settings(Recipe, values)
             if digest.strip() == CHANGED:  # other recipes were checked before they were written
                 recipe.model.check()
             return recipe
 
-    def state(self) -> dict[str, Any]:
+    def load_state(self) -> dict[str, Any]:
         """Return the training state (state.json) of the newest checkpoint; empty if there is none."""
-        newest = max(self.checkpoints.glob(f"step-{'[0-9]' * 10}/state.json"), default=None)
+        newest = max(self.checkpoints_folder.glob(f"step-{'[0-9]' * 10}/state.json"), default=None)
         return read_json(newest) if newest else {}
 
-    def teacher(self) -> dict[str, Any]:
+    def load_teacher_record(self) -> dict[str, Any]:
         """Return the description of the teacher of a distilled run; empty for other runs."""
-        path = self.distilled / "teacher.json"
+        path = self.distilled_folder / "teacher.json"
         return read_json(path) if path.exists() else {}
 
-    def provenance(self) -> dict[str, Any]:
+    def load_provenance(self) -> dict[str, Any]:
         """Return the contents of provenance.json (training/checkpoint.py); empty for runs of earlier releases."""
         return read_json(self.provenance_file) if self.provenance_file.exists() else {}
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
         """Append the result of an evaluation to scores.jsonl; do nothing if the folder is read-only."""
-        with suppress(OSError), self.scores.open("a", encoding="utf-8") as file:
+        with suppress(OSError), self.scores_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(scores, ensure_ascii=False) + "\n")
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **metadata: str) -> None:
         """Write model.safetensors with the fingerprint of its tokenizer and further metadata."""
-        save_tensors(self.model, weights, tokenizer=tokenizer, **metadata)
+        save_tensors(self.model_file, weights, tokenizer=tokenizer, **metadata)
 
 
 def upgrade_settings(values: Any) -> Any:

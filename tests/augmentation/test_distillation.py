@@ -124,7 +124,7 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     wanted = [{"source": source, "target": one.text} for source, one in found if not find_faults(one)]
     assert taught(student) == wanted
     assert len(wanted) > LINES // 2
-    [corpus] = RunFolder(student).recipe().data.train
+    [corpus] = RunFolder(student).load_recipe().data.train
     assert corpus.jsonl == str(student / "distilled" / "1.jsonl")
     for file in (toy.run / "tokenizer").iterdir():
         assert (student / "tokenizer" / file.name).read_bytes() == file.read_bytes()
@@ -147,7 +147,7 @@ def test_several_teach_as_one(toy: Toy, recipe: Path, tmp_path: Path, call: Call
     sources = make_sentences(LINES, seed=5)
     found = zip(sources, load([toy.run, other]).translate(sources), strict=True)
     assert taught(student) == [{"source": source, "target": one.text} for source, one in found if not find_faults(one)]
-    assert RunFolder(student).teacher()["teacher"] == f"{toy.run} and {other}"
+    assert RunFolder(student).load_teacher_record()["teacher"] == f"{toy.run} and {other}"
 
 
 @pytest.mark.usefixtures("few")
@@ -277,7 +277,7 @@ def test_originals_and_further_sources(toy: Toy, recipe: Path, tmp_path: Path) -
     overrides = [*SHORT, "data.train.weight=2.0"]
     ear = Ear()
     run = distil(toy.run, recipe, out=tmp_path / "run", overrides=overrides, settings=settings, report=ear)
-    answers, further, originals = RunFolder(run).recipe().data.train
+    answers, further, originals = RunFolder(run).load_recipe().data.train
     assert (answers.weight, further.weight, originals.weight) == (2.0, 1.0, 2.0)
     assert originals.source == str(tmp_path / "train.src")
     assert {one["source"] for one in taught(run, 2)} <= {*make_sentences(5, seed=8), ""}
@@ -304,7 +304,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     kept = LINES - wanted.total()
     assert wanted["cut"] > 0
     assert len(taught(run)) == kept > 0
-    [told] = RunFolder(run).teacher()["corpora"]
+    [told] = RunFolder(run).load_teacher_record()["corpora"]
     assert (told["answers"], told["left_out"]) == (kept, wanted)
     [line] = [line for line in ear.heard if line.startswith(f"{tmp_path / 'train.src'} and {tmp_path / 'train.trg'}: ")]
     assert f": {kept} of {LINES} translations (" in line
@@ -431,7 +431,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_what_agrees_with_the_teacher_may_be_said(toy: Toy, recipe: Path, tmp_path: Path) -> None:
     overrides = [*SHORT, "tokenizer.kind=bpe", "tokenizer.size=310", "tokenizer.sampling=0.1"]
     run = distil(toy.run, recipe, out=tmp_path / "run", overrides=overrides, report=Ear())
-    assert RunFolder(run).recipe().tokenizer.sampling == 0.1
+    assert RunFolder(run).load_recipe().tokenizer.sampling == 0.1
 
 
 def test_another_teacher_is_refused(toy: Toy, recipe: Path, tmp_path: Path, call: Call) -> None:

@@ -323,7 +323,7 @@ def test_where_nothing_is_good_an_earlier_file_stays(toy: Toy, tmp_path: Path, c
     answer = call("backtranslate", toy.run, *way)
     assert answer.code == 2, answer.err
     assert "0 of 4 translations (" in answer.err
-    assert f"nothing of {toy.run} is good enough to learn from; train it longer" in answer.err
+    assert f"no translation by {toy.run} is good enough to learn from; train it longer" in answer.err
     assert out.read_text() == "earlier\n"
     assert call("backtranslate", toy.run, *way[:4]).code == 0  # nothing is in the way
     assert out.read_text() != "earlier\n"

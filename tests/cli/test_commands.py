@@ -270,7 +270,7 @@ def test_unavailable_metric_is_refused_before_translating(
     """The metric is named by the command, or by the recipe of a run that was trained elsewhere."""
     run = tmp_path / "run"
     shutil.copytree(toy.run, run)
-    recipe = RunFolder(run).recipe()
+    recipe = RunFolder(run).load_recipe()
     data = recipe.data.model_copy(update={"metrics": ("bleu_moses_de",)})
     RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
     monkeypatch.setitem(sys.modules, "sacremoses", None)

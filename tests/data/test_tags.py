@@ -316,7 +316,7 @@ def test_distillation_uses_tags(folder: Path, tmp_path: Path) -> None:
     said = [json.loads(line) for line in (run / "distilled" / "2.jsonl").read_text().splitlines()]
     assert [pair["source"] for pair in said] == lines_of(folder / "turned")
     assert [pair["target"] for pair in said] == lines_of(folder / "words")
-    assert RunFolder(run).recipe().data.tags == ("there", "back", "")
+    assert RunFolder(run).load_recipe().data.tags == ("there", "back", "")
     more = DistilSettings(sources=(str(folder / "turned"),), tag="back")
     run = distil(folder / "run", tmp_path / "student.yaml", out=tmp_path / "more", settings=more, report=QUIET)
     assert [json.loads(line) for line in (run / "distilled" / "4.jsonl").read_text().splitlines()] == said

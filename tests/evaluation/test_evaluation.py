@@ -371,7 +371,7 @@ def test_each_test_set_has_a_table(toy: Toy, tmp_path: Path, call: Call) -> None
         pairs = [f"{s}\t{t}" for s, t in zip(SOURCES[number:9], RIGHT[number:9], strict=True)]
         (tmp_path / name).mkdir()
         corpus = CorpusSettings(tsv=str(write_lines(tmp_path / name / "test.tsv", pairs)))
-        recipe = RunFolder(run).recipe()
+        recipe = RunFolder(run).load_recipe()
         data = recipe.data.model_copy(update={"test": (corpus,), "metrics": ("chrf",)})
         RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
     runs = [tmp_path / "long" / "way" / name for name in ("one", "two")]

@@ -36,7 +36,7 @@ def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
     assert (said.code, said.out.splitlines()[-1]) == (0, f"done: {out}"), said.err
     assert agreeing(said.out) == 2
     assert Tokenizers.load(out / "tokenizer").fingerprint() == Tokenizers.load(toy.run / "tokenizer").fingerprint()
-    assert (out / "config.yaml").read_bytes() == RunFolder(toy.run).config.read_bytes()
+    assert (out / "config.yaml").read_bytes() == RunFolder(toy.run).config_file.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     again = call("export", toy.run, "--to", to, out)
     assert again.code == 2

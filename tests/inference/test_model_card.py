@@ -148,7 +148,7 @@ def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None
     first = train_quietly(small, tmp_path / "first", "train.steps=2")
     second = train_quietly(small, tmp_path / "second", "train.steps=2", init_from=first)
     third = train_quietly(small, tmp_path / "third", "train.steps=2", init_from=second)
-    digests = [read_header(RunFolder(run).model)["digest"] for run in (first, second)]
+    digests = [read_header(RunFolder(run).model_file)["digest"] for run in (first, second)]
     shutil.rmtree(first)
     shutil.rmtree(second)
     train_quietly(small, third, "train.steps=3", resume=True)

@@ -203,7 +203,7 @@ def test_old_name_of_line_error_rate_works(small: Path, tmp_path: Path, call: Ca
     assert [score.name for score in compute_metrics(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
     assert choose_checkpoint_metric("wrong", "classify") is METRICS["line_error_rate"]
     run = train_quietly(small, tmp_path / "run", "train.steps=2", "train.metric=wrong", "data.metrics=[wrong, per]")
-    assert RunFolder(run).recipe().data.metrics == ("line_error_rate", "per")
+    assert RunFolder(run).load_recipe().data.metrics == ("line_error_rate", "per")
     assert "line_error_rate" in next(event for event in read_run_events(run) if event["event"] == "validate")
     files = ("--source", small.parent / "dev.src", "--reference", small.parent / "dev.trg")
     assert "line_error_rate" in json.loads(call("evaluate", run, *files, "--metric", "wrong", "--json").out)

@@ -105,4 +105,4 @@ def test_the_peak_memory_is_saved(small: Path, tmp_path: Path) -> None:
 
 
 def read_state(run: Path) -> dict[str, Any]:
-    return RunFolder(run).state()
+    return RunFolder(run).load_state()

@@ -187,12 +187,12 @@ def test_folder_of_another_process_is_not_removed(small: Path, tmp_path: Path, m
 
         def overtake(recipe: Recipe) -> None:
             other.enter_context(lock_folder(folder.path, ""))
-            folder.begin(recipe)
+            folder.create(recipe)
 
         monkeypatch.setattr(start, "check_files", overtake)
         with pytest.raises(UserError, match="another process"):
             train_quietly(small, folder.path)
-        assert folder.check()
+        assert folder.check_format()
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -215,12 +215,12 @@ def test_interrupt_before_training_leaves_no_folder(
 def test_finished_run_keeps_its_end_date(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "run")
     train_quietly(small, folder.path, "train.steps=1")
-    before = folder.provenance()
+    before = folder.load_provenance()
     monkeypatch.setattr(provenance, "format_current_time", lambda: "later")
     train_quietly(small, folder.path, "train.steps=1", resume=True)
-    assert folder.provenance() == before
+    assert folder.load_provenance() == before
     train_quietly(small, folder.path, "train.steps=2", resume=True)
-    assert folder.provenance() == {**before, "ended": "later"}
+    assert folder.load_provenance() == {**before, "ended": "later"}
 
 
 def test_failed_start_can_be_repeated(small: Path, tmp_path: Path, call: Call) -> None:
@@ -294,5 +294,5 @@ def test_a_resumed_run_reads_its_timeout_without_repeating_init_from(tmp_path: P
     child.write_text("data: {train: {phrasebook: 100}}\nmodel: {cell: gru}\ntrain: {steps: 1, timeout: 3.0}\n")
     request = start.TrainRequest(child, RunFolder(tmp_path / "run"), (), resume=True, init_from=None)
     assert request.timeout_minutes() == DEFAULT_START_MINUTES  # nobody can read the recipe
-    request.folder.begin(read_recipe(parent, ()))
+    request.folder.create(read_recipe(parent, ()))
     assert request.timeout_minutes() == 3.0

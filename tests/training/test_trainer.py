@@ -524,7 +524,7 @@ def test_files_of_the_user_among_checkpoints_are_kept(small: Path, tmp_path: Pat
     assert mine <= set(files(checkpoints))
     assert (checkpoints / "best.safetensors").read_bytes() == b"mine"
     assert "step-0000000004" not in files(checkpoints)
-    assert RunFolder(run).state()["step"] == 8
+    assert RunFolder(run).load_state()["step"] == 8
 
 
 def test_run_with_a_metric_that_is_now_refused_is_resumed(

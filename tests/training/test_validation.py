@@ -111,7 +111,7 @@ def test_best_model_is_chosen_by_the_metric(small: Path, tmp_path: Path, metric:
         score = -event["loss"] if metric == "loss" else METRICS[name].goodness(event[name])
         return max(score, floor), -event["loss"]
 
-    best = [step for _, step in RunFolder(run).state()["best"]]
+    best = [step for _, step in RunFolder(run).load_state()["best"]]
     assert best[0] == max(found, key=worth)
 
 

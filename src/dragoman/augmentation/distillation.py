@@ -160,7 +160,7 @@ def distil(
         with ExitStack() as locks:
             group.run_on_main(lambda: locks.enter_context(lock_run(folder)))
             if not checkpoint:
-                group.run_on_main(lambda: folder.begin(student))
+                group.run_on_main(lambda: folder.create(student))
                 group.run_on_main(lambda: write_teacher_record(folder, record, []))
             if group.run_on_main(lambda: not checkpoint or not all(plan.file.exists() for plan in plans)):
                 for plan in plans:  # a shared lock, so that `dragoman cache --clear` does not remove the folder
@@ -183,7 +183,7 @@ def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings
     plans = []
     for number, corpus in enumerate([*recipe.data.train, *extra], 1):
         teacher.translator.encode_tag(corpus.tag)
-        plans.append(JobPlan(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
+        plans.append(JobPlan(corpus, teacher.make_job(corpus, recipe), folder.distilled_folder / f"{number}.jsonl"))
     return plans
 
 
@@ -217,7 +217,7 @@ def check_same_teacher(folder: RunFolder, record: Mapping[str, Any], *, started:
 
     `started` is whether the student has a checkpoint. A run without teacher.json was started without a teacher.
     """
-    recorded = folder.teacher()
+    recorded = folder.load_teacher_record()
     with_defaults = {**DistilSettings().model_dump(mode="json"), **recorded}  # older records lack newer options
     is_same = all(with_defaults.get(name) == record[name] for name in ("digest", *DistilSettings.model_fields))
     if (started or recorded) and not is_same:
@@ -239,8 +239,8 @@ def describe_teacher(record: Mapping[str, Any]) -> str:
 
 def write_teacher_record(folder: RunFolder, record: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]) -> None:
     """Write teacher.json: the teacher, its options, and the corpora that it has translated."""
-    folder.distilled.mkdir(exist_ok=True)
-    write_text(folder.distilled / "teacher.json", format_json({**record, "corpora": corpora}))
+    folder.distilled_folder.mkdir(exist_ok=True)
+    write_text(folder.distilled_folder / "teacher.json", format_json({**record, "corpora": corpora}))
 
 
 def translate_corpora(teacher: Teacher, plans: Sequence[JobPlan], group: ProcessGroup, report: Report) -> list[int]:

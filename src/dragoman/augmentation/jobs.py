@@ -125,9 +125,9 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
     """
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
-        model = folder.recipe().model.model_dump(mode="json", exclude_unset=True)
+        model = folder.load_recipe().model.model_dump(mode="json", exclude_unset=True)
         more = filter(Path.exists, (folder.path / name for name in PHRASE_SYSTEM_FILES))
-        parts += [bytes.fromhex(io.digest_file(path)) for path in (folder.model, *more)]
+        parts += [bytes.fromhex(io.digest_file(path)) for path in (folder.model_file, *more)]
         parts.append(json.dumps(model, sort_keys=True).encode())
     return io.digest_bytes(*parts)
 

@@ -90,7 +90,7 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},
-        "train_seconds": RunFolder(out).state()["seconds"],
+        "train_seconds": RunFolder(out).load_state()["seconds"],
         "parameters": translator.parameter_count,
         "results": results,
     }

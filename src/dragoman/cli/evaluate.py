@@ -65,7 +65,7 @@ def evaluate_command(
     make_sacrebleu(bleu_tokenize, [])  # raises a UserError for an unknown tokenizer now, not after translating
     metrics = [entry.name for entry in select_metrics(metric)] if metric else []
     options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, metrics, beam, tag, device, engine)
-    recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
+    recipes = {str(run): RunFolder(run).load_recipe() for run in runs or []} if breakdown or page else None
     report = Report()
     scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
     hint_pending = bleu_tokenize != "none"  # the hint below, about tokenised outputs, is logged only once
@@ -75,7 +75,7 @@ def evaluate_command(
         if name in map(str, runs or []):  # a run, not a file of --hypotheses
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             record_scores(folder, result, test=test, beam=beam, engine=engine, tag=tag)
-            if note := explain_wer(result, folder.recipe().tokenizer.for_target().kind):
+            if note := explain_wer(result, folder.load_recipe().tokenizer.for_target().kind):
                 log(note)
         log_warning_counts(Counter(result["warnings"]))
         if hint_pending and "bleu" in result and looks_tokenized(output.texts):
@@ -99,7 +99,7 @@ def record_scores(
     from dragoman.evaluation.report import select_scores
     from dragoman.smt.settings import SmtSettings
 
-    recipe = folder.recipe()
+    recipe = folder.load_recipe()
     default_beam = recipe.model.decoder.stack if isinstance(recipe.model, SmtSettings) else recipe.search.beam
     scores = select_scores(result).items()
     folder.add_scores({

@@ -95,7 +95,7 @@ def train_command(
 ) -> None:
     """Train a model from a recipe into a run folder."""
     opt.check_arguments(runs=[init_from])
-    resumed_run = out_folder if resume and RunFolder(out_folder).state() else None  # None: no checkpoint to resume from
+    resumed_run = out_folder if resume and RunFolder(out_folder).load_state() else None  # None: there is no checkpoint
     recipe = opt.check_recipe(recipe, overrides, parent=resumed_run or init_from)
     if dry_run and resume:
         raise UserError("--dry-run describes a new run and cannot be combined with --resume")

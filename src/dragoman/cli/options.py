@@ -52,7 +52,7 @@ def check_arguments(
         return
     for run in runs:
         if run is not None:
-            RunFolder(run).check()
+            RunFolder(run).check_format()
     for path in inputs:
         if path in STDIN_PATHS:
             continue
@@ -101,7 +101,7 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
             sibling = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             also_missing = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
             raise UserError(f"{path}: {error}{also_missing}") from None
-    read_recipe(path, overrides or (), parent=RunFolder(parent).recipe() if parent else None)
+    read_recipe(path, overrides or (), parent=RunFolder(parent).load_recipe() if parent else None)
     return path
 
 

@@ -74,8 +74,8 @@ def read_training(run: Path) -> dict[str, Any]:
     The speed is the median of the logged speeds, which slow first steps and pauses for validation do not change.
     """
     folder = RunFolder(run)
-    if folder.recipe().model.kind == "smt":  # no steps, and no loss to plot
-        spent = folder.provenance()["training"]
+    if folder.load_recipe().model.kind == "smt":  # no steps, and no loss to plot
+        spent = folder.load_provenance()["training"]
         return {
             "steps": 0,
             "flops": 0.0,
@@ -85,9 +85,9 @@ def read_training(run: Path) -> dict[str, Any]:
             "curve": [],
             **spent,
         }
-    state, curve, speeds = folder.state(), [], []
+    state, curve, speeds = folder.load_state(), [], []
     spent = {"seconds": 0.0, "flops": 0.0}
-    for event in read_events(folder.metrics):
+    for event in read_events(folder.metrics_file):
         if event["event"] == "train":
             spent = {name: event.get(name) for name in spent}
             speeds.append(event["tokens_per_second"])

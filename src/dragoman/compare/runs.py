@@ -80,7 +80,8 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
     for run in runs:
         old = RunFolder(run.folder)
-        if old.format_file.exists() and (change := find_changed_setting(old.recipe(), run.recipe, IGNORED_SETTINGS)):
+        change = old.format_file.exists() and find_changed_setting(old.load_recipe(), run.recipe, IGNORED_SETTINGS)
+        if change:
             setting, before, now = change
             difference = f"was trained with {setting}={before!r}, but the recipe has {now!r}"
             raise UserError(f"{str(run.folder)!r} {difference}; remove the folder, or choose another --out")

@@ -84,30 +84,30 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     No files outside the folder are needed, and no code from the folder is executed.
     """
     folder = RunFolder(run)
-    recipe = folder.recipe()
+    recipe = folder.load_recipe()
     if recipe.model.kind == "smt":
         from dragoman.inference.phrase_translator import open_phrase_translator  # imports Numba
 
         choose_device(device)  # raises a UserError for an unusable device; the decoder always runs on the CPU
         return open_phrase_translator(folder, recipe)
-    if not folder.model.exists():
-        if folder.state():  # there is a checkpoint, so the model was written and then removed
+    if not folder.model_file.exists():
+        if folder.load_state():  # there is a checkpoint, so the model was written and then removed
             raise UserError(
-                f"{str(folder.model)!r} is missing; restore it, or write it again with dragoman train --resume"
+                f"{str(folder.model_file)!r} is missing; restore it, or write it again with dragoman train --resume"
             )
         raise UserError(f"{str(folder.path)!r} has no model yet: training has not reached its first checkpoint")
-    weights, header = load_tensors(folder.model)
+    weights, header = load_tensors(folder.model_file)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise UserError(
-                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore the file, or train again"
+                f"{str(folder.model_file)!r} has weights that are not finite, in {name!r}; restore it, or train again"
             )
-    tokenizers = Tokenizers.load(folder.tokenizer, fingerprint=header.get("tokenizer", ""))
+    tokenizers = Tokenizers.load(folder.tokenizer_folder, fingerprint=header.get("tokenizer", ""))
     model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
-    if folder.check() == 1:  # format 1 has names of tensors from earlier releases
+    if folder.check_format() == 1:  # format 1 has names of tensors from earlier releases
         weights = rename_tensors(weights)
-    copy_weights(model, weights, repr(str(folder.model)), "its config.yaml")
-    longest_source, statistics = parse_header(header, folder.model)
+    copy_weights(model, weights, repr(str(folder.model_file)), "its config.yaml")
+    longest_source, statistics = parse_header(header, folder.model_file)
     torch_device = choose_device(device)
     model_on_device: Any = model.to(torch_device).eval()
     arguments = (model_on_device, tokenizers, recipe, longest_source, torch_device)

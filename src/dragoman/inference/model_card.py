@@ -101,14 +101,14 @@ def check_record(cls: type[_R], record: dict[str, Any], path: Path) -> _R:
 def read_card(run: str | Path) -> dict[str, Any]:
     """Return the contents of the card, read from the run folder, as a dict that can be written as JSON."""
     folder = RunFolder(run)
-    predictor, header = open_run(run, device="cpu"), read_header(folder.model)
+    predictor, header = open_run(run, device="cpu"), read_header(folder.model_file)
     recipe, tokenizers, target = predictor.recipe, predictor.tokenizers, predictor.tokenizers.target
-    events = list(read_events(folder.metrics))
+    events = list(read_events(folder.metrics_file))
     train_events = [event for event in events if event["event"] == "train"]
     validations = [event for event in events if event["event"] == "validate"]
     task = recipe.model.task
     best = max(validations, key=lambda event: rank_validation(event, recipe), default=None)
-    state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
+    state, provenance = folder.load_state(), check_record(Provenance, folder.load_provenance(), folder.provenance_file)
     # Totals of training: in the last checkpoint or, if users have removed the checkpoints, in the last train event
     totals = state or (train_events[-1] if train_events else provenance.training)
     tokens, seconds = int(totals.get("tokens") or 0), totals.get("seconds") or 0.0
@@ -131,7 +131,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "corpora": list_corpora(recipe, provenance),
         "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
         "labels": target.ids_to_tokens(range(target.size)) if task == "classify" else [],
-        "teacher": folder.teacher(),
+        "teacher": folder.load_teacher_record(),
         "parent": provenance.model_dump()["parent"] or ({"run": state["parent"]} if state.get("parent") else None),
         "versions": {"dragoman": provenance.dragoman, "torch": provenance.torch},
         "started": provenance.started,
@@ -143,7 +143,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "train_seconds": seconds,
         "tokens_per_second": round(tokens / seconds) if seconds else 0,
         "validation": best,
-        "tests": read_scores(folder.scores),
+        "tests": read_scores(folder.scores_file),
     }
 
 

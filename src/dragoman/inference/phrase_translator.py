@@ -149,9 +149,9 @@ def open_phrase_translator(folder: RunFolder, recipe: Recipe) -> PhraseTranslato
     assert isinstance(recipe.model, SmtSettings)
     if not (folder.path / WEIGHTS).exists():
         raise UserError(f"training of {str(folder.path)!r} is not finished; continue it with dragoman train --resume")
-    header = read_header(folder.model)
-    tokenizers = Tokenizers.load(folder.tokenizer, fingerprint=header.get("tokenizer", ""))
+    header = read_header(folder.model_file)
+    tokenizers = Tokenizers.load(folder.tokenizer_folder, fingerprint=header.get("tokenizer", ""))
     system = load_system(folder.path, recipe.model, tokenizers)
-    longest_source, statistics = parse_header(header, folder.model)
+    longest_source, statistics = parse_header(header, folder.model_file)
     device, run = torch.device("cpu"), str(folder.path)
     return PhraseTranslator(system, tokenizers, recipe, longest_source, device, statistics=statistics, run=run)

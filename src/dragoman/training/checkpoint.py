@@ -116,7 +116,7 @@ STATE_ADAPTER = TypeAdapter(TrainState)
 
 def best_file(folder: RunFolder, step: int) -> Path:
     """Return the path of the weights of a step, which exists if its validation is among the best."""
-    return folder.checkpoints / f"best-{step:010}.safetensors"
+    return folder.checkpoints_folder / f"best-{step:010}.safetensors"
 
 
 def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
@@ -125,7 +125,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
     All processes write to a temporary folder, which rank 0 then renames. Files that Dragoman did not write, such as a
     copy of a checkpoint, are not removed.
     """
-    group, target = stepper.group, folder.checkpoints / f"step-{state.step:010}"
+    group, target = stepper.group, folder.checkpoints_folder / f"step-{state.step:010}"
     best = [best_file(folder, step) for _, step in state.best]
 
     def make_temporary() -> Path:
@@ -140,7 +140,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
             move_into_place(temporary, target)
 
     def remove_old() -> None:
-        for old in folder.checkpoints.iterdir():
+        for old in folder.checkpoints_folder.iterdir():
             if SAVED_NAME.fullmatch(old.name) and old not in (target, *best):
                 remove(old)
 
@@ -162,8 +162,8 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
 def remove_unfinished(folder: RunFolder) -> None:
     """Remove files that a killed process had not finished. The run is locked, so no other process is writing them."""
     remove_abandoned(folder.path, age=0.0)
-    remove_abandoned(folder.checkpoints, age=0.0)
-    for path in folder.checkpoints.glob("*.part"):  # earlier releases gave temporary files this suffix
+    remove_abandoned(folder.checkpoints_folder, age=0.0)
+    for path in folder.checkpoints_folder.glob("*.part"):  # earlier releases gave temporary files this suffix
         if SAVED_NAME.fullmatch(path.name.removesuffix(".part")):
             remove(path)
 
@@ -180,7 +180,7 @@ def save_state(path: Path, state: TrainState) -> None:
 
 def find_newest(folder: RunFolder) -> Path | None:
     """Return the newest checkpoint of a run, or None if there is none."""
-    checkpoints = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and SAVED_NAME.fullmatch(p.name)]
+    checkpoints = [p for p in folder.checkpoints_folder.glob("step-*") if p.is_dir() and SAVED_NAME.fullmatch(p.name)]
     return max(checkpoints, default=None)
 
 
@@ -234,10 +234,10 @@ def write_provenance(folder: RunFolder, prepared: Prepared, format_name: str, *,
         ],
         "parent": {
             "run": str(parent.path.absolute()),
-            "digest": read_header(parent.model)["digest"],
-            "steps": int(read_header(parent.model).get("step", 0)),
-            "teacher": parent.teacher().get("teacher"),
-            "parent": parent.provenance().get("parent"),
+            "digest": read_header(parent.model_file)["digest"],
+            "steps": int(read_header(parent.model_file).get("step", 0)),
+            "teacher": parent.load_teacher_record().get("teacher"),
+            "parent": parent.load_provenance().get("parent"),
         }
         if init_from
         else None,
@@ -247,7 +247,7 @@ def write_provenance(folder: RunFolder, prepared: Prepared, format_name: str, *,
 
 def record_end_of_training(folder: RunFolder, *, trained: bool) -> None:
     """Write the versions and the time of the end into provenance.json, unless a finished run trained no more steps."""
-    provenance = folder.provenance()
+    provenance = folder.load_provenance()
     if trained or not provenance.get("ended"):
         latest = {"dragoman": version("dragoman"), "torch": torch.__version__, "ended": format_current_time()}
         write_text(folder.provenance_file, format_json(provenance | latest))

@@ -157,11 +157,11 @@ def check_files(recipe: Recipe) -> None:
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
     """Return the data of a run. Without `tokenizers`, load them from the run folder or else train them."""
     if tokenizers is None:
-        exists = folder.tokenizer.exists()
-        tokenizers = Tokenizers.load(folder.tokenizer) if exists else learn_tokenizers(recipe, report)
+        exists = folder.tokenizer_folder.exists()
+        tokenizers = Tokenizers.load(folder.tokenizer_folder) if exists else learn_tokenizers(recipe, report)
     tokenizers = add_tags(tokenizers, recipe)
-    if not folder.tokenizer.exists():
-        write_atomically(folder.tokenizer, tokenizers.save)
+    if not folder.tokenizer_folder.exists():
+        write_atomically(folder.tokenizer_folder, tokenizers.save)
     splits = {"train": recipe.data.training_corpora, "dev": recipe.data.dev}
     corpora = [(split, corpus) for split, settings in splits.items() for corpus in settings]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]

@@ -94,10 +94,10 @@ class TrainRequest(NamedTuple):
 
     def timeout_minutes(self) -> float:
         """Return train.timeout, or a default if the recipe is invalid, which `open_folder` reports later."""
-        resumed = self.folder.path if self.resume and self.folder.config.exists() else None
+        resumed = self.folder.path if self.resume and self.folder.config_file.exists() else None
         parent = self.init_from if self.init_from is not None else resumed  # the run to inherit model settings from
         with suppress(UserError):
-            return self.read_recipe(RunFolder(parent).recipe() if parent else None).train.timeout
+            return self.read_recipe(RunFolder(parent).load_recipe() if parent else None).train.timeout
         return DEFAULT_START_MINUTES
 
 
@@ -140,13 +140,13 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
         if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return None
-    version = folder.check()
+    version = folder.check_format()
     newest = checkpoint.find_newest(folder)
     if newest and version < RESUMABLE_FORMAT:
         raise UserError(f"{name!r} was started by an earlier Dragoman; start a new run with --init-from {name}")
-    if not resume and (newest or folder.model.exists()):
+    if not resume and (newest or folder.model_file.exists()):
         raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
-    if newest is None and folder.model.exists():
+    if newest is None and folder.model_file.exists():
         raise UserError(f"{name!r} has no checkpoint to continue from; start a new run with --init-from {name}")
     return newest
 
@@ -164,7 +164,7 @@ def open_folder(
     A run that starts from the weights of another run also inherits its model settings and tokenizer: a new run from
     `parent`, a resumed run from the recipe in its own folder. A resumed run may change only `MAY_CHANGE`.
     """
-    folder, previous = request.folder, request.folder.recipe() if newest else None
+    folder, previous = request.folder, request.folder.load_recipe() if newest else None
     parent_path = checkpoint.load_state(newest).parent if newest else str(request.init_from) if parent else ""
     if newest and request.init_from is not None and not parent_path:
         raise UserError(f"{str(folder.path)!r} was not started with --init-from; leave it out, or choose another --out")
@@ -194,10 +194,10 @@ def open_folder(
     if newest:
         checkpoint.remove_unfinished(folder)
     else:
-        shutil.rmtree(folder.tokenizer, ignore_errors=True)  # left behind by a start that failed
+        shutil.rmtree(folder.tokenizer_folder, ignore_errors=True)  # left behind by a start that failed
         if request.resume:
             report.log(f"there is nothing in {str(folder.path)!r} to resume; a new run is started")
-    folder.begin(recipe)
+    folder.create(recipe)
     return recipe
 
 
@@ -230,7 +230,7 @@ def lock_run(folder: RunFolder, *, discard: bool = False) -> Iterator[None]:
         try:
             yield
         except BaseException:  # Ctrl-C too
-            logged = folder.metrics.exists() and folder.metrics.stat().st_size
+            logged = folder.metrics_file.exists() and folder.metrics_file.stat().st_size
             if discard and created and not logged and checkpoint.find_newest(folder) is None:
                 folder.discard()
             raise

@@ -51,9 +51,9 @@ def train_phrase_system(request: TrainRequest, report: Report) -> Path:
     begun = find_begun_run(folder, resume=request.resume)
     recipe = read_phrase_recipe(request, report)
     if begun:
-        recipe = continue_recipe(folder.recipe(), recipe, report)
+        recipe = continue_recipe(folder.load_recipe(), recipe, report)
     with lock_run(folder, discard=not begun):
-        folder.begin(recipe)
+        folder.create(recipe)
         run_stages(recipe, folder, report)
     return folder.path
 
@@ -85,11 +85,13 @@ def find_begun_run(folder: RunFolder, *, resume: bool) -> bool:
         if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return False
-    if not folder.metrics.exists() and not folder.model.exists():  # a start that failed before its first stage
+    if (
+        not folder.metrics_file.exists() and not folder.model_file.exists()
+    ):  # a start that failed before the first stage
         return False
     if not resume:
         raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
-    if (kind := folder.recipe().model.kind) != "smt":
+    if (kind := folder.load_recipe().model.kind) != "smt":
         raise UserError(f"{name!r} holds a run with model.kind={kind}; choose another --out")
     return True
 
@@ -104,9 +106,9 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
         return
     start, corpora = time.monotonic(), read_corpora(recipe, report)
     provenance: dict[str, Any] = {"started": format_current_time(), "unit": "pairs", "corpora": corpora.counts}
-    provenance = folder.provenance() or provenance
+    provenance = folder.load_provenance() or provenance
     earlier_seconds = provenance.get("training", {}).get("seconds", 0.0)  # of training that was interrupted
-    metrics = StageMetrics(folder.metrics)
+    metrics = StageMetrics(folder.metrics_file)
 
     def save_provenance(**about: str) -> None:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

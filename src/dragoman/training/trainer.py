@@ -98,7 +98,7 @@ def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from
         if request.is_statistical():
             check_single_process(group)
             return describe_phrase_run(request, Report())
-        description = group.broadcast(lambda: describe_run(request, group))
+        description = group.run_on_main(lambda: describe_run(request, group))
         return description if group.is_main else {}
 
 
@@ -147,7 +147,7 @@ class Trainer:
         if group.is_distributed and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.empty_batch())
         self.validator = Validator(recipe, prepared, self.stream.widths, plan, state.last_validation)
-        path = start.folder.metrics if group.is_main else None
+        path = start.folder.metrics_file if group.is_main else None
         self.metrics = Metrics(path, step=state.step, board=settings.tensorboard)
         self.logger = TrainLogger(report, self.metrics, settings, plan)
         self.received_signal = 0  # number of the signal that this process received
@@ -371,7 +371,7 @@ class Trainer:
         self.state = replace(self.state, peak_memory=peak)
         checkpoint.save(self.folder, self.stepper, self.state)
         due = self.is_due(self.settings.validate_every) and not self.is_skipping_steps()
-        if due or self.stop_reason() or not self.group.run_on_main(self.folder.model.exists):
+        if due or self.stop_reason() or not self.group.run_on_main(self.folder.model_file.exists):
             self.publish()
 
     def publish(self) -> None:

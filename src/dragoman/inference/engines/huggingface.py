@@ -186,8 +186,8 @@ def import_huggingface(folder: Path, out: Path) -> None:
     assert isinstance(model, Transformer)
     fill_weights(model, read_weights(folder))
     run = RunFolder(out)
-    run.begin(recipe)
-    tokenizers.save(run.tokenizer)
+    run.create(recipe)
+    tokenizers.save(run.tokenizer_folder)
     longest_source = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
     run.save_model(collect_tensors(model), tokenizer=tokenizers.fingerprint(), longest=str(longest_source))
 
