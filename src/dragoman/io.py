@@ -126,8 +126,7 @@ def format_json(value: object) -> str:
 def create_folder_atomically(folder: Path, *, write: Callable[[Path], object], required_file: str) -> None:
     """Call `write` with a temporary folder, then rename it to `folder`, unless that exists and has `required_file`.
 
-    If several commands create the same folder at once, the first complete one is kept, since other commands may already
-    be reading it.
+    If several commands create it at once, the first complete one is kept, since others may already be reading it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent)

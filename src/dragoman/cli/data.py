@@ -74,10 +74,9 @@ class CleanCommand(TyperCommand):
         from dragoman.data.cleaning import CleanSettings
 
         fields = CleanSettings.model_fields.items()
+        rows = [(f"{name}={json.dumps(field.default)}", field.description or "") for name, field in fields]
         with formatter.section("Settings"):
-            formatter.write_dl(
-                [(f"{name}={json.dumps(field.default)}", field.description or "") for name, field in fields]
-            )
+            formatter.write_dl(rows)
         super().format_epilog(ctx, formatter)
 
 

@@ -61,9 +61,7 @@ class TokenizerSettings(Settings):
         kind, size = self.target_kind or self.kind, self.target_size or self.size
         target = self.model_copy(update={"kind": kind, "size": size})
         if self.joint and target != self:
-            raise UserError(
-                "tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false"
-            )
+            raise UserError("tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint=false")
         return target
 
 
@@ -311,9 +309,8 @@ class SubwordTokenizer(Tokenizer):
         self.bytes_by_id += [pieces[i].encode() for i in ordinary]
         self.token_texts = [unescape(piece) for piece in pieces]
         scores: list[float] = self.processor.get_score(list(range(self.size)))
-        vocabulary = SubwordVocabulary(
-            {pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}, byte_ids
-        )
+        ids, scores_by_piece = {pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}
+        vocabulary = SubwordVocabulary(ids, scores_by_piece, byte_ids)
         self.sampler = SubwordSampler(vocabulary, self.segment)
 
     @classmethod
@@ -413,9 +410,7 @@ class LabelTokenizer(Tokenizer):
         for line in lines:
             labels.add(line.strip())
             if len(labels) > MAX_LABELS:
-                raise UserError(
-                    f"there are more than {MAX_LABELS} different labels; check columns or keys of data.train"
-                )
+                raise UserError(f"more than {MAX_LABELS} different labels; check columns or keys of data.train")
         labels.discard("")
         if len(labels) < 2:
             names = f"only the label {min(labels)!r}" if labels else "no label at all"

@@ -205,6 +205,9 @@ class DecodingConstraints:
         return sum(int(term.missing_S[0]) for term in self.spellable_terms)
 
 
+SlotConstraints = Sequence[DecodingConstraints]  # of each slot
+
+
 class SearchJob(NamedTuple):
     """A source sentence to decode."""
 
@@ -377,9 +380,7 @@ def clean_logp(logp_NV: Tensor) -> Tensor:
     return clean_NV
 
 
-def make_rules(
-    constraints: Sequence[DecodingConstraints], settings: BaseSearchSettings, device: torch.device
-) -> list[Rule]:
+def make_rules(constraints: SlotConstraints, settings: BaseSearchSettings, device: torch.device) -> list[Rule]:
     """Return the rules of these slots.
 
     If a prefix is required, there is a single rule: it forces the prefix and applies the other rules after it.
@@ -407,7 +408,7 @@ def make_rules(
     return [force_prefixes]
 
 
-def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSettings, __: torch.device) -> Rule | None:
+def forbid_repeats(_: SlotConstraints, settings: BaseSearchSettings, __: torch.device) -> Rule | None:
     """Forbid tokens that would complete an n-gram that the prefix already contains."""
     n = settings.no_repeat
 
@@ -426,9 +427,7 @@ def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSetting
     return rule if n else None
 
 
-def forbid_early_end(
-    constraints: Sequence[DecodingConstraints], _: BaseSearchSettings, device: torch.device
-) -> Rule | None:
+def forbid_early_end(constraints: SlotConstraints, _: BaseSearchSettings, device: torch.device) -> Rule | None:
     """Forbid EOS before the minimum length of a sentence."""
     if not any(slot.min_tokens for slot in constraints):
         return None
@@ -442,9 +441,7 @@ def forbid_early_end(
     return rule
 
 
-def forbid_terms(
-    constraints: Sequence[DecodingConstraints], _: BaseSearchSettings, device: torch.device
-) -> Rule | None:
+def forbid_terms(constraints: SlotConstraints, _: BaseSearchSettings, device: torch.device) -> Rule | None:
     """Forbid tokens that would complete a term to avoid.
 
     All automata are in one table: state 0 belongs to an automaton that never accepts, and the states of each term
@@ -478,7 +475,7 @@ def forbid_terms(
 
 
 # Functions that return the rule for the constraints of all slots, or None if it would forbid nothing.
-RULES: dict[str, Callable[[Sequence[DecodingConstraints], BaseSearchSettings, torch.device], Rule | None]] = {
+RULES: dict[str, Callable[[SlotConstraints, BaseSearchSettings, torch.device], Rule | None]] = {
     "no_repeat": forbid_repeats,
     "min_tokens": forbid_early_end,
     "avoid": forbid_terms,

@@ -75,10 +75,7 @@ class SentenceBeam:
 
     @staticmethod
     def find_candidates(total_LV: Tensor, ranking_score_LV: Tensor, count: int) -> list[Extension]:
-        """Return the `count` candidates with the highest scores, best first; of equal ones, first the better beam's.
-
-        Equal candidates of the same beam are ordered by token.
-        """
+        """Return the `count` candidates with the highest ranking scores; among equals, by beam, then by token id."""
         V = total_LV.size(1)
         score_1C, index_1C = stable_topk(ranking_score_LV.reshape(1, -1), count)
         logps = total_LV.flatten()[index_1C[0]].tolist()

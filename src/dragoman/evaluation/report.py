@@ -216,9 +216,7 @@ def describe_test(systems: Sequence[ScoredSystem], short_names: Mapping[str, str
         "signatures": {name: score["signature"] for result in results for name, score in select_scores(result).items()},
         "charts": list(render_breakdowns(systems, short_names)),
         "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in value_SN[1:] - value_SN[0]],
-        "lines": [
-            compare_line(systems, value_SN[:, line], line) for line in find_differing_lines(value_SN, LINES_SHOWN)
-        ],
+        "lines": [compare_line(systems, value_SN[:, n], n) for n in find_differing_lines(value_SN, LINES_SHOWN)],
     }
 
 

@@ -402,9 +402,8 @@ class Rnn(RecurrentSeq2Seq):
         table = nn.Embedding(size, settings.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
         self.decoder = RecurrentDecoder(settings, table)
-        self.encoder = RecurrentEncoder(
-            settings, table if one_table else nn.Embedding(source_size, settings.embedded_width)
-        )
+        source_table = table if one_table else nn.Embedding(source_size, settings.embedded_width)
+        self.encoder = RecurrentEncoder(settings, source_table)
         self.add_projection_and_initialize(settings.output_width, size, table if settings.tied else None)
 
 

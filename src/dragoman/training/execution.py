@@ -275,9 +275,7 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
     "project.weight:exp_avg". A tensor that has another shape than its parameter is not sharded.
     """
     if read_json(folder / DIGESTS) != digest_files(folder, group):
-        raise UserError(
-            f"{str(folder)!r} is damaged: its files do not match their digests; copy it again or restore it"
-        )
+        raise UserError(f"{str(folder)!r} is damaged: its files do not match their digests; copy or restore it again")
     if not any(folder.glob("*.safetensors")):
         return {}
     try:

@@ -208,9 +208,8 @@ def step_unless(found_inf: Tensor, optimizer: Optimizer) -> None:
         if len(_list_tensors(optimizer)) > len(tensors):  # each replay of the graph would initialize the state again
             optimizer.state.clear()
             raise RuntimeError("the optimizer must take one step before CUDA graph capture, so that its state exists")
-        torch._foreach_copy_(
-            tensors, [torch.where(found_inf > 0, *pair) for pair in zip(previous, tensors, strict=True)]
-        )
+        pairs = zip(previous, tensors, strict=True)
+        torch._foreach_copy_(tensors, [torch.where(found_inf > 0, *pair) for pair in pairs])
 
 
 def _list_tensors(optimizer: Optimizer) -> list[Tensor]:

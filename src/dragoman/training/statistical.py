@@ -85,9 +85,7 @@ def find_begun_run(folder: RunFolder, *, resume: bool) -> bool:
         if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return False
-    if (
-        not folder.metrics_file.exists() and not folder.model_file.exists()
-    ):  # a start that failed before the first stage
+    if not folder.metrics_file.exists() and not folder.model_file.exists():  # a start that failed before any stage
         return False
     if not resume:
         raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
