@@ -128,7 +128,7 @@ def translate_portions(answer: TranslateLines, lines: Sequence[str], name: str) 
     with ProgressBar(name, total=len(lines), unit="lines") as bar:
         for start in range(0, len(lines), PORTION):
             texts += answer(lines[start : start + PORTION])
-            bar.update(len(texts))
+            bar.set_done(len(texts))
     return texts
 
 

@@ -22,7 +22,7 @@ def test_without_a_terminal_a_line_now_and_then(
     monkeypatch.setattr(progress, "LOG_SECONDS", seldom)
     with progress.ProgressBar("translating", total=1000, unit="lines") as bar:
         for done in (400, 800):
-            bar.update(done)
+            bar.set_done(done)
     lines = capsys.readouterr().err.splitlines()
     assert [line.rpartition(" lines, ")[0] for line in lines] == [
         f"translating: {done // 10}%, {done} of 1,000" for done in (400, 800) if not seldom
@@ -38,8 +38,8 @@ def test_on_a_terminal_it_is_gone_in_the_end(
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress.ProgressBar("translating", total=1000, unit="lines") as bar:
-        bar.update(400)
-        bar.update(1000)
+        bar.set_done(400)
+        bar.set_done(1000)
     shown = capsys.readouterr().err
     assert "\n" not in shown
     assert shown.endswith("\r\x1b[K" if not quick else "")

@@ -25,7 +25,7 @@ BAR_WIDTH = 24  # characters
 MIN_SHOWN_SECONDS = 1.0  # on a terminal, shorter operations show no progress
 REFRESH_SECONDS = 0.2  # between two updates on a terminal
 LOG_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
-ITEMS_PER_CHECK = 256  # items between two calls of `update` in `iterate`
+ITEMS_PER_CHECK = 256  # items between two calls of `set_done` in `iterate`
 
 T = TypeVar("T")
 _verbosity = INFO  # messages above this level are not printed
@@ -78,7 +78,7 @@ class ProgressBar:
     `files` only a count is shown.
 
         with ProgressBar("scoring", total=1000, unit="lines") as bar:
-            bar.update(250)
+            bar.set_done(250)
 
         bar = ProgressBar("cleaning", files=["train.en.gz", "train.de.gz"])
         for pair in bar.iterate(read_pairs(corpus, watch=bar.watch)):
@@ -124,7 +124,7 @@ class ProgressBar:
             for count, item in enumerate(items, before + 1):
                 yield item
                 if count % ITEMS_PER_CHECK == 0:
-                    self.update(count)
+                    self.set_done(count)
         finally:
             self.done = count
             self.close()
@@ -135,9 +135,9 @@ class ProgressBar:
 
     def advance(self, count: int) -> None:
         """Count further items as done."""
-        self.update(self.done + count)
+        self.set_done(self.done + count)
 
-    def update(self, done: float, text: str = "") -> None:
+    def set_done(self, done: float, text: str = "") -> None:
         """Set how many items are done, and refresh the display at intervals. `text` replaces count and speed."""
         self.done = done
         now, terminal = time.monotonic(), sys.stderr.isatty()

@@ -98,7 +98,7 @@ class Ear(Report):
     def progress(self, name: str, *, total: float = 0, unit: str = "lines") -> ProgressBar:
         bar = super().progress(name, total=total, unit=unit)
         if name == "translating":
-            bar.update = partial(self.count, bar.update)  # type: ignore[method-assign]
+            bar.set_done = partial(self.count, bar.set_done)  # type: ignore[method-assign]
         return bar
 
     def count(self, update: Callable[[float], None], done: float) -> None:

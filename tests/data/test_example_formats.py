@@ -102,19 +102,19 @@ def test_skipped_examples_are_counted_by_reason(tmp_path: Path) -> None:
     labels = Tokenizers(ALL["byte"], LabelTokenizer.train(["no", "yes"]))
     pairs = [Pair("a", "yes"), Pair("", "yes"), Pair("b", "maybe"), Pair("c" * 9, "no"), Pair("d", " no ")]
     found = store(tmp_path, "labels", pairs, labels)
-    assert found.dropped == {
+    assert found.dropped_counts == {
         "without text": 1,
         "with a label that training does not have": 1,
         "longer than 5 tokens": 1,
     }
-    assert [found.example(i).target.tolist() for i in range(len(found))] == [[1], [0]]
+    assert [found.read_example(i).target.tolist() for i in range(len(found))] == [[1], [0]]
     texts = [Pair("", "ab"), Pair("", ""), Pair("", "c" * 9)]
     both = Tokenizers(ALL["byte"], ALL["byte"])
     lines = store(tmp_path, "lines", texts, both)
-    assert lines.dropped == {"empty": 1, "longer than 5 tokens": 1}
+    assert lines.dropped_counts == {"empty": 1, "longer than 5 tokens": 1}
     assert lines.characters == 3
     whole = store(tmp_path, "windows", texts, both)
-    assert whole.dropped == {}
+    assert whole.dropped_counts == {}
     encoded = [token for pair in texts for token in (*ALL["byte"].encode(pair.target), EOS)]
     assert whole.target_ids.tolist() == encoded
     assert whole.characters == len(encoded)

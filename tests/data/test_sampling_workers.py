@@ -115,7 +115,7 @@ def test_samples_are_not_longer_than_max_positions(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(samplers, "count_workers", lambda: count)
     tokenizers = sampling("bpe", "bpe")
     kept = store(tmp_path, MANY, tokenizers, "there back")
-    places = max(int(side.max()) for side in kept.lengths(np.arange(len(kept)))) + 1
+    places = max(int(side.max()) for side in kept.get_lengths(np.arange(len(kept)))) + 1
 
     def widths(**places: Any) -> list[int]:
         parts = [WeightedStore(kept, 1.0)]

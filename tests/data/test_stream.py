@@ -149,10 +149,10 @@ def test_examples_are_returned_by_slot(tmp_path: Path, monkeypatch: pytest.Monke
     stream = make(tmp_path, kind="bpe")
     indices = np.array([7, 3, 199, 3, 0, 42, 7, 150, 8, 9, 1, 2], np.uint32)
     wanted = [0, 1, 2, 3, 4, 6, 7, 9, 11]
-    examples = stream.examples(indices, 2, wanted)
+    examples = stream.read_examples(indices, 2, wanted)
     assert sorted(examples) == wanted
     for place, found in examples.items():
-        expected = stream.parts[0].store.example(int(indices[place]))
+        expected = stream.parts[0].store.read_example(int(indices[place]))
         assert found.source.tolist() == expected.source.tolist()
         assert found.target.tolist() == expected.target.tolist()
         assert found.line == indices[place]
@@ -211,7 +211,7 @@ def test_epochs_and_seeds_differ(tmp_path: Path, layout: str) -> None:
 def read_epoch(stream: BatchStream, epoch: int) -> list[Example]:
     """Return the examples of an epoch in the order of the corpus."""
     window, examples = next(stream.read_windows(StreamPosition(epoch)))
-    examples = examples or stream.examples(window.indices, epoch, range(len(window.indices)))
+    examples = examples or stream.read_examples(window.indices, epoch, range(len(window.indices)))
     return [examples[slot] for slot in np.argsort(window.indices).tolist()]
 
 

@@ -299,7 +299,7 @@ def test_sampled_sources_keep_their_tag(tmp_path: Path) -> None:
         drawn.append(examples[window.indices.tolist().index(3)].source.tolist())
     assert len(set(map(tuple, drawn))) > 1
     assert all(ids[0] == tag and tag not in ids[1:] for ids in drawn)
-    whole = prepared.train[0].store.example(3).source
+    whole = prepared.train[0].store.read_example(3).source
     assert whole[0] == tag
     assert np.array_equal(whole[1:], prepared.tokenizers.source.encode(lines_of(tmp_path / "train.src")[3]))
 

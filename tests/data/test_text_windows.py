@@ -47,10 +47,10 @@ def windows(*stores: TokenStore, context: int = 50, seed: int = 3, weights: tupl
 def test_windows_predict_every_token_but_the_first_once(length: int, context: int, first: int) -> None:
     cut = TextWindows(np.arange(length), context, min(first, context))
     numbers = np.arange(len(cut))
-    windows = [example.target.tolist() for example in cut.examples(numbers)]
+    windows = [example.target.tolist() for example in cut.read_examples(numbers)]
     assert [place for window in windows for place in window[1:]] == list(range(1, length))
     assert all(1 <= len(window) - 1 <= context for window in windows)
-    assert cut.lengths(numbers)[1].tolist() == list(map(len, windows))
+    assert cut.get_lengths(numbers)[1].tolist() == list(map(len, windows))
 
 
 def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,17 +59,17 @@ def complaint(cache: Path, pairs: Sequence[Pair] = PAIRS, **more: object) -> str
 def test_stored_ids_are_those_of_the_tokenizer(tmp_path: Path, kind: str, text: bool) -> None:
     store = made(tmp_path, kind=kind, text=text)
     assert len(store) == len(PAIRS)
-    texts = store.texts(np.arange(len(PAIRS)))
+    texts = store.read_texts(np.arange(len(PAIRS)))
     assert texts == (
         [[pair.source.encode() for pair in PAIRS], [pair.target.encode() for pair in PAIRS]] if text else []
     )
     for line, pair in enumerate(PAIRS):
-        example = store.example(line)
+        example = store.read_example(line)
         assert example.source.tolist() == ALL[kind].encode(pair.source)
         assert example.target.tolist() == ALL[kind].encode(pair.target)
         assert example.line == line
-    assert store.longest == max(len(ALL[kind].encode(pair.source)) for pair in PAIRS)
-    assert not store.dropped
+    assert store.longest_source == max(len(ALL[kind].encode(pair.source)) for pair in PAIRS)
+    assert not store.dropped_counts
 
 
 @settings(max_examples=40)
@@ -90,20 +90,22 @@ def test_skipped_pairs_are_counted_and_others_are_stored(pairs: list[Pair], chun
             assert list(Path(cache).iterdir()) == []
             return
         store = made(Path(cache), pairs, kind="byte", max_length=limit, text=True)
-        assert store.dropped == {
+        assert store.dropped_counts == {
             name: count for name, count in (("one side empty", empty), (f"longer than {limit} tokens", long)) if count
         }
-        texts = store.texts(np.arange(len(store)))
+        texts = store.read_texts(np.arange(len(store)))
         assert texts == [[pair.source.encode() for pair in fits], [pair.target.encode() for pair in fits]]
-        assert [store.example(line).source.tolist() for line in range(len(store))] == [encode(p.source) for p in fits]
-        assert store.longest == max(len(encode(pair.source)) for pair in fits)
+        assert [store.read_example(line).source.tolist() for line in range(len(store))] == [
+            encode(p.source) for p in fits
+        ]
+        assert store.longest_source == max(len(encode(pair.source)) for pair in fits)
 
 
 def test_a_pair_of_max_length_is_kept(tmp_path: Path) -> None:
     pairs = [Pair("a" * 5, "b"), Pair("a" * 6, "b"), Pair("a", "b" * 6), Pair("a", "b" * 5)]
     store = made(tmp_path, pairs, kind="byte", max_length=5)
     assert len(store) == 2
-    assert store.dropped == {"longer than 5 tokens": 2}
+    assert store.dropped_counts == {"longer than 5 tokens": 2}
 
 
 def test_a_cached_store_is_opened_without_reading_the_corpus(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_a_cached_store_is_opened_without_reading_the_corpus(tmp_path: Path) -> 
     assert len(again) == len(first)
     assert again.digest == first.digest
     lines = np.arange(len(first))
-    assert again.texts(lines) == first.texts(lines)
+    assert again.read_texts(lines) == first.read_texts(lines)
 
 
 @pytest.mark.parametrize("change", [{"key": "other"}, {"kind": "char"}, {"max_length": 999}, {"text": True}])
@@ -222,7 +224,7 @@ def test_two_runs_may_write_the_same_store_at_once(tmp_path: Path) -> None:
         yield from PAIRS[1:]
 
     store = open_store(meanwhile, both("bpe"), key="corpus", cache=tmp_path, max_length=1000, text=False)
-    assert [store.example(i).source.tolist() for i in range(3)] == [ALL["bpe"].encode(p.source) for p in PAIRS[:3]]
+    assert [store.read_example(i).source.tolist() for i in range(3)] == [ALL["bpe"].encode(p.source) for p in PAIRS[:3]]
     assert len(list(tmp_path.iterdir())) == 1
     assert [path.stat().st_ino for path in tmp_path.glob("*/store.json")] == first  # the other run reads from it
 
@@ -282,17 +284,17 @@ def test_ids_take_two_bytes_or_four(tmp_path: Path) -> None:
     store = open_store(
         lambda: iter([Pair("ab", "c")]), Tokenizers(many, many), key="x", cache=tmp_path, max_length=9, text=False
     )
-    assert store.example(0).source.tolist() == [2**16 + 97, 2**16 + 98]
-    assert store.ids[0].values.dtype == np.uint32
-    assert made(tmp_path).ids[0].values.dtype == np.uint16
+    assert store.read_example(0).source.tolist() == [2**16 + 97, 2**16 + 98]
+    assert store.id_columns[0].values.dtype == np.uint32
+    assert made(tmp_path).id_columns[0].values.dtype == np.uint16
 
 
 def test_released_pages_can_be_read_again(tmp_path: Path) -> None:
     store = made(tmp_path, text=True)
-    before = [store.example(line).target.tolist() for line in range(len(store))]
+    before = [store.read_example(line).target.tolist() for line in range(len(store))]
     store.release_pages()
-    assert [store.example(line).target.tolist() for line in range(len(store))] == before
-    assert all(isinstance(ids.values.base, np.memmap) for ids in store.ids)
+    assert [store.read_example(line).target.tolist() for line in range(len(store))] == before
+    assert all(isinstance(ids.values.base, np.memmap) for ids in store.id_columns)
 
 
 def test_store_json_is_json(tmp_path: Path) -> None:

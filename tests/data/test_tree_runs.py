@@ -113,11 +113,11 @@ def test_sampled_tokens_have_the_right_words(corpus: Path, tmp_path: Path, sampl
     stream = BatchStream(
         [WeightedStore(store, 1.0)], tokenizers, layout="packed", tokens=512, seed=1, sampling=sampling
     )
-    assert store.missing == {"tree": 0}
+    assert store.missing_counts == {"tree": 0}
     window, examples = next(stream.read_windows(StreamPosition(1)))
     assert bool(examples) == bool(sampling)
     for slot, line in enumerate(window.indices.tolist()):
-        pair, example = some[line], examples[slot] if sampling else store.example(line)
+        pair, example = some[line], examples[slot] if sampling else store.read_example(line)
         record = FEATURES["tree"].locate(pair)
         words = FEATURES["tree"].align(record, pair.source, example.source.tolist(), tokenizers.source).values
         values, stored = example.features["tree"]
@@ -135,8 +135,8 @@ def test_a_store_with_trees_is_another_store(corpus: Path, tmp_path: Path) -> No
         )
         for features in ((), ("tree",))
     )
-    assert (plain.missing, plain.example(0).features) == ({}, {})
-    assert grown.missing == {"tree": 0}
+    assert (plain.missing_counts, plain.read_example(0).features) == ({}, {})
+    assert grown.missing_counts == {"tree": 0}
     assert plain.digest != grown.digest
 
 

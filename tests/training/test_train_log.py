@@ -105,7 +105,7 @@ def test_steps_without_a_terminal_are_logged_from_time_to_time(
     with Report().progress("training", total=100) as bar:
         for step in range(1, 31):
             clock.now += 1
-            bar.update(step, f"step {step}")
+            bar.set_done(step, f"step {step}")
     assert capsys.readouterr().err.splitlines() == ["step 11", "step 22"]
 
 
@@ -120,7 +120,7 @@ def test_steps_on_a_terminal_are_shown_by_a_bar(
     text = "step 4  loss 1.234  0:00:30 left"
     with Report().progress("training", total=10) as bar:
         clock.now += 2
-        bar.update(4, text)
+        bar.set_done(4, text)
     bar_text = "training ━━━━━━━━━━────────────── " if width == 100 else ""
     assert capsys.readouterr().err == f"\r{bar_text}{text}\x1b[K\r\x1b[K"
 
@@ -131,5 +131,5 @@ def test_quiet_report_prints_nothing(monkeypatch: pytest.MonkeyPatch, capsys: py
     report.log("something")
     with report.progress("training", total=10) as bar:
         clock.now += 100
-        bar.update(1, "step 1")
+        bar.set_done(1, "step 1")
     assert capsys.readouterr() == ("", "")

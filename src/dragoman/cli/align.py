@@ -103,7 +103,7 @@ def train_on_lines(
             *texts,
             settings,
             report=lambda step: log(f"{step.kind} {step.iteration}: log-likelihood {step.log_likelihood:.4f} per word"),
-            show=lambda fraction: bar.update(1000 * fraction),
+            show=lambda fraction: bar.set_done(1000 * fraction),
         )
 
 

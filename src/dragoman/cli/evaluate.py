@@ -159,7 +159,7 @@ def score_command(
                 print(text, file=file)
                 warning_log.log(number, score.warnings)
             file.flush()
-            bar.update(start + len(scores))
+            bar.set_done(start + len(scores))
     log_warning_counts(warning_log.line_counts)
 
 

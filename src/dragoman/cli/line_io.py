@@ -155,7 +155,7 @@ def process_lines(
                     warning_log.log(line_number, output.warnings, output.flags)
             file.flush()
             if bar:
-                bar.update(line_number)
+                bar.set_done(line_number)
     log_warning_counts(warning_log.line_counts)
     log(f"{line_number:,} line{'s' * (line_number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
 

@@ -64,9 +64,9 @@ class ExampleSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lengths(self, lines: IntArray, /) -> tuple[IntArray, IntArray]: ...
+    def get_lengths(self, lines: IntArray, /) -> tuple[IntArray, IntArray]: ...
 
-    def examples(self, lines: IntArray, /) -> list[Example]: ...
+    def read_examples(self, lines: IntArray, /) -> list[Example]: ...
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class TextWindows:
         end_N = self.first_length + lines * self.context
         return np.maximum(end_N - self.context, 0), np.minimum(end_N, len(self.tokens) - 1) + 1
 
-    def lengths(self, lines: IntArray) -> tuple[IntArray, IntArray]:
+    def get_lengths(self, lines: IntArray) -> tuple[IntArray, IntArray]:
         start_N, end_N = self.spans(lines)
         return np.zeros_like(lines), end_N - start_N
 
-    def examples(self, lines: IntArray) -> list[Example]:
+    def read_examples(self, lines: IntArray) -> list[Example]:
         windows = [self.tokens[start:end].copy() for start, end in zip(*self.spans(lines), strict=True)]
         return [Example(window[:0], window, line) for window, line in zip(windows, lines.tolist(), strict=True)]
 
@@ -181,7 +181,7 @@ class BatchStream:
         parts = np.split(index_N.astype(np.int64), np.searchsorted(index_N, end_P[:-1]))
         return [part_N - first for part_N, first in zip(parts, [0, *end_P[:-1].tolist()], strict=True)]
 
-    def examples(self, indices: NDArray[np.uint32], epoch: int, slots: Iterable[int]) -> dict[int, Example]:
+    def read_examples(self, indices: NDArray[np.uint32], epoch: int, slots: Iterable[int]) -> dict[int, Example]:
         """Return the examples at these slots of a window, read in file order, so that few pages are mapped."""
         found: dict[int, Example] = {}
         slot_N = np.fromiter(slots, dtype=np.int64)
@@ -189,19 +189,19 @@ class BatchStream:
         for start in range(0, len(slot_N), RELEASE_EVERY):
             chunk_N = slot_N[start : start + RELEASE_EVERY]
             lines = self.split_by_corpus(indices[chunk_N], epoch)
-            examples = (source.examples(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True))
+            examples = (source.read_examples(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True))
             found.update(zip(chunk_N.tolist(), chain.from_iterable(examples), strict=True))
             for part in self.parts:
                 part.store.release_pages()
         return found
 
-    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
+    def get_lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
         """Return how many slots of a batch these examples need on each side, without reading the examples."""
         slot_N = np.argsort(indices, kind="stable")
         lines = self.split_by_corpus(indices[slot_N], epoch)
         length_2N = np.zeros((2, len(indices)), dtype=np.int64)
         length_2N[:, slot_N] = np.concatenate(
-            [source.lengths(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True)], axis=1
+            [source.get_lengths(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True)], axis=1
         )
         return self.format.count_slots(*length_2N)
 
@@ -215,7 +215,7 @@ class BatchStream:
         """
         indices, epoch = window.indices, window.start.epoch
         in_order = [examples[slot] for slot in range(len(examples))]
-        lengths = self.format.lengths(in_order) if examples else self.lengths(indices, epoch)
+        lengths = self.format.lengths(in_order) if examples else self.get_lengths(indices, epoch)
         rng = np.random.default_rng([self.seed, epoch, window.start.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
@@ -242,7 +242,7 @@ class BatchStream:
             for start in range(0, len(lines), PAIRS_PER_TASK):
                 line_N = lines[start : start + PAIRS_PER_TASK]
                 options = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
-                task = samplers.SamplingTask(*options, (line_N + first).tolist(), *store.texts(line_N))
+                task = samplers.SamplingTask(*options, (line_N + first).tolist(), *store.read_texts(line_N))
                 submitted.append((store, line_N, task.sources, pool.submit(task)))
                 store.release_pages()
             first += len(store)  # index of the first example of the next corpus
@@ -255,7 +255,7 @@ class BatchStream:
                 features = {
                     name: [
                         FEATURES[name].align(record, text.decode(), ids.tolist(), self.tokenizers.source)
-                        for record, text, ids in zip(store.records(name, line_N), texts, source, strict=True)
+                        for record, text, ids in zip(store.read_records(name, line_N), texts, source, strict=True)
                     ]
                     for name in store.features
                 }
@@ -285,7 +285,7 @@ class BatchStream:
             plans, lengths = self.plan(window, examples)
             shards = (plan.rows[slice(*self.shard.row_range(len(plan.rows)))] for plan in plans[first:])
             local = {item for rows in shards for row in rows for item in row}
-            examples = {i: examples[i] for i in local} if examples else self.examples(indices, start.epoch, local)
+            examples = {i: examples[i] for i in local} if examples else self.read_examples(indices, start.epoch, local)
             fraction = (next_start.passed or 1.0) - start.passed  # of the epoch, in this window
             for number, plan in enumerate(plans[first:], first + 1):
                 passed = start.passed + fraction * number / len(plans)
@@ -345,7 +345,7 @@ class TextWindowStream(BatchStream):
 def read_in_order(store: TokenStore, example_format: str, context: int) -> list[Example]:
     """Return all examples in the order of the corpus, for validation. Texts are divided into windows of `context`."""
     source = TextWindows(store.target_ids, context, context) if example_format == "windows" else store
-    return source.examples(np.arange(len(source)))
+    return source.read_examples(np.arange(len(source)))
 
 
 def prefetch(

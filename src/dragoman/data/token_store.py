@@ -87,23 +87,25 @@ class TokenStore:
     def __init__(self, folder: Path) -> None:
         try:
             about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-            self.pairs: int = about["pairs"]
+            self.example_count: int = about["pairs"]
             self.digest: str = about["digest"]
-            self.dropped: dict[str, int] = about["dropped"]  # number of pairs left out, by reason
-            self.longest: int = about["longest"]  # tokens of the longest source
+            self.dropped_counts: dict[str, int] = about["dropped"]  # number of pairs left out, by reason
+            self.longest_source: int = about["longest"]  # tokens of the longest source
             self.characters: int = about.get("characters", 0)  # of all targets, one for each end of line included
             self.tag: str = about.get("tag", "")  # its ids precede those of every source
-            self.ids = [StoredColumn(folder, f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
-            self.text = [StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES if about["text"]]
+            self.id_columns = [StoredColumn(folder, f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
+            self.text_columns = [
+                StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES if about["text"]
+            ]
             stored = {name: feature for name, feature in FEATURES.items() if feature.missing_key in about}
             # Number of sources for which a feature is unknown, by name of the feature.
-            self.missing = {name: int(about[feature.missing_key]) for name, feature in stored.items()}
+            self.missing_counts = {name: int(about[feature.missing_key]) for name, feature in stored.items()}
             self.features = {
                 name: [StoredColumn(folder, f"source.{column}", "int32") for column in feature.columns]
                 for name, feature in stored.items()
             }
-            self.columns = [*self.ids, *self.text, *chain.from_iterable(self.features.values())]
-            complete = all(len(c.ends) == self.pairs and c.ends[-1] == len(c.values) for c in self.columns)
+            self.columns = [*self.id_columns, *self.text_columns, *chain.from_iterable(self.features.values())]
+            complete = all(len(c.ends) == self.example_count and c.ends[-1] == len(c.values) for c in self.columns)
         except (OSError, ValueError, KeyError):
             complete = False
         if not complete:
@@ -112,41 +114,41 @@ class TokenStore:
             )
 
     def __len__(self) -> int:
-        return self.pairs
+        return self.example_count
 
-    def example(self, line: int) -> Example:
+    def read_example(self, line: int) -> Example:
         """Return the example of one line."""
-        return self.examples(np.array([line]))[0]
+        return self.read_examples(np.array([line]))[0]
 
-    def examples(self, lines: NDArray[np.int64]) -> list[Example]:
+    def read_examples(self, lines: NDArray[np.int64]) -> list[Example]:
         """Return the examples of these lines."""
-        source, target = (ids.read(lines) for ids in self.ids)
+        source, target = (ids.read(lines) for ids in self.id_columns)
         features = {
             name: list(map(TokenFeature, *(column.read(lines) for column in columns)))
             for name, columns in self.features.items()
         }
         return make_examples(source, target, lines, features)
 
-    def records(self, feature: str, lines: NDArray[np.int64]) -> list[FeatureRecord]:
+    def read_records(self, feature: str, lines: NDArray[np.int64]) -> list[FeatureRecord]:
         """Return the records of a feature for these sources, from which values of new tokens can be computed."""
         return self.features[feature][1].read(lines)
 
-    def texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
+    def read_texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
         """Return the texts of both sides in UTF-8, if the store has them to sample a new segmentation every epoch."""
-        return [[text.tobytes() for text in side.read(lines)] for side in self.text]
+        return [[text.tobytes() for text in side.read(lines)] for side in self.text_columns]
 
     @property
     def target_ids(self) -> NDArray[Any]:
         """The concatenated tokens of all targets."""
-        return self.ids[1].values
+        return self.id_columns[1].values
 
     def sample_lengths(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the lengths of at most `count` examples at equal distances in the corpus."""
-        return self.lengths(np.unique(np.linspace(0, self.pairs - 1, count).astype(np.int64)))
+        return self.get_lengths(np.unique(np.linspace(0, self.example_count - 1, count).astype(np.int64)))
 
-    def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def get_lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of source and of target tokens of these examples."""
-        source_N, target_N = (ids.lengths(lines) for ids in self.ids)
+        source_N, target_N = (ids.lengths(lines) for ids in self.id_columns)
         return source_N, target_N
 
     def release_pages(self) -> None:

@@ -250,7 +250,7 @@ def predict_lines(
             part = slice(start, start + LINES_PER_UPDATE)
             settings: dict[str, Any] = {"beam": options.beam, "search": {"scores": False}, "tag": test.tag}
             hypotheses += predictor.translate(test.sources[part], trees=trees and trees[part], align=False, **settings)
-            bar.update(len(hypotheses))
+            bar.set_done(len(hypotheses))
     texts = [hypothesis.text for hypothesis in hypotheses]
     phenomena = {"phenomena": score_phenomena(test.phrases, texts)} if test.phrases else {}
     return SystemOutput(test, texts, metrics, {"warnings": count_warnings(hypotheses), **phenomena})
@@ -413,7 +413,7 @@ class Scorer:
             first, trials = systems[0], significance.RANDOMISATION_TRIALS
             both = first.counts_by_metric, counts, first.resamples, resamples
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
-                differences = significance.compare_with_first(*both, on_progress=bar.update)
+                differences = significance.compare_with_first(*both, on_progress=bar.set_done)
             for key, difference in differences.items():
                 against = {"run": first.name, **difference._asdict(), "significant": difference.significant}
                 scores[key]["against"] = against

@@ -171,7 +171,7 @@ class Generator(Predictor[LanguageModel]):
             ids = np.array(self.encode_lines(lines), dtype=np.int64)
             context = self.model.settings.context
             windows = TextWindows(ids, context, context) if len(ids) > 1 else ()
-            examples = windows.examples(np.arange(len(windows))) if windows else []
+            examples = windows.read_examples(np.arange(len(windows))) if windows else []
         else:
             targets = [np.array(ids, dtype=np.int64) for ids in self.tokenizers.target.encode_all(lines)]
             examples = [Example(target[:0], target, i) for i, target in enumerate(targets)]

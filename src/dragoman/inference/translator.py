@@ -149,9 +149,7 @@ class Translator(Predictor[Seq2Seq]):
         settings = merge_search(self.recipe.search, search, beam=beam, count=count, aligns=self.model.aligns)
         unknown = settings.unknown
         if unknown != "drop" and not isinstance(self.tokenizers.target, WordTokenizer):
-            raise UserError(
-                f"search.unknown={unknown} needs a word vocabulary, which this run does not have; leave it out"
-            )
+            raise UserError(f"search.unknown={unknown} needs a word vocabulary, which this run lacks; leave it out")
         if (unknown == "dictionary") != (dictionary is not None):
             raise UserError("search.unknown=dictionary and a dictionary require each other; give both or neither")
         return DecodeOptions(settings, dictionary or {}, tag, align)

@@ -240,9 +240,7 @@ class Metric:
             raise UserError("there is no reference to score against")
         for number, reference in enumerate(references, 1):
             if isinstance(reference, str):
-                raise UserError(
-                    "references must be a list of lists of lines; put a single reference into a list of its own"
-                )
+                raise UserError("references must be a list of lists of lines; put a single list into another list")
             if len(reference) != len(hypotheses):
                 raise UserError(
                     f"reference {number} of {len(references)} has {len(reference)} line{'s' * (len(reference) != 1)}, "

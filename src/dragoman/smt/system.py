@@ -226,7 +226,7 @@ class SystemTrainer:
             )
 
         with self.report.progress("learning to align", total=len(source), unit="pairs") as bar:
-            show = lambda fraction: bar.update(int(fraction * len(source)))  # noqa: E731
+            show = lambda fraction: bar.set_done(int(fraction * len(source)))  # noqa: E731
             aligner = train_aligner(*lines, self.settings.align, report=record, show=show)
         with self.report.progress("aligning", total=len(source), unit="pairs") as bar:
             links = list(bar.iterate(aligner.align(*lines)))

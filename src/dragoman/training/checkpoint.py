@@ -230,7 +230,8 @@ def write_provenance(folder: RunFolder, prepared: Prepared, format_name: str, *,
         "started": None if resumed else format_current_time(),  # unknown if an earlier release started the run
         "unit": EXAMPLE_FORMATS[format_name].noun,
         "corpora": [
-            {"split": split, "count": len(part.store), "left_out": dict(part.store.dropped)} for split, part in parts
+            {"split": split, "count": len(part.store), "left_out": dict(part.store.dropped_counts)}
+            for split, part in parts
         ],
         "parent": {
             "run": str(parent.path.absolute()),

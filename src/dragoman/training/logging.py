@@ -106,7 +106,7 @@ class TrainLogger:
         seconds = time.monotonic() - self.start_time
         speed, loss, nll, divergence = self.tokens / seconds, *state.mean_losses()
         time_left = timedelta(seconds=round(state.seconds * max(1 / run_fraction - 1, 0)))
-        self.bar.update(
+        self.bar.set_done(
             100 * run_fraction,
             f"step {state.step} ({min(run_fraction, 1.0):.0%})  epoch {state.epochs:.3g}  loss {loss:.3f}  "
             f"lr {last.lr:.2e}  grad norm {last.norm:.2f}  {speed:,.0f} tokens/s  {time_left} left",

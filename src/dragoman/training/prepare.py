@@ -50,7 +50,7 @@ class Prepared:
     @property
     def longest(self) -> int:
         """Length in tokens of the longest source in the training data."""
-        return max(part.store.longest for part in self.train)
+        return max(part.store.longest_source for part in self.train)
 
     @cached_property
     def pair_statistics(self) -> PairStatistics:
@@ -60,7 +60,7 @@ class Prepared:
             sides = (side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS))
             lengths += list(zip(*sides, strict=True))
             for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
-                pair = part.store.example(line)
+                pair = part.store.read_example(line)
                 source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
         return PairStatistics.measure(lengths, texts)
@@ -234,13 +234,13 @@ def encode_corpus(
         example_format=recipe.example_format,
         name=f"data.{split} ({corpus.title})",
     )
-    left_out = ", ".join(f"{count} {reason}" for reason, count in store.dropped.items())
+    left_out = ", ".join(f"{count} {reason}" for reason, count in store.dropped_counts.items())
     corpus_count = len(recipe.data.training_corpora if split == "train" else recipe.data.dev)
     label = f"{split}, {corpus.title}" if corpus_count > 1 else split
     report.log(f"{label}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if extra and split == "train":
         report.log(f"{label}: {extra:,} further targets are left out; only the first of a pair is learned", WARNING)
-    for name, missing in store.missing.items():
+    for name, missing in store.missing_counts.items():
         if missing:
             report.log(f"{label}: {missing:,} {FEATURES[name].missing_message}", WARNING)
     return WeightedStore(store, corpus.weight)

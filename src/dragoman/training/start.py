@@ -404,7 +404,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         model, train = initialize_model(recipe, prepared.tokenizers, parent), recipe.train
         positions, tokens = 0.0, 0  # in an epoch without padding: positions of batches, and tokens of both sides
         for part in prepared.train:
-            source_N, target_N = part.store.lengths(np.arange(len(part.store)))
+            source_N, target_N = part.store.get_lengths(np.arange(len(part.store)))
             positions += part.weight * float((np.maximum(source_N, target_N) + 1).sum())  # + 1 for EOS
             tokens += int((source_N + target_N).sum())
         return {
