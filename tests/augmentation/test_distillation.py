@@ -384,7 +384,7 @@ def test_several_teachers_are_spoken_of_as_several(teacher: str, whom: str, good
         said = room.check_enough_pairs(teacher, [lessons(good, 100 - good)], 0)
     except UserError as refused:
         said = str(refused)
-    assert f"of {teacher} " in said
+    assert f"by {teacher} " in said
     assert whom in said
 
 
