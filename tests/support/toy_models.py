@@ -136,7 +136,7 @@ def collate_rows(
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
     batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
-    return add_chain_trees(batch) if settings_of(section).features else batch
+    return add_chain_trees(batch) if settings_of(section).source_features else batch
 
 
 def add_chain_trees(batch: Batch) -> Batch:
