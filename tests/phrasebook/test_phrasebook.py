@@ -323,15 +323,15 @@ def test_noun_phrases(lemma: str, determiner: str, adjective: str, case: int, pl
     assert write_german_noun_phrase(lemma, determiner, adjective, case, plural) == correct
 
 
-VERB_FORMS = [  # present (ich, er, wir); past (er, wir); participle and auxiliary
-    ("read", "lese liest lesen", "las lasen", "gelesen haben"),
-    ("work", "arbeite arbeitet arbeiten", "arbeitete arbeiteten", "gearbeitet haben"),
-    ("smile", "lächle lächelt lächeln", "lächelte lächelten", "gelächelt haben"),
-    ("admire", "bewundere bewundert bewundern", "bewunderte bewunderten", "bewundert haben"),
-    ("run", "laufe läuft laufen", "lief liefen", "gelaufen sein"),
-    ("wake_up", "wache wacht wachen", "wachte wachten", "aufgewacht sein"),
-    ("call", "rufe ruft rufen", "rief riefen", "angerufen haben"),
-    ("forget", "vergesse vergisst vergessen", "vergaß vergaßen", "vergessen haben"),
+VERB_FORMS = [  # present and past (ich, er, wir); participle and auxiliary
+    ("read", "lese liest lesen", "las las lasen", "gelesen haben"),
+    ("work", "arbeite arbeitet arbeiten", "arbeitete arbeitete arbeiteten", "gearbeitet haben"),
+    ("smile", "lächle lächelt lächeln", "lächelte lächelte lächelten", "gelächelt haben"),
+    ("admire", "bewundere bewundert bewundern", "bewunderte bewunderte bewunderten", "bewundert haben"),
+    ("run", "laufe läuft laufen", "lief lief liefen", "gelaufen sein"),
+    ("wake_up", "wache wacht wachen", "wachte wachte wachten", "aufgewacht sein"),
+    ("call", "rufe ruft rufen", "rief rief riefen", "angerufen haben"),
+    ("forget", "vergesse vergisst vergessen", "vergaß vergaß vergaßen", "vergessen haben"),
 ]
 
 
@@ -358,7 +358,7 @@ def test_no_form_belongs_to_two_words() -> None:
         for form in (form for by_case in noun.forms[1] for form in by_case):
             german[form].add(f"noun {noun.lemma}")
     for verb in lexicon.verbs:
-        for form in verb.english:
+        for form in (*verb.english_present, verb.english_past, verb.english_participle):
             english[form].add(f"verb {verb.lemma}")
         for form in (*verb.present, *verb.past, verb.infinitive, verb.participle):
             german[form].add(f"verb {verb.lemma}")

@@ -78,7 +78,7 @@ class English(Realizer):
         """Return the token of the finite verb, and the tokens of the verb forms after it (infinitives, participle)."""
         node, verb, tense, modal, person = clause.node, clause.verb, clause.tense, clause.modal, clause.subject.person
         auxiliary = node + Offset.AUXILIARY
-        infinitive = (verb.english[0] if verb else "be", node, head)
+        infinitive = (verb.english_base if verb else "be", node, head)
         if clause.kind == "infinitive":
             return ("", auxiliary, head), [("to", auxiliary, head), infinitive]
         if modal:
@@ -96,12 +96,12 @@ class English(Realizer):
         if tense == "future":
             return ("will", auxiliary, head), [infinitive]
         if tense == "perfect":
-            return (HAVE[person], auxiliary, head), [(verb.english[3] if verb else "been", node, head)]
+            return (HAVE[person], auxiliary, head), [(verb.english_participle if verb else "been", node, head)]
         if verb is None:
             return (ENGLISH_BE[tense][person], node, head), []
         if needs_do:
             return (DO[tense][person], node + 1, head), [infinitive]
-        return (verb.english[2] if tense == "past" else verb.english[person == 1], node, head), []
+        return (verb.english_past if tense == "past" else verb.english_present[person], node, head), []
 
     # ---- noun phrases
 

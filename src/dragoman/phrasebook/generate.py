@@ -175,8 +175,8 @@ def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
         alignment=tuple(sorted(alignment)),
         source_heads=source.list_heads(source_positions, plan.root.head),
         target_heads=target.list_heads(target_positions, plan.root.head),
-        source_coref=tuple((source_positions[a], source_positions[b]) for a, b in source.references),
-        target_coref=tuple((target_positions[a], target_positions[b]) for a, b in target.references),
+        source_coref=tuple((source_positions[p], source_positions[a]) for p, a in source.references),
+        target_coref=tuple((target_positions[p], target_positions[a]) for p, a in target.references),
         phenomena=tuple(Phenomenon(*found) for found in target.locate_phenomena(target_positions)),
         source_phenomena=tuple(Phenomenon(*found) for found in source.locate_phenomena(source_positions)),
     )

@@ -95,6 +95,7 @@ class German(Realizer):
             self.record("verb-position", node + Offset.COMMA, node, NEXT_WORD)
             return
         finite, nonfinite = self.conjugate(clause, head)
+        finite_node = finite[1]
         verb_last = clause.kind in ("final", "relative")
         inverted = opening not in ("", "subject") or clause.follows_clause
         subject_first = clause.kind == "main" and not inverted
@@ -103,19 +104,19 @@ class German(Realizer):
         if not verb_last:
             self.tokens.append(finite)
             if inverted:
-                self.record("verb-position", PREVIOUS_WORD, finite[1])
+                self.record("verb-position", PREVIOUS_WORD, finite_node)
         if not subject_first and opening != "subject":
             self.write_noun_phrase(subject, "subject", head)
         self.write_middle_field(clause, head)
         self.tokens += nonfinite
         if verb_last:
             self.tokens.append(finite)
-            introducing_word = clause.phrases[opening].node if opening else node + Offset.CONJUNCTION
-            self.record("verb-position", introducing_word, finite[1], NEXT_WORD)
+            introducing_node = clause.phrases[opening].node if opening else node + Offset.CONJUNCTION
+            self.record("verb-position", introducing_node, finite_node, NEXT_WORD)
         elif nonfinite and nonfinite[-1][1] == node + Offset.PARTICLE:
-            self.record("verb-position", finite[1], node + Offset.PARTICLE, NEXT_WORD)
+            self.record("verb-position", finite_node, node + Offset.PARTICLE, NEXT_WORD)
         if not subject.pronoun:
-            self.agreements.append((subject.node, finite[1], subject.plural))
+            self.agreements.append((subject.node, finite_node, subject.plural))
 
     def write_middle_field(self, clause: Clause, head: int) -> None:
         """Write pronouns, time, objects, manner and place, and then the predicate adjective."""
@@ -146,7 +147,7 @@ class German(Realizer):
             return (AUXILIARIES[verb.auxiliary if verb else "sein"][person], auxiliary, head), [participle]
         if verb is None:
             return (BE[tense][person], node, head), []
-        word = verb.present[person] if tense == "present" else verb.past[person == 2]
+        word = verb.present[person] if tense == "present" else verb.past[person]
         if verb.prefix and clause.kind not in ("final", "relative"):
             return (word, node, head), [(verb.prefix, node + Offset.PARTICLE, node)]
         return (verb.prefix + word, node, head), []
@@ -160,9 +161,7 @@ class German(Realizer):
         forms, endings = DETERMINERS["no" if phrase.negation >= 0 else phrase.determiner]
         word, ending = forms[gender][case], endings[gender][case]
         inflected = []  # nodes of the words whose form shows the declension
-        contraction = None
-        if phrase.preposition and phrase.determiner == "the":
-            contraction = CONTRACTIONS.get(f"{phrase.preposition.german} {word}")
+        contraction = CONTRACTIONS.get(f"{phrase.preposition.german} {word}") if phrase.preposition else None
         if contraction:
             self.tokens[-1] = (contraction, node + Offset.PREPOSITION, node)
             self.fused[node + Offset.PREPOSITION] = node + Offset.DETERMINER

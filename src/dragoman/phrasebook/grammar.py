@@ -52,7 +52,7 @@ MODALS = {"present": expand_weights("can*3 must*2 want*2 may should*2"), "past":
 NEGATED_MODALS = {"present": expand_weights("can*3 want*2 may should*2"), "past": expand_weights("can want")}
 COORDINATORS = expand_weights("but/aber*4 and/und*3")
 SUBORDINATORS = expand_weights("because/weil*5 although/obwohl*3 if/wenn*2 before/bevor*2 until/bis as_soon_as/sobald")
-TEMPORAL = ("before", "until", "as soon as")  # conjunctions that join events, not descriptions
+TEMPORAL_CONJUNCTIONS = ("before", "until", "as soon as")  # join events, not descriptions
 QUESTION_WORDS = expand_weights("-*4 who what whom which where when why")
 QUESTION_ADVERBS = ("where", "when", "why")
 RELATIVE_ROLES = expand_weights("subject*3 accusative*2 dative prepositional")
@@ -110,7 +110,7 @@ class Grammar:
         conjunction = split_conjunction(self.pick(SUBORDINATORS))
         tense = "present" if conjunction[0] == "if" else self.pick(SUBORDINATE_TENSES)
         fronted = self.random() < 0.4
-        is_event = conjunction[0] in TEMPORAL
+        is_event = conjunction[0] in TEMPORAL_CONJUNCTIONS
         first = self.sample_clause("final" if fronted else "main", tense, position="first", is_event=is_event)
         kind: ClauseKind = "main" if fronted else "final"
         second = self.sample_second_clause(kind, tense, is_event=is_event, follows_clause=fronted)
@@ -508,7 +508,7 @@ def choose_pronouns(phrase: NounPhrase) -> tuple[str, str]:
 
 def is_tense_ambiguous(clause: Clause, verb: Verb) -> bool:
     """Return whether the English tense is ambiguous: "they read", but not "he reads" or "they did not read"."""
-    same_form = clause.tense == "past" and verb.english[0] == verb.english[2] and not clause.modal
+    same_form = clause.tense == "past" and verb.english_base == verb.english_past and not clause.modal
     has_do = clause.negated or (clause.kind == "question" and clause.opening != "subject")
     return same_form and not has_do and clause.subject.person != 1
 

@@ -128,16 +128,16 @@ class Verb:
     def __init__(self, row: Row) -> None:
         self.lemma = row["english"]
         base, *particle = re.split("[-_]", self.lemma)
-        self.particle = "".join(particle)
+        self.english_base, self.particle = base, "".join(particle)
         self.inseparable = "-" in self.lemma  # the English particle precedes even a pronoun: looks for it
-        # Base form, third person, past, participle.
-        self.english = (base, add_s(base), row["past"] or base + "ed", row["participle"] or base + "ed")
+        self.english_present = (base, add_s(base), base)  # I, he, we
+        self.english_past, self.english_participle = row["past"] or base + "ed", row["participle"] or base + "ed"
         self.prefix, _, self.infinitive = row["german"].rpartition("|")  # only separable verbs have a prefix
         stem = self.infinitive.removesuffix("n").removesuffix("e")
         first_person = stem[:-2] + "le" if self.infinitive.endswith("eln") else stem + "e"
         self.present = (first_person, row["third_person"], self.infinitive)  # ich, er, wir
         past = row["german_past"]
-        self.past = (past, past + ("n" if past.endswith("e") else "en"))  # er, wir
+        self.past = (past, past, past + ("n" if past.endswith("e") else "en"))  # ich, er, wir
         self.participle, self.auxiliary = row["german_participle"], row["auxiliary"]
         self.hash = hash_stably(f"verb {self.lemma}".encode())
         self.held_out = choose_held_out("verb", self.lemma)

@@ -2,8 +2,8 @@
 
 A plan describes a sentence independently of the language. `Realizer` turns a plan into tokens in the word order of one
 language; its subclasses are `English` and `German`. Each token has a node, an integer id that identifies what the token
-stands for in the plan, and the node of its head. Tokens of the two languages that express the same meaning have nodes
-of the same meaning, so the word alignment and the dependency trees follow from the nodes.
+stands for in the plan, and the node of its head. Tokens of the two languages with the same meaning have equal
+`node >> 2` (see below), so the word alignment and the dependency trees follow from the nodes.
 
 Each noun phrase and clause has a block of 64 node ids. Its attribute `node` is the first id of the block, and `Offset`
 names the ids within the block. Offsets are multiples of 4: `node >> 2` identifies the meaning, and the low two bits
@@ -43,12 +43,12 @@ class NounPhrase:
     """A noun phrase or a pronoun."""
 
     node: int
-    noun: Noun | None  # if `pronoun` is set, the noun to which the pronoun refers
+    noun: Noun | None  # of a pronoun: the noun of its antecedent
     plural: bool = False
     pronoun: str = ""  # I, we, he, she, it, they, who, what, or "relative" for any relative pronoun; empty for a noun
-    antecedent: NounPhrase | None = None
+    antecedent: NounPhrase | None = None  # the noun phrase of the sentence to which a pronoun refers
     preposition: Preposition | None = None
-    determiner: str = ""
+    determiner: str = ""  # in English
     negation: int = -1  # node of the "not" that German expresses as "kein"
     degree: Adverbial | None = None
     adjective: Adjective | None = None
@@ -76,20 +76,20 @@ class Clause:
 
     node: int
     kind: ClauseKind
-    tense: str
+    tense: str  # present, past, perfect or future
     phrases: dict[str, NounPhrase]
     adverbials: dict[str, Adverbial]
     follows_clause: bool = False  # a subordinate clause precedes: in German, the verb then precedes the subject
-    question_word: str = ""
+    question_word: str = ""  # for sampling only: it is also among the phrases or adverbials
     opening: str = ""
     negated: bool = False
     has_kein: bool = False  # German negates the object with "kein" instead of the verb with "nicht"
     verb: Verb | None = None  # None means "to be"
-    modal: str = ""
+    modal: str = ""  # in English
     predicate: Adjective | None = None
     degree: Adverbial | None = None
     comparison: NounPhrase | None = None
-    conjunction: tuple[str, str] = ("", "")
+    conjunction: tuple[str, str] = ("", "")  # English, German
     complement: Clause | None = None  # that ..., whether ..., to ...
 
     @property
@@ -110,7 +110,7 @@ class SentencePlan(NamedTuple):
     root: Clause
 
 
-# Placeholders in the list of nodes of a phenomenon, for the word before the first node and after the last node.
+# In the nodes of a phenomenon (a tested point of grammar): the word before the first node, after the last node.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
 ADVERBIAL_OFFSETS = {
     "frequency": Offset.FREQUENCY,
@@ -119,7 +119,7 @@ ADVERBIAL_OFFSETS = {
     "question_adverb": Offset.QUESTION_WORD,
 }
 
-# Word, node, node of the head. For the head of a clause, `Realizer.governors` replaces the last.
+# Word, node, node of the head. For the head of a clause, the third is unused: see `Realizer.governors`.
 Token = tuple[str, int, int]
 
 
@@ -168,7 +168,7 @@ class Realizer(ABC):
         if first is not root:
             self.write_clause(first, root.head)
             self.add_punctuation(",", first.node + Offset.COMMA, first.head)
-        self.write_clause(root, 0)
+        self.write_clause(root)
         if last is not root:
             if self.is_comma_before(last):
                 self.add_punctuation(",", last.node + Offset.COMMA, last.head)
@@ -178,8 +178,8 @@ class Realizer(ABC):
         self.words[0] = self.words[0][0].upper() + self.words[0][1:]
         self.text = " ".join(self.words[:-1]).replace(" ,", ",") + self.words[-1]
 
-    def write_clause(self, clause: Clause, governor: int) -> None:
-        """Write a clause that depends on the node `governor`."""
+    def write_clause(self, clause: Clause, governor: int = 0) -> None:
+        """Write a clause that depends on the node `governor`, which the root clause does not need."""
         head, opening, complement = clause.head, clause.opening, clause.complement
         self.governors[head] = governor
         if conjunction := clause.conjunction[self.index]:
@@ -238,7 +238,8 @@ class Realizer(ABC):
         node, preposition = phrase.node, phrase.preposition
         case = preposition.case if preposition else CASES[role]
         if preposition:
-            self.add_words(preposition[:2][self.index], node + Offset.PREPOSITION, node)
+            words = (preposition.english, preposition.german)[self.index]
+            self.add_words(words, node + Offset.PREPOSITION, node)
         if phrase.pronoun:
             self.add(self.inflect_pronoun(phrase, case), node, head)
             if phrase.pronoun == "relative":
@@ -306,20 +307,19 @@ class Realizer(ABC):
         return table
 
     def locate_phenomena(self, positions: dict[int, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield each phenomenon with the positions of the words that show it.
+        """Yield each phenomenon with the positions of the words that a right translation contains (generate.py).
 
         Subject-verb agreement counts only if a noun of the other number (an attractor) stands between subject and verb.
-        The word before the verb is then included, to locate the verb.
         """
         nouns = [(positions[node], plural) for node, plural in self.nouns]
         for subject, finite, plural in self.agreements:
             first, last = positions.get(subject, -1), positions.get(finite, -1)
             if 0 <= first < last and any(first < i < last and other != plural for i, other in nouns):
-                yield "agreement", (first, last - 1, last) if last - 1 > first else (first, last)
+                yield "agreement", (first, last - 1, last)  # the verb must follow the same word as in the reference
         for name, nodes in self.phenomena:
             found = [positions[node] for node in nodes if node >= 0]
             if nodes[0] == PREVIOUS_WORD and found[0] > 0:
                 found.insert(0, found[0] - 1)
-            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:  # at the beginning, the next word instead
+            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:  # also for the first word of a sentence
                 found.append(found[-1] + 1)
             yield name, tuple(found)
