@@ -1,7 +1,7 @@
 """Messages and progress bars on stderr, and the console for results on stdout.
 
-`log` prints messages, `ProgressBar` shows the progress of a long operation, and `Report` does both or, if another
-process already does, nothing. This module does not import PyTorch, so that commands on corpora start quickly.
+`log` prints messages, `ProgressBar` shows the progress of a long operation, and `Report` does both or, except in the
+main process, nothing. This module does not import PyTorch, so that commands on corpora start quickly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOG_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
 ITEMS_PER_CHECK = 256  # items between two calls of `set_done` in `iterate`
 
 T = TypeVar("T")
-_verbosity = INFO  # messages above this level are not printed
+_verbosity = INFO  # less important messages are not printed
 
 
 def set_verbosity(level: int) -> None:
@@ -74,8 +74,8 @@ class ProgressBar:
     """Show the progress of an operation: a bar with the time left on a terminal, otherwise a line every few seconds.
 
     The fraction done is computed from `total`, the number of items. For `files` it is computed from the number of bytes
-    read, which readers report through `watch`. `passes` is how often all items are processed. Without `total` and
-    `files` only a count is shown.
+    read, which readers report through `watch`. Without both, only a count is shown. `passes` is how often all items are
+    processed; if more than 1, no count is shown.
 
         with ProgressBar("scoring", total=1000, unit="lines") as bar:
             bar.set_done(250)
@@ -100,12 +100,12 @@ class ProgressBar:
         self.name, self.total, self.unit, self.passes, self.visible = name, total * passes, unit, passes, visible
         paths = [Path(file) for file in files]
         regular = all(path.is_file() for path in paths)  # a pipe has no size
-        self.bytes = passes * sum(path.stat().st_size for path in paths) if regular else 0
+        self.total_bytes = passes * sum(path.stat().st_size for path in paths) if regular else 0
         self.positions: list[Callable[[], int]] = []  # one function per file: bytes read so far
         self.done: float = 0  # items
         self.skipped: float = 0  # items done before an interruption, which do not count for the speed
         self.on_screen = False  # whether the terminal shows the bar
-        self.start = self.last = time.monotonic()  # last: time of the last update
+        self.start_time = self.refresh_time = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -141,12 +141,13 @@ class ProgressBar:
         """Set how many items are done, and refresh the display at intervals. `text` replaces count and speed."""
         self.done = done
         now, terminal = time.monotonic(), sys.stderr.isatty()
+        seconds, idle_seconds = now - self.start_time, now - self.refresh_time
         interval, minimum = (REFRESH_SECONDS, MIN_SHOWN_SECONDS) if terminal else (LOG_SECONDS, 0.0)
-        if not self.visible or not is_shown(INFO) or now - self.last <= interval or now - self.start < minimum:
+        if not self.visible or not is_shown(INFO) or idle_seconds <= interval or seconds < minimum:
             return
-        self.last = now
+        self.refresh_time = now
         fraction = self.fraction()
-        details = text or self.describe(fraction, now - self.start)
+        details = text or self.describe(fraction, seconds)
         if not terminal:
             self.log(text or f"{self.name}: {details}")
             return
@@ -161,7 +162,7 @@ class ProgressBar:
         """Return the fraction of the work that is done, from 0 to 1; 0 if unknown."""
         if self.total:
             return min(self.done / self.total, 1.0)
-        return min(sum(position() for position in self.positions) / self.bytes, 1.0) if self.bytes else 0.0
+        return min(sum(position() for position in self.positions) / self.total_bytes, 1.0) if self.total_bytes else 0.0
 
     def describe(self, fraction: float, seconds: float) -> str:
         """Return percentage, count, speed and remaining time, as far as they are known."""
@@ -170,7 +171,7 @@ class ProgressBar:
             speed = (self.done - self.skipped) / seconds
             count = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
             parts += [f"{count} {self.unit}", f"{speed:,.{0 if speed >= 10 else 1}f}/s"]
-        new_fraction = fraction - (self.skipped / self.total if self.total else 0)  # done in these seconds
+        new_fraction = fraction - (self.skipped / self.total if self.total else 0)  # without the skipped items
         if new_fraction > 0:
             left = seconds * (1 - fraction) / new_fraction
             parts.append(f"{left:.0f} s left" if left < 100 else f"{timedelta(seconds=round(left))} left")

@@ -60,7 +60,7 @@ def wrap_in_list(value: Any) -> Any:
 
 
 def convert_to_text(value: Any) -> Any:
-    """Return a YAML scalar as text: in {0: train} a number names a column, and a value may be 1 or true."""
+    """Return a YAML scalar as text, for `where`: in {0: train} 0 is a column; values may be 1 or true."""
     if isinstance(value, dict | list):
         return value
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -88,7 +88,7 @@ class CorpusSettings(Settings):
     columns: Annotated[tuple[Amount, Amount], AsTuple] = setting((0, 1), "TSV columns of source and target, from 0")
     keys: Annotated[tuple[str, str], AsTuple] = setting(("source", "target"), "JSON keys of source and target")
     references: Annotated[tuple[str, ...], AsTuple] = setting(
-        (), "JSON keys of all reference translations, for a test set"
+        (), "test set: JSON keys of the references, instead of the second of `keys`"
     )
     where: dict[Scalar, Scalar] = setting({}, "read only rows with these values, {TSV column or JSON key: value}")
     source_words: Amount = setting(0, "truncate each source to this number of words; 0: do not truncate")
@@ -182,7 +182,7 @@ class DataSettings(Settings):
         (), "evaluation metrics; by default those of the task"
     )
     direction: str = setting("en-de", "phrasebook: source and target language")
-    both_ways: bool = setting(False, "train on every pair in both directions, to pretrain for another run")
+    both_ways: bool = setting(False, "train on every pair in both directions; for pretraining")
     documents: Literal["file", "line"] = setting("file", "language model: a text is a whole file or a single line")
     max_length: Count = setting(512, "maximum number of tokens per side; longer pairs are not used in training")
     cache: str = setting("~/.cache/dragoman", "folder that caches the token ids of each corpus and tokenizer")
@@ -220,9 +220,9 @@ def resolve_path(name: str, folder: Path) -> str:
 
 def read_data_section(path: Path) -> DataSettings:
     """Return the data section of a recipe file, with the paths of its corpora resolved."""
-    values, lines = read_values(path)
+    values, line_of = read_values(path)
     with prefix_errors(path):
-        data = parse_settings(DataSettings, values.get("data") or {}, where="data", line_of=lines)
+        data = parse_settings(DataSettings, values.get("data") or {}, where="data", line_of=line_of)
         data.check()
     return data.resolve_paths(path.parent)
 
@@ -343,7 +343,7 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
 
 
 def read_texts(record: dict[str, Any], key: str, location: str) -> list[str]:
-    """Return the text at a key, or the texts if its value is a list. `location` is the line, for error messages."""
+    """Return the text at a key or, if its value is a list, the texts, each as one line. Errors name the `location`."""
     if key not in record:
         names = ", ".join(record) or "none"
         raise UserError(f"{location} has no key {key!r} (it has: {names}); set keys to the right names")
@@ -456,7 +456,7 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
                 raise UserError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
             if not (path.is_file() or path.is_dir()):
                 raise UserError(
-                    f"{name!r} is not a plain file; training reads a corpus more than once, so save it to a file"
+                    f"{name!r} is a pipe or device; training reads a corpus more than once, so save it to a file"
                 )
             parts.append((setting_name, (str(path), stat.st_size, stat.st_mtime_ns)))
         parts.append(corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS}))

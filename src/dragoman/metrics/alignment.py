@@ -25,12 +25,12 @@ class GoldLinks(NamedTuple):
 
 
 class AlignmentScore(NamedTuple):
-    """Alignment error rate, precision of all links and recall of the sure links, in per cent; number of links."""
+    """Alignment error rate, precision of all links and recall of the sure links, in per cent."""
 
     aer: float
     precision: float
     recall: float
-    links: int
+    links: int  # number of predicted links
 
 
 def format_links(links: Iterable[Link]) -> str:
