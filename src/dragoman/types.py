@@ -79,7 +79,7 @@ class Batch:
     pairs: int  # number of pairs in the rows of all processes
     source_tokens: int  # number of tokens in the rows of all processes, without padding
     target_tokens: int
-    unpacked: bool = False  # whether no row has more than one segment
+    is_unpacked: bool = False  # no row has more than one segment
     features: Mapping[str, Tensor] = field(default_factory=dict)  # further inputs per source token (data/features.py)
     first_row: int = 0  # index of the first row among the rows of all processes
     total_rows: int = 0  # number of rows of all processes; 0 if this batch contains all of them

@@ -73,7 +73,7 @@ def test_every_example_is_in_one_batch_completely(layout: str, name: str, length
     assert sum(batch.target_tokens for batch in batches) == held[1].sum()
     assert sum(batch.source_tokens for batch in batches) == held[0].sum()
     if layout == "padded":
-        assert all(batch.unpacked for batch in batches)
+        assert all(batch.is_unpacked for batch in batches)
 
 
 @pytest.mark.parametrize("name", EXAMPLE_FORMATS)
@@ -81,7 +81,7 @@ def test_a_batch_may_be_empty(name: str) -> None:
     batch = EXAMPLE_FORMATS[name].collate(BatchPlan([[], []], Widths(8, 8)), [])
     assert batch.target_tokens == batch.source_tokens == batch.pairs == 0
     assert batch.target_in_BT.shape == (2, 8)
-    assert batch.unpacked
+    assert batch.is_unpacked
 
 
 def test_labels_do_not_widen_rows() -> None:

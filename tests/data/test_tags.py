@@ -22,7 +22,7 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.loading import load, open_run
 from dragoman.inference.translator import Translator
-from dragoman.models.base import AutoregressiveModel, collect_tensors
+from dragoman.models.base import AutoregressiveModel, collect_weights
 from dragoman.models.registry import build_model
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, read_recipe
@@ -267,7 +267,7 @@ def test_fine_tuning_a_run_with_other_tags(folder: Path, tmp_path: Path, tags: t
     run = train_quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
     parent, child = (open_run(each, device="cpu") for each in (folder / "run", run))
     assert child.tokenizers.tags == ("there", "back", *(["new"] if "new" in tags else []))
-    before, after = collect_tensors(parent.model), collect_tensors(child.model)
+    before, after = collect_weights(parent.model), collect_weights(child.model)
     for name, tensor in before.items():
         assert torch.allclose(after[name][: len(tensor)], tensor, atol=1e-6), name
     rows = len(after["decoder.embedding.weight"]) - len(before["decoder.embedding.weight"])

@@ -62,7 +62,7 @@ def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.
     for epoch in (0, 1, 7):
         found: Counter[int] = Counter()
         for batch, place in stream.batches(StreamPosition(epoch)):
-            assert batch.unpacked
+            assert batch.is_unpacked
             assert batch.target_out_BT.size(1) <= 56
             real_BT = batch.target_segment_BT > 0
             assert torch.equal(batch.target_in_BT[:, 1:][real_BT[:, 1:]], batch.target_out_BT[:, :-1][real_BT[:, 1:]])

@@ -22,7 +22,7 @@ from dragoman.inference.engines import huggingface
 from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, describe_tokenizer, import_huggingface
 from dragoman.inference.loading import open_run
-from dragoman.models.base import collect_tensors
+from dragoman.models.base import collect_weights
 from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import make_sinusoids
 from dragoman.phrasebook.generate import generate_pairs
@@ -123,7 +123,7 @@ def test_every_weight_has_one_name() -> None:
     names = [weight.name for weight in huggingface.list_weights(model)]
     assert len(names) == len(set(names))
     assert sum(weight.tensor.numel() for weight in huggingface.list_weights(model)) == sum(
-        tensor.numel() for tensor in collect_tensors(model).values()
+        tensor.numel() for tensor in collect_weights(model).values()
     )
 
 

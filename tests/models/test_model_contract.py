@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
 from dragoman.kernels.attention import KERNELS, RowLayout
-from dragoman.models.base import Model, collect_tensors
+from dragoman.models.base import Model, collect_weights
 from dragoman.models.single_sequence import POOLS, TextClassifier
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.feedforward import FEEDFORWARDS
@@ -179,7 +179,7 @@ def start_decoding(model: Model, batch: Batch) -> Any:
 def test_a_saved_and_loaded_model_is_the_same(section: Section, tmp_path: Path) -> None:
     model, other = build_small_model(section), build_small_model(section, seed=1)
     batch = collate_rows(section, choose_rows(section), make_examples(section))
-    save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
+    save_tensors(tmp_path / "model.safetensors", collect_weights(model))
     load_weights(other, load_tensors(tmp_path / "model.safetensors")[0])
     for actual, expected in zip(compute_states(model.eval(), batch), compute_states(other.eval(), batch), strict=True):
         assert torch.equal(actual, expected)

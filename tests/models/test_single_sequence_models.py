@@ -13,7 +13,7 @@ import torch
 from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import RowLayout
-from dragoman.models.base import Model, collect_tensors
+from dragoman.models.base import Model, collect_weights
 from dragoman.models.registry import MODEL_KINDS, build_model
 from dragoman.models.single_sequence import POOLS, LanguageModel
 from dragoman.types import Example
@@ -120,7 +120,7 @@ def test_states_do_not_depend_on_later_tokens(backbone: str) -> None:
 @BACKBONE
 @pytest.mark.parametrize("kind", ["lm", "classifier"])
 def test_parameter_names_start_with_encoder_or_decoder(kind: str, backbone: str) -> None:
-    names = [name.partition(".")[0] for name in collect_tensors(build(kind, backbone))]
+    names = [name.partition(".")[0] for name in collect_weights(build(kind, backbone))]
     assert set(names) == ({"decoder"} if kind == "lm" else {"encoder", "project"})  # an lm has tied embeddings
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dragoman.errors import UserError
 from dragoman.models.base import Model
 from dragoman.models.registry import MODEL_KINDS
-from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
+from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_dropout_rows
 from dragoman.training.step import split_batch
 from dragoman.types import Batch
 from tolerance import DEVICES, assert_different, assert_same
@@ -66,7 +66,7 @@ def test_parts_of_a_batch_have_the_same_dropout_masks_as_the_full_batch(kind: st
     full = run_model(model.train(), batch)
     found = []
     for part in split_batch(batch, 3):
-        with use_row_slice(part.first_row, part.total_rows):
+        with use_dropout_rows(part.first_row, part.total_rows):
             found.append(run_model(model, part))
     assert_same(torch.cat(found), full)
 

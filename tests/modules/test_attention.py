@@ -97,7 +97,7 @@ def test_decoding_steps_equal_one_forward_pass(name: str, position: str, project
     randomize_parameters(module)
     N, T, K = 3, 6, 9
     x_NTC = torch.randn(N, T, 8, dtype=torch.float64)
-    rows = RowLayout(torch.ones(N, T, dtype=torch.long), make_positions(N, T), unpacked=True)
+    rows = RowLayout(torch.ones(N, T, dtype=torch.long), make_positions(N, T), is_unpacked=True)
     expected = module(x_NTC, rows.position_BT, module.make_mask(rows))
     unwritten = torch.full((N, 2, K, 4), 7.0, dtype=torch.float64)  # arbitrary values at unused positions
     cache = (unwritten, unwritten.clone())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dragoman.modules.dropout import Dropout, sample_dropout_mask, use_row_slice
+from dragoman.modules.dropout import Dropout, sample_dropout_mask, use_dropout_rows
 from tolerance import DEVICES, TOLERANCE, assert_same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
@@ -133,7 +133,7 @@ def test_masks_of_rows_do_not_depend_on_how_the_batch_is_split(
 
     def apply_dropout(first: int, rows: int) -> torch.Tensor:
         torch.manual_seed(5)
-        with use_row_slice(first, total_rows, passes):
+        with use_dropout_rows(first, total_rows, passes):
             dropout(x[:, :1].flatten(0, 1) if rows else x[:, :0].flatten(0, 1))  # earlier calls use the generator too
             return dropout(x[:, first : first + rows].flatten(0, 1)).view(passes, rows, 5, 3)
 
@@ -148,6 +148,6 @@ def test_a_slice_of_all_rows_equals_no_slice() -> None:
     x, results = torch.randn(6, 5, 3), []
     for total_rows in (0, 6):
         torch.manual_seed(1)
-        with use_row_slice(0, total_rows):
+        with use_dropout_rows(0, total_rows):
             results.append(Dropout(0.5)(x))
     assert torch.equal(*results)

@@ -106,7 +106,7 @@ def test_output_depends_on_positions_not_on_columns(name: str) -> None:
     packed = RowLayout(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
     found = attend_with_scheme(name, packed, x_BTC)
     assert_same(found[:, :, :3], found[:, :, 3:])
-    unpacked_rows = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), unpacked=True)
+    unpacked_rows = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), is_unpacked=True)
     assert_same(attend_with_scheme(name, unpacked_rows, x_BTC[:, :3]), found[:, :, :3])
 
 

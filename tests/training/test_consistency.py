@@ -233,7 +233,7 @@ def test_passes_have_different_dropout_masks(kind: str, name: str) -> None:
         learner, batch = make_learner(kind, name, dropout=rate)
         torch.manual_seed(3)
         loss, nll, divergence = learner(batch).tolist()
-        learner.terms = learner.terms._replace(consistency_weight=1e-9)
+        learner.loss_terms = learner.loss_terms._replace(consistency_weight=1e-9)
         torch.manual_seed(3)
         without, *again = learner(batch).tolist()
         assert again == [nll, divergence]

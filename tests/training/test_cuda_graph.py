@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dragoman.config.settings import TrainSettings
-from dragoman.models.base import collect_tensors
+from dragoman.models.base import collect_weights
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, OptimizerFactory
 from dragoman.training.step import WARMUP_CALLS, Stepper, fetch_metrics
@@ -57,8 +57,8 @@ def compare(section: Section, **settings: Any) -> None:
     assert len(one.cuda_graphs.captured) == 2  # both shapes
     other, expected = trained(PLAIN, section, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)
-    for name, tensor in collect_tensors(one.model).items():
-        assert_same(tensor, collect_tensors(other.model)[name], torch.bfloat16)
+    for name, tensor in collect_weights(one.model).items():
+        assert_same(tensor, collect_weights(other.model)[name], torch.bfloat16)
     for name, tensor in one.ema.items():
         assert_same(tensor, other.ema[name], torch.bfloat16)
 
@@ -71,13 +71,15 @@ def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "stock nadam"])
 def test_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
     one, _ = trained(replace(PLAIN, use_cuda_graphs=True), optimizer=optimizer)
-    before = {(kind, name): tensor.clone() for kind, some in one.tensors().items() for name, tensor in some.items()}
+    before = {
+        (kind, name): tensor.clone() for kind, some in one.checkpoint_tensors().items() for name, tensor in some.items()
+    }
     assert one.cuda_graphs
     assert one.cuda_graphs.captured
     one.target_tokens.fill_(torch.nan)
     bad = one.cuda_graphs(batches()[0])
     assert not bad.isfinite().all()
-    for kind, some in one.tensors().items():
+    for kind, some in one.checkpoint_tensors().items():
         for name, tensor in some.items():
             assert tensor.equal(before[kind, name]), name
 
@@ -88,7 +90,7 @@ def test_captured_steps_continue_after_a_restore(optimizer: str) -> None:
     one, _ = trained(replace(PLAIN, use_cuda_graphs=True), optimizer=optimizer)
     assert one.cuda_graphs
     graphs = list(one.cuda_graphs.captured.values())
-    all_of_it = (collect_tensors(one.model), one.optimizer_tensors(), one.ema)
+    all_of_it = (collect_weights(one.model), one.optimizer_tensors(), one.ema)
     saved = [{name: tensor.clone() for name, tensor in some.items()} for some in all_of_it]
     again = []
     for _ in range(2):
@@ -97,9 +99,9 @@ def test_captured_steps_continue_after_a_restore(optimizer: str) -> None:
         again.append([update.loss for update in fetch_metrics(some)])
     assert again[0] == pytest.approx(again[1], rel=1e-4)
     assert list(one.cuda_graphs.captured.values()) == graphs
-    before = {name: tensor.clone() for name, tensor in collect_tensors(one.model).items()}
+    before = {name: tensor.clone() for name, tensor in collect_weights(one.model).items()}
     fetch_metrics([one.update([batch], 200 + step, 0.0) for step, batch in enumerate(batches())])
-    assert all(tensor.equal(before[name]) for name, tensor in collect_tensors(one.model).items())
+    assert all(tensor.equal(before[name]) for name, tensor in collect_weights(one.model).items())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports

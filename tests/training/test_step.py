@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
-from dragoman.models.base import collect_tensors
+from dragoman.models.base import collect_weights
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, OptimizerFactory
 from dragoman.training.step import Stepper, fetch_metrics
@@ -66,7 +66,7 @@ def tensors_after(one: Stepper, steps: list[int], *, bad: int = 0) -> list[Tenso
         hook = weight.register_hook(lambda grad, step=step: grad * torch.nan if step == bad else grad)
         one.update([BATCH], step, 0.01)
         hook.remove()
-    groups = (collect_tensors(one.model), one.optimizer_tensors(), one.ema)
+    groups = (collect_weights(one.model), one.optimizer_tensors(), one.ema)
     return [tensor.detach().clone() for group in groups for tensor in group.values()]
 
 
@@ -103,6 +103,9 @@ def test_restored_stepper_continues_bit_identically(optimizer: str) -> None:
     settings: dict[str, Any] = {"optimizer": optimizer, "ema": 0.9}
     before, after = stepper(**settings), stepper(**settings)
     tensors_after(before, [1, 2])
-    saved = {kind: {name: tensor.clone() for name, tensor in some.items()} for kind, some in before.tensors().items()}
+    saved = {
+        kind: {name: tensor.clone() for name, tensor in some.items()}
+        for kind, some in before.checkpoint_tensors().items()
+    }
     after.restore(saved["model"], saved["optimizer"], saved["ema"])
     assert all(map(torch.equal, tensors_after(after, [3, 4]), tensors_after(before, [3, 4])))

@@ -386,7 +386,7 @@ class ExampleFormat:
             pairs=len(planned),
             source_tokens=len(source.token),
             target_tokens=len(target.token),
-            unpacked=max(map(len, plan.rows), default=0) <= 1,
+            is_unpacked=max(map(len, plan.rows), default=0) <= 1,
             features=features,
         )
 

@@ -314,7 +314,7 @@ class BatchStream:
                 pairs=len(items),
                 source_tokens=source_tokens,
                 target_tokens=target_tokens,
-                unpacked=max(map(len, plan.rows)) <= 1,
+                is_unpacked=max(map(len, plan.rows)) <= 1,
                 first_row=min(start, height - 1),
                 total_rows=height,
             )

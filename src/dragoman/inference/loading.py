@@ -29,7 +29,7 @@ from dragoman.inference.engines.torch import TorchEngine, prepare_model
 from dragoman.inference.predictor import Predictor, parse_header
 from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
-from dragoman.models.base import Model, Seq2Seq, collect_tensors
+from dragoman.models.base import Model, Seq2Seq, collect_weights
 from dragoman.models.registry import build_model, rename_tensors
 from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
@@ -143,7 +143,7 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, targ
 
     `source` and `target` are what error messages call the origin of the weights and the definition of the model.
     """
-    tensors = collect_tensors(model)
+    tensors = collect_weights(model)
     for name in sorted(set(tensors) ^ set(weights)):
         raise UserError(f"{source} does not fit {target}: tensor {name!r} is only in one of them")
     for name, tensor in tensors.items():

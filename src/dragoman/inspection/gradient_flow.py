@@ -38,7 +38,7 @@ def measure_gradient_flow(model: Seq2Seq, batch: Batch) -> GradientFlow:
 
     There is a backward pass for each target position, and one for the source.
     """
-    assert batch.unpacked
+    assert batch.is_unpacked
     with (
         capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embeddings,
         torch.backends.cudnn.flags(enabled=False),  # cuDNN has no backward pass for recurrent models in eval mode

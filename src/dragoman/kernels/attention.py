@@ -30,12 +30,12 @@ class RowLayout:
     """Where the sentences of a batch are: the segment id and the position of every token.
 
     The segment id is the number of the sentence in its row, from 1; 0 is padding. The position counts from 0 in each
-    sentence. `unpacked` means that every row has one sentence, followed by padding; masks are then simpler.
+    sentence. `is_unpacked` means that every row has one sentence, followed by padding; masks are then simpler.
     """
 
     segment_BT: Tensor
     position_BT: Tensor
-    unpacked: bool = False
+    is_unpacked: bool = False
     features: Mapping[str, Tensor] = field(default_factory=dict)  # features of source tokens, by name
     visible_BT: Tensor | None = None  # where False, the embedding is zeroed, but not the position; None: all True
 
@@ -43,13 +43,13 @@ class RowLayout:
     def from_source(cls, batch: Batch) -> RowLayout:
         """Return the layout of the source of a batch."""
         segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
-        return cls(segment_BS, position_BS, batch.unpacked, batch.features, batch.source_visible_BS)
+        return cls(segment_BS, position_BS, batch.is_unpacked, batch.features, batch.source_visible_BS)
 
     @classmethod
     def from_target(cls, batch: Batch) -> RowLayout:
         """Return the layout of the target of a batch."""
         return cls(
-            batch.target_segment_BT, batch.target_position_BT, batch.unpacked, visible_BT=batch.target_visible_BT
+            batch.target_segment_BT, batch.target_position_BT, batch.is_unpacked, visible_BT=batch.target_visible_BT
         )
 
     @classmethod
@@ -66,7 +66,7 @@ class RowLayout:
     @property
     def shared_position_BT(self) -> Tensor:
         """Return the positions, in the shape (1, T) if the rows are unpacked, since all rows then have the same."""
-        if not self.unpacked:
+        if not self.is_unpacked:
             return self.position_BT
         return torch.arange(self.position_BT.size(1), device=self.position_BT.device)[None]
 
@@ -130,7 +130,7 @@ def make_self_attention_mask(rows: RowLayout, *, bidirectional: bool) -> Attenti
 
     In unpacked rows only the padding on the right has to be hidden, and a causal mask hides it already.
     """
-    if rows.unpacked:
+    if rows.is_unpacked:
         allowed = unmask_empty_queries(rows.real_BT[:, None, None]) if bidirectional else None
         return AttentionMask(allowed, causal=not bidirectional)
     allowed_BTT = make_segment_mask(rows.segment_BT, rows.segment_BT)
@@ -142,7 +142,7 @@ def make_self_attention_mask(rows: RowLayout, *, bidirectional: bool) -> Attenti
 
 def make_cross_attention_mask(target: RowLayout, source: RowLayout) -> AttentionMask:
     """Allow attention from each target sentence to its source sentence."""
-    if source.unpacked:
+    if source.is_unpacked:
         return AttentionMask(unmask_empty_queries(source.real_BT[:, None, None]))
     allowed_BTS = unmask_empty_queries(make_segment_mask(target.segment_BT, source.segment_BT))
     segments = SegmentIds(target.segment_BT, source.segment_BT, causal=False)

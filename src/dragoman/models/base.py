@@ -180,7 +180,7 @@ def expand_to_rows(sentences_K: Tensor, width: int) -> Tensor:
     return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
 
 
-def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
+def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers by name. The only buffers are the running statistics of batch normalization."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 

@@ -2,7 +2,7 @@
 
 A bridge computes the initial state of the decoder from the encoder. Without attention, the decoder sees the source only
 through this state (Sutskever 2014). With attention and input feeding, it is the model of Luong (2015). Batches of these
-models are padded, not packed (`RowLayout.unpacked`): one sentence per row.
+models are padded, not packed (`RowLayout.is_unpacked`): one sentence per row.
 
 Shapes   B rows   S source length   T target length (in a RowLayout: of either side)   E embedding width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
@@ -347,7 +347,7 @@ class RecurrentLmDecoder(TokenEmbedder):
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
     def forward(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
-        assert rows.unpacked
+        assert rows.is_unpacked
         x_BTE = self.embed(ids_BT, rows.visible_BT)
         return self.dropout(self.out(self.stack(x_BTE, self.stack.make_initial_state(len(ids_BT)))))
 

@@ -1,7 +1,7 @@
 """Dropout of elements, tokens, attention heads and layers.
 
 The dropout mask of a row does not depend on how the batch is split over processes or by gradient accumulation: see
-`use_row_slice` and `sample_dropout_mask`.
+`use_dropout_rows` and `sample_dropout_mask`.
 
 Shapes   B rows   T tokens   C model width   H heads   D head width
 """
@@ -32,7 +32,7 @@ _row_slice: RowSlice | None = None  # None: the model gets the full batch
 
 
 @contextmanager
-def use_row_slice(first: int, total_rows: int, passes: int = 1) -> Iterator[None]:
+def use_dropout_rows(first: int, total_rows: int, passes: int = 1) -> Iterator[None]:
     """Sample dropout masks of `total_rows` rows, and use the rows from `first` on. With 0 rows, there is no slice."""
     global _row_slice
     previous, _row_slice = _row_slice, RowSlice(first, total_rows, passes) if total_rows else None

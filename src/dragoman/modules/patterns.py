@@ -222,7 +222,7 @@ class BigBird(BlockedAttention):
         return torch.cat([global_NL, window_NL, self.sample_links(torch.arange(blocks, device=device))], -1)
 
     def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
-        assert rows.unpacked
+        assert rows.is_unpacked
         mask = super().make_mask(rows, position)
         if not self.bidirectional or not self.settings.global_blocks or not isinstance(mask, BlockMask):
             return mask
@@ -265,7 +265,7 @@ class Linformer(FullAttention):
         return np.full_like(length_N, self.key_cost * self.settings.rank)
 
     def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
-        assert rows.unpacked
+        assert rows.is_unpacked
         max_length, real_BT = self.settings.max_length, rows.real_BT
         if real_BT.device.type == "cpu" and real_BT[:, max_length:].any():  # too slow on a GPU
             raise UserError(

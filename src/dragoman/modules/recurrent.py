@@ -193,7 +193,7 @@ class SentenceEnds:
     """
 
     def __init__(self, rows: RowLayout) -> None:
-        assert rows.unpacked
+        assert rows.is_unpacked
         B, T = rows.segment_BT.shape
         position_T = torch.arange(T, device=rows.segment_BT.device)
         length_B1 = rows.real_BT.sum(1, keepdim=True)

@@ -35,7 +35,7 @@ from dragoman.io import (
     temporary_beside,
     write_text,
 )
-from dragoman.models.base import collect_tensors
+from dragoman.models.base import collect_weights
 from dragoman.run_dir import RunFolder, average_weights, load_tensors, read_header, read_json, save_tensors
 from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
 from dragoman.training.prepare import Prepared
@@ -145,12 +145,12 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
                 remove(old)
 
     if (file := best_file(folder, state.step)) in best:
-        weights = stepper.weights()
+        weights = stepper.weights_to_save()
         group.run_on_main(lambda: save_tensors(file, weights))
     if not group.run_on_main(target.exists):
         with ExitStack() as stack:
             temporary = group.run_on_main(make_temporary)
-            for name, tensors in stepper.tensors().items():
+            for name, tensors in stepper.checkpoint_tensors().items():
                 if stepper.sharded:
                     save_sharded(temporary / name, tensors, group)
                 else:
@@ -194,7 +194,7 @@ def load_state(path: Path) -> TrainState:
 
 def restore(path: Path, stepper: Stepper) -> None:
     """Load the tensors of a checkpoint into the stepper. Any number of processes may have saved it, sharded or not."""
-    model_tensors = collect_tensors(stepper.model)
+    model_tensors = collect_weights(stepper.model)
 
     def load(name: str) -> dict[str, Tensor]:
         if (path / name).is_dir():

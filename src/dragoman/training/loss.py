@@ -191,16 +191,16 @@ Loss = Callable[[Tensor, Tensor, Tensor, LossTerms], Sums]
 LOSSES: dict[str, Loss] = {"chunked": compute_chunked_loss, "plain": compute_plain_loss}
 
 
-def compile_loss(loss: Loss) -> Loss:
+def compile_consistency_loss(loss: Loss) -> Loss:
     """Compile the gradient of a loss of two passes: a chunk on a GPU then takes two or three kernels, not a dozen."""
     compiled = partial(compute_chunked_loss, gradient=torch.compile(compute_consistency_gradient))
     return compiled if loss is compute_chunked_loss else loss
 
 
-def repeat_rows(batch: Batch, terms: LossTerms, cut: float) -> Batch:
+def repeat_rows(batch: Batch, terms: LossTerms, hidden_fraction: float) -> Batch:
     """Return the batch with its rows once for each pass: first all rows of the first pass, then those of the second.
 
-    If the loss hides tokens, a fraction `cut` of the tokens is hidden from the second pass.
+    If the loss hides tokens, this fraction of the tokens is hidden from the second pass.
     """
     if terms.passes == 1:
         return batch
@@ -209,24 +209,24 @@ def repeat_rows(batch: Batch, terms: LossTerms, cut: float) -> Batch:
         return repeated
     return replace(
         repeated,
-        source_visible_BS=sample_visibility_mask(repeated.source_BS, cut),
-        target_visible_BT=sample_visibility_mask(repeated.target_in_BT, cut),
+        source_visible_BS=sample_visibility_mask(repeated.source_BS, hidden_fraction),
+        target_visible_BT=sample_visibility_mask(repeated.target_in_BT, hidden_fraction),
     )
 
 
-def sample_visibility_mask(ids_BT: Tensor, rate: float) -> Tensor:
-    """Return a mask that is False for hidden tokens: a fraction `rate` of those in the rows of the second pass.
+def sample_visibility_mask(ids_BT: Tensor, hidden_fraction: float) -> Tensor:
+    """Return a mask that is False for hidden tokens: this fraction of the tokens in the rows of the second pass.
 
     BOS and EOS are never hidden.
     """
-    visible_BT = sample_dropout_mask(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
+    visible_BT = sample_dropout_mask(tuple(ids_BT.shape), hidden_fraction, torch.ones((), device=ids_BT.device)) > 0
     visible_BT = visible_BT | (ids_BT == BOS) | (ids_BT == EOS)
     visible_BT[: len(ids_BT) // 2] = True
     return visible_BT
 
 
 def check_consistency(settings: TrainSettings, model: Settings) -> None:
-    """Refuse settings of the two passes that would have no effect."""
+    """Refuse settings of consistency losses that would have no effect."""
     terms, fields = CONSISTENCY[settings.consistency], type(settings).model_fields
     if terms.passes == 1 and settings.consistency_weight != fields["consistency_weight"].default:
         raise UserError("train.consistency_weight has no effect without train.consistency; set that to rdrop or simcut")

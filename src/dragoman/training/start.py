@@ -28,7 +28,7 @@ from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import merge_search, refuse_unused_search_settings
 from dragoman.io import is_temporary, lock_folder, report_write_errors
 from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric, explain_wer, metrics_for_task
-from dragoman.models.base import Model, collect_tensors
+from dragoman.models.base import Model, collect_weights
 from dragoman.models.registry import build_model, count_parameters
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
 from dragoman.process_group import DEFAULT_START_MINUTES, ProcessGroup
@@ -383,7 +383,7 @@ def initialize_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[A
     model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if parent:
         old_size, new_size = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
-        weights, sampled = dict(collect_tensors(parent.model)), collect_tensors(model)
+        weights, sampled = dict(collect_weights(parent.model)), collect_weights(model)
         for name, old in weights.items() if new_size > old_size else ():
             new = sampled.get(name)
             if new is not None and old.shape[:1] == (old_size,) and new.shape == (new_size, *old.shape[1:]):

@@ -5,8 +5,8 @@ step as a CUDA graph, once for each shape of batch, and replays it with one laun
 sooner than a CPU can launch them one by one. Randomness is a function of seed, step, batch and row, so no generator
 state is kept.
 
-Shapes   B rows   T target width   C model width   P passes (1 or 2)   N tokens of one pass   M tokens of all passes
-         3 = loss, nll, divergence   4 = loss, nll, divergence, gradient norm
+Shapes   B rows   T target width   C model width   P passes (R-Drop: 2)   N tokens of one pass   M tokens of all passes
+         3 = loss, nll, divergence between the passes   4 = the same and the gradient norm
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
-from dragoman.models.base import Model, collect_tensors
-from dragoman.modules.dropout import use_row_slice
+from dragoman.models.base import Model, collect_weights
+from dragoman.modules.dropout import use_dropout_rows
 from dragoman.process_group import ProcessGroup
 from dragoman.training.execution import PARALLEL, ExecutionPlan, is_sharded, to_full, to_local
-from dragoman.training.loss import CONSISTENCY, LOSSES, Loss, compile_loss, repeat_rows
+from dragoman.training.loss import CONSISTENCY, LOSSES, Loss, compile_consistency_loss, repeat_rows
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
@@ -96,7 +96,7 @@ class CudaGraphs:
 def shape_of(batch: Batch) -> Shape:
     """Return what the kernels of a step depend on: everything about the batch except the values in its tensors."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
-    return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)
+    return (*shapes, batch.is_unpacked, batch.first_row, batch.total_rows)
 
 
 class Learner(nn.Module):
@@ -104,21 +104,21 @@ class Learner(nn.Module):
 
     def __init__(self, model: Model, settings: TrainSettings) -> None:
         super().__init__()
-        self.model, self.cut = model, settings.cut
+        self.model, self.hidden_fraction = model, settings.cut
         self.loss: Loss = LOSSES[settings.loss]
-        self.terms = CONSISTENCY[settings.consistency]._replace(
+        self.loss_terms = CONSISTENCY[settings.consistency]._replace(
             smoothing=settings.label_smoothing, consistency_weight=settings.consistency_weight
         )
 
     def forward(self, batch: Batch) -> Tensor:
         """Return loss, nll and divergence (training/loss.py), summed over all target tokens except padding."""
-        passes = self.terms.passes
-        with use_row_slice(batch.first_row, batch.total_rows, passes):
-            batch = repeat_rows(batch, self.terms, self.cut)
+        passes = self.loss_terms.passes
+        with use_dropout_rows(batch.first_row, batch.total_rows, passes):
+            batch = repeat_rows(batch, self.loss_terms, self.hidden_fraction)
             states_BTC = self.model(batch)
         states_MC, target_M = select_real_tokens(states_BTC, batch)
         states_PNC, target_N = states_MC.view(passes, -1, states_MC.size(-1)), target_M.chunk(passes)[0]
-        return torch.stack(self.loss(states_PNC, self.model.project.weight, target_N, self.terms))
+        return torch.stack(self.loss(states_PNC, self.model.project.weight, target_N, self.loss_terms))
 
     def compile_layers(self) -> None:
         """Compile each layer separately: all layers of one kind share one compilation."""
@@ -129,8 +129,8 @@ class Learner(nn.Module):
                 stack.embed = torch.compile(stack.embed, dynamic=False, options=options)  # type: ignore
                 for part in (*layers, stack.norm):
                     part.compile(dynamic=False, options=options)
-        if self.terms.passes == 2:
-            self.loss = compile_loss(self.loss)
+        if self.loss_terms.passes == 2:
+            self.loss = compile_consistency_loss(self.loss)
 
 
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -200,8 +200,8 @@ class Stepper:
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = clone_weights(model) if settings.ema else {}
         # CUDA graphs read these two numbers, so they are tensors that are filled in place.
-        self.target_tokens = torch.ones((), device=self.device)  # in the current step
-        self.ema_step = torch.zeros((), device=self.device)  # 1 - decay of the EMA in the current step
+        self.target_tokens = torch.ones((), device=self.device)  # of all processes, in the current step
+        self.ema_rate = torch.zeros((), device=self.device)  # 1 - decay of the EMA in the current step
         self.cuda_graphs = CudaGraphs(self.train_batch) if plan.use_cuda_graphs else None
         if plan.compile:
             self.learner.compile_layers()
@@ -213,7 +213,7 @@ class Stepper:
         set_learning_rate(self.optimizer, lr)
         self.target_tokens.fill_(sum(batch.target_tokens for batch in batches))
         decay = min(self.settings.ema, (1 + step) / (10 + step))  # small at first, so that initial weights fade quickly
-        self.ema_step.fill_(1 - decay)
+        self.ema_rate.fill_(1 - decay)
         if self.cuda_graphs and len(batches) == 1 and self.plan.batch_parts == 1:
             torch.manual_seed(derive_seed(self.settings.seed, step, 0))
             metrics_4 = self.cuda_graphs(batches[0])
@@ -231,7 +231,7 @@ class Stepper:
         return PendingStep(metrics_4, lr, sum(b.tokens for b in batches))
 
     def train_batch(self, batch: Batch) -> Tensor:
-        """Take a step with one batch. This is the function that a CUDA graph captures."""
+        """Take a step with one batch in a single process. CUDA graphs capture this function."""
         self.optimizer.zero_grad()
         return self.apply(self.backward(batch) / self.target_tokens)
 
@@ -272,10 +272,10 @@ class Stepper:
                 "smaller, or shard it over more GPUs with train.parallel=fsdp"
             ) from None
         if self.ema:
-            weights, ema_step = collect_tensors(self.model), self.ema_step * (1 - found_inf)
+            weights, ema_rate = collect_weights(self.model), self.ema_rate * (1 - found_inf)
             ema = [to_local(tensor) for tensor in self.ema.values()]
             current = [to_local(weights[name].detach()) for name in self.ema]
-            torch._foreach_lerp_(ema, current, [ema_step] * len(ema))
+            torch._foreach_lerp_(ema, current, [ema_rate] * len(ema))
         return metrics_4
 
     def halve_batches(self) -> int:
@@ -296,23 +296,23 @@ class Stepper:
             gc.unfreeze()
         self.cuda_graphs = None
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights to publish, the EMA if there is one, else the trained weights. Only rank 0 gets them.
+    def weights_to_save(self) -> dict[str, Tensor]:
+        """Return the EMA if there is one, else the trained weights. Only rank 0 gets them.
 
         Collective: every rank must call it. Full tensors are moved to the CPU one by one: a GPU may not hold them all.
         """
-        published: dict[str, Tensor] = {}
-        for name, tensor in (self.ema or collect_tensors(self.model)).items():
+        weights: dict[str, Tensor] = {}
+        for name, tensor in (self.ema or collect_weights(self.model)).items():
             full = to_full(tensor)
             if self.group.is_main:
-                published[name] = full.cpu() if is_sharded(tensor) else full
-        return published
+                weights[name] = full.cpu() if is_sharded(tensor) else full
+        return weights
 
     @contextmanager
     def load_eval_weights(self) -> Iterator[None]:
-        """Load the weights to publish into `eval_model`. On exit, restore the weights if that is the trained model."""
+        """Load `weights_to_save` into `eval_model`. On exit, restore the weights if that is the trained model."""
         if self.eval_model is not self.model:
-            weights = self.weights()
+            weights = self.weights_to_save()
             if self.group.is_main:
                 load_weights(self.eval_model.to(self.device), weights)
             yield
@@ -328,9 +328,9 @@ class Stepper:
         finally:
             load_weights(self.model, trained)
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors that the next step depends on, for a checkpoint."""
-        return {"model": collect_tensors(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
+    def checkpoint_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return all tensors that the next step depends on."""
+        return {"model": collect_weights(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Return the state of the optimizer, named such as "encoder.norm.weight:exp_avg"."""
@@ -344,7 +344,7 @@ class Stepper:
         return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
-        """Load the tensors of a checkpoint, which `tensors` returned when it was saved."""
+        """Load the tensors of a checkpoint, which `checkpoint_tensors` returned when it was saved."""
         load_weights(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
@@ -364,13 +364,13 @@ class Stepper:
 
 def clone_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of the weights."""
-    return {name: tensor.detach().clone() for name, tensor in collect_tensors(model).items()}
+    return {name: tensor.detach().clone() for name, tensor in collect_weights(model).items()}
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Copy weights into a model, in place."""
-    for name, tensor in collect_tensors(model).items():
+    for name, tensor in collect_weights(model).items():
         tensor.copy_(weights[name])
 
 

@@ -141,7 +141,7 @@ class Trainer:
         self.stepper = Stepper(model, settings, plan, self.group)
         if start.newest:
             checkpoint.restore(start.newest, self.stepper)
-        self.cost = Cost.from_model(self.stepper.model, passes=self.stepper.learner.terms.passes)
+        self.cost = Cost.from_model(self.stepper.model, passes=self.stepper.learner.loss_terms.passes)
         shard = RankShard(group.rank, group.world_size)
         self.stream = open_stream(recipe, prepared, bucketed_shapes=plan.bucketed_shapes, shard=shard)
         if group.is_distributed and self.stepper.device.type == "cpu":
@@ -376,7 +376,7 @@ class Trainer:
 
     def publish(self) -> None:
         """Write model.safetensors: the best weights so far, or the current weights if there is no validation."""
-        current = {} if self.state.best else self.stepper.weights()
+        current = {} if self.state.best else self.stepper.weights_to_save()
 
         def save_model() -> None:
             header = {"longest": str(self.state.longest), "step": str(self.state.step)}  # metadata of the file

@@ -20,7 +20,7 @@ from dragoman.data.tokenizers import SubwordTokenizer, Tokenizer
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import IndexedResults, SearchJob, SearchResult
 from dragoman.errors import UserError
-from dragoman.models.base import collect_tensors
+from dragoman.models.base import collect_weights
 from dragoman.models.transformer import Transformer
 from dragoman.types import SPECIALS
 
@@ -115,7 +115,7 @@ def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]
 def fingerprint_model(model: nn.Module, *values: object) -> str:
     """Return a digest of a model's weights and of further values that the converted files depend on."""
     digest = hashlib.blake2b(repr(values).encode(), digest_size=12)
-    for name, tensor in sorted(collect_tensors(model).items()):
+    for name, tensor in sorted(collect_weights(model).items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

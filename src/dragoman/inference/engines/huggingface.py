@@ -43,7 +43,7 @@ from dragoman.inference.engines.base import (
 )
 from dragoman.inference.predictor import Predictor
 from dragoman.io import format_json
-from dragoman.models.base import Model, collect_tensors
+from dragoman.models.base import Model, collect_weights
 from dragoman.models.registry import build_model
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.positions import make_sinusoids
@@ -189,7 +189,7 @@ def import_huggingface(folder: Path, out: Path) -> None:
     run.create(recipe)
     tokenizers.save(run.tokenizer_folder)
     longest_source = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
-    run.save_model(collect_tensors(model), tokenizer=tokenizers.fingerprint(), longest=str(longest_source))
+    run.save_model(collect_weights(model), tokenizer=tokenizers.fingerprint(), longest=str(longest_source))
 
 
 def read_config(path: Path) -> dict[str, Any]:
