@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.data.batches import (
-    CELLS_PER_WIDTH,
     LAYOUTS,
+    MAX_STEPS_PER_ROW,
     BatchPlan,
     Widths,
     choose_widths,
@@ -123,7 +123,7 @@ def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) 
     Pairs wider than a row are not asked: each of them begins one of its own.
     """
     source_N, target_N = np.array(lengths).T
-    spare = np.array([0 if width <= CELLS_PER_WIDTH else width / CELLS_PER_WIDTH * 2 for width in widths])
+    spare = np.array([0 if width <= MAX_STEPS_PER_ROW else width / MAX_STEPS_PER_ROW * 2 for width in widths])
     before = np.zeros((0, 2))
     for shelf in reversed(pack_rows(source_N, target_N, widths)):
         for row in shelf.rows:

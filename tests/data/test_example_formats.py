@@ -65,7 +65,7 @@ def expected(form: str, example: Example) -> tuple[list[int], list[int], list[in
 @given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=30), tokens=st.sampled_from([64, 200]))
 def test_every_example_is_in_one_batch_completely(layout: str, name: str, lengths: list[int], tokens: int) -> None:
     form, examples = EXAMPLE_FORMATS[name], made(name, lengths)
-    held = form.lengths(examples)
+    held = form.count_example_slots(examples)
     grids = LAYOUTS[layout](*held, tokens=tokens, widths=choose_widths(*held), rng=np.random.default_rng(1))
     batches = [form.collate(grid, examples) for grid in grids]
     found = [one for batch in batches for one in read_back(name, batch)]

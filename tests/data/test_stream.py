@@ -152,7 +152,7 @@ def test_examples_are_returned_by_slot(tmp_path: Path, monkeypatch: pytest.Monke
     examples = stream.read_examples(indices, 2, wanted)
     assert sorted(examples) == wanted
     for place, found in examples.items():
-        expected = stream.parts[0].store.read_example(int(indices[place]))
+        expected = stream.corpora[0].store.read_example(int(indices[place]))
         assert found.source.tolist() == expected.source.tolist()
         assert found.target.tolist() == expected.target.tolist()
         assert found.line == indices[place]

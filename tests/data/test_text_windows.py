@@ -70,7 +70,7 @@ def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.
             if place.epoch != epoch:
                 break
         assert found == wanted
-        begun.add(stream.sources(epoch)[0].first_length)
+        begun.add(stream.stores(epoch)[0].first_length)
     assert len(begun) > 1
 
 

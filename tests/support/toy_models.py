@@ -133,7 +133,7 @@ def collate_rows(
 ) -> Batch:
     """Collate examples into rows with `spare` padding; add a tree to each source if the model needs trees."""
     form = EXAMPLE_FORMATS[FORM[settings_of(section).task]]
-    source_N, target_N = form.lengths(examples)
+    source_N, target_N = form.count_example_slots(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
     batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
     return add_chain_trees(batch) if settings_of(section).source_features else batch

@@ -8,8 +8,7 @@ batch each row contains several complete sentence pairs:
     source_position_BS  0   1    2   |  0    1    2     3   |   0
 
 Segment ids restrict attention to the sentence, positions restart in every sentence, and nothing is truncated. Rows are
-filled by best fit: the pair is added that fills the gap best. A few per cent of the slots remain padding
-(`choose_widths` requires that at least MIN_FILL of them are not, if possible).
+filled by best fit: the pair is added that fills the gap best. A few per cent of the slots remain padding (MIN_FILL).
 
 There are two steps. A *layout* (LAYOUTS) plans which examples share which row, from their lengths alone. Then the
 ExampleFormat of the task (EXAMPLE_FORMATS) collates a planned batch: it writes the examples into tensors. Lengths are
@@ -33,10 +32,8 @@ from dragoman.data.features import FEATURES, IntArray, scatter
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Examples = Sequence[Example] | Mapping[int, Example]  # indexed by the numbers in a BatchPlan
-
-
-CELLS_PER_WIDTH = 128  # when rows are filled, lengths are compared in cells of 1/128 of a row
-MIN_FILL = 0.935  # required fraction of slots that are not padding
+MAX_STEPS_PER_ROW = 128  # when rows are filled, lengths are compared in steps of 1/128 of a row
+MIN_FILL = 0.935  # fraction of slots that are not padding, required by `choose_widths` if possible
 DOUBLING_COST = 0.015  # a doubled width must increase the fill by more than this, because attention then costs more
 PACKING_CHUNK = 8192  # number of pairs packed at a time: enough to fill rows well, few enough to be fast
 UNLIMITED_POSITIONS = 1 << 20  # more than any sentence needs
@@ -76,23 +73,24 @@ class RankShard(NamedTuple):
 class BestFitTable:
     """The items (pairs, by index) that are not in a row yet, with a table of the best item for each size of gap.
 
-    Lengths are rounded up to cells, CELLS_PER_WIDTH per row (fewer if a row is narrower), and items of the same length
-    in cells are interchangeable. `best_ST[s, t]` is the preference of the best item for a gap of s source and t target
-    cells. The table is rebuilt only when the cell of that item has become empty.
+    Lengths are rounded up to steps, MAX_STEPS_PER_ROW per row (fewer in a narrow row). Items of the same lengths share
+    a cell of the table and are interchangeable. `best_ST[s, t]` is the preference of the best item for a gap of s
+    source and t target steps. The table is rebuilt only when the cell of that item has become empty.
 
-    Shapes   S and T: lengths in source and target cells, from 0 to the full width   N items
+    Shapes   S and T: lengths of source and target in steps, from 0 to the full width   N items
     """
 
     def __init__(self, length_2N: NDArray[np.int64], widths: Widths) -> None:
         self.widths = widths
-        self.cells = [min(CELLS_PER_WIDTH, width) for width in widths]
-        S, T = self.shape = (self.cells[0] + 1, self.cells[1] + 1)
-        fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
+        self.steps_per_row = [min(MAX_STEPS_PER_ROW, width) for width in widths]
+        S, T = self.shape = (self.steps_per_row[0] + 1, self.steps_per_row[1] + 1)
+        relative_length_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))  # 2: a full row
         # Longer items are preferred (to 1/1000 of a row). The preference modulo S * T is the index of the cell.
-        self.preference_ST = np.round(fullness_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
-        source_N, target_N = (
-            -(-length_N * n // width) for length_N, n, width in zip(length_2N, self.cells, widths, strict=True)
-        )  # -(-a // b) is a / b, rounded up
+        rounded_ST = np.round(relative_length_ST * 1000).astype(np.int64)
+        self.preference_ST = rounded_ST * S * T + np.arange(S * T).reshape(S, T)
+        sides = zip(length_2N, self.steps_per_row, widths, strict=True)
+        # In steps; -(-a // b) is a / b, rounded up.
+        source_N, target_N = (-(-length_N * steps // width) for length_N, steps, width in sides)
         self.cell_N = (source_N * T + target_N).tolist()
         self.items_by_cell: dict[int, list[int]] = {}
         self.available_ST = np.zeros(self.shape, dtype=bool)  # cells that have items
@@ -119,8 +117,8 @@ class BestFitTable:
 
     def take_best(self, source: int, target: int) -> int | None:
         """Remove and return the best item for a gap of so many source and target slots, or None if no item fits."""
-        sides = zip((source, target), self.cells, self.widths, strict=True)
-        gap = tuple(min(slots * cells // width, cells) for slots, cells, width in sides)
+        sides = zip((source, target), self.steps_per_row, self.widths, strict=True)
+        gap = tuple(min(slots * steps // width, steps) for slots, steps, width in sides)
         while (preference := int(self.best_ST[gap])) >= 0:
             if self.items_by_cell[cell := preference % self.best_ST.size]:
                 return self.take(cell)
@@ -291,7 +289,7 @@ LAYOUTS: dict[str, Layout] = {
     "padded": plan_padded,
     "padded_bucketed": plan_bucketed,
 }
-BOUNDED_LAYOUTS = {"padded_bucketed"}  # their rows may be wider than every text, so they need `max_positions`
+BOUNDED_LAYOUTS = {"padded_bucketed"}  # their rows may be wider than the longest text, so `max_positions` limits them
 
 
 class FlatSide(NamedTuple):
@@ -329,8 +327,9 @@ class ExampleFormat:
     """
 
     noun: str  # what messages call the examples
-    empty_source: str  # reason to leave out an example without a source; "": the format has no sources
+    empty_source: str  # reason to leave out an example without a source; not used without `has_source`
     empty_target: str  # reason to leave out an example without a target; "": every line of a text is kept
+    has_source: bool = True
     target_eos: bool = True  # whether a target ends with </s>
     first_input: int | None = BOS
     keeps_eos: bool = False  # whether </s> is stored with every line, because a window contains several lines
@@ -339,17 +338,17 @@ class ExampleFormat:
         """Return the reason to leave an example out of training, or "" to keep it."""
         if not target and self.empty_target:
             return self.empty_target
-        if not source and self.empty_source:
+        if not source and self.has_source:
             return self.empty_source
-        # A side whose empty texts are kept is divided into windows or not used, so it cannot be too long.
-        longest = max(len(source) if self.empty_source else 0, len(target) if self.empty_target else 0)
+        # If empty targets are kept, the text is divided into windows, so a target cannot be too long.
+        longest = max(len(source) if self.has_source else 0, len(target) if self.empty_target else 0)
         return f"longer than {max_length} tokens" if longest > max_length else ""
 
     def count_slots(self, source_N: IntArray, target_N: IntArray) -> tuple[IntArray, IntArray]:
         """Return how many slots examples need on each side of a batch, given their stored lengths."""
-        return source_N + bool(self.empty_source), target_N + self.target_eos - (self.first_input is None)
+        return source_N + self.has_source, target_N + self.target_eos - (self.first_input is None)
 
-    def lengths(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
+    def count_example_slots(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
         """Return how many slots of a batch these examples need on each side."""
         return self.count_slots(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
@@ -359,10 +358,10 @@ class ExampleFormat:
         By default, the batch has the features of its examples; `feature_names` is needed if there may be no examples.
         """
         planned = [examples[item] for row in plan.rows for item in row]
-        has_source, predicts_all = bool(self.empty_source), self.first_input is not None
-        sources = [e.source if has_source else e.source[:0] for e in planned]
+        predicts_all = self.first_input is not None
+        sources = [e.source if self.has_source else e.source[:0] for e in planned]
         targets = [e.target if predicts_all else e.target[1:] for e in planned]
-        source = flatten_side(sources, plan, plan.widths.source, eos=has_source)
+        source = flatten_side(sources, plan, plan.widths.source, eos=self.has_source)
         target = flatten_side(targets, plan, plan.widths.target, eos=self.target_eos)
         target_in = np.roll(target.token, 1)
         first_in = [int(e.target[0]) if self.first_input is None else self.first_input for e in planned]
@@ -374,7 +373,7 @@ class ExampleFormat:
         features: dict[str, Tensor] = {}
         for name in feature_names:
             values = [e.features[name] for e in planned]
-            features |= FEATURES[name].pack(values, row=row_N, slot_N=source.slot, shape=source_shape)
+            features |= FEATURES[name].collate(values, row=row_N, slot_N=source.slot, shape=source_shape)
         return Batch(
             source_BS=scatter(source.token, source.slot, source_shape),
             source_segment_BS=scatter(source.segment, source.slot, source_shape),
@@ -397,8 +396,8 @@ EXAMPLE_FORMATS = {
     "labels": ExampleFormat(
         "texts", "without text", "with a label that training does not have", target_eos=False, first_input=PAD
     ),
-    "lines": ExampleFormat("lines", "", "empty"),
+    "lines": ExampleFormat("lines", "", "empty", has_source=False),
     # Windows of a long text. The first token of the next window is also the last target of a window.
-    "windows": ExampleFormat("lines", "", "", target_eos=False, first_input=None, keeps_eos=True),
+    "windows": ExampleFormat("lines", "", "", has_source=False, target_eos=False, first_input=None, keeps_eos=True),
 }
 collate_pairs = EXAMPLE_FORMATS["pairs"].collate

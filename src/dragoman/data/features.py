@@ -1,9 +1,9 @@
 """Features: additional input about the tokens of a source, such as their position in a dependency tree.
 
     Pair.tree        the tree that a file has for a sentence, over words
-    record           the tree as numbers, over bytes of the text; stored          Feature.locate
-    TokenFeature     a value for each token, and the record; stored               Feature.align
-    Batch.features   tensors by name, the input of a position encoding            Feature.pack
+    record           the tree as numbers, over bytes of the text; stored          Feature.make_record
+    TokenFeature     a value for each token, and the record; stored               Feature.align_to_tokens
+    Batch.features   tensors by name, the input of a position encoding            Feature.collate
 
 A position encoding names the features that it needs (modules/positions.py). To add a feature, write a subclass of
 Feature and an entry in FEATURES.
@@ -42,15 +42,17 @@ class Feature(ABC):
     missing_message: str  # logged after this number, if it is not 0
 
     @abstractmethod
-    def locate(self, pair: Pair) -> FeatureRecord:
+    def make_record(self, pair: Pair) -> FeatureRecord:
         """Return the record of a source, which does not depend on its tokens; EMPTY_RECORD if nothing is known."""
 
     @abstractmethod
-    def align(self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
+    def align_to_tokens(
+        self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer
+    ) -> TokenFeature:
         """Return a value for each token, and the record; zeros and EMPTY_RECORD if nothing is known."""
 
     @abstractmethod
-    def pack(
+    def collate(
         self, features: Sequence[TokenFeature], row: IntArray, slot_N: IntArray, shape: tuple[int, int]
     ) -> Mapping[str, Tensor]:
         """Return the tensors of a batch of this shape (B, S), also if there are no examples.
@@ -76,25 +78,27 @@ class TreeFeature(Feature):
     missing_key = "treeless"
     missing_message = "sentences have no usable tree; the model gets no tree positions for them"
 
-    def locate(self, pair: Pair) -> FeatureRecord:
+    def make_record(self, pair: Pair) -> FeatureRecord:
         """Find where the words begin. A tree whose concatenated words are not the text cannot be used."""
         words = [remove_spaces(word) for word in pair.tree.words] if pair.tree else []
         if not pair.tree or "".join(words) != remove_spaces(pair.source):
             return EMPTY_RECORD
-        # Offsets are in bytes and count whitespace other than " ", as Tokenizer.starts does. Words have no whitespace.
+        # Offsets are in bytes and count whitespace other than " ", as in `locate_tokens`. Words have no whitespace.
         offsets = [0, *accumulate(0 if letter == " " else len(letter.encode()) for letter in pair.source)]
         letter_offsets = [n for n, letter in zip(offsets, pair.source) if not letter.isspace()] + offsets[-1:]
         starts = [letter_offsets[n] for n in accumulate(map(len, words), initial=0)][:-1]
         return np.array([starts, pair.tree.heads], np.int32).T.ravel()
 
-    def align(self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
+    def align_to_tokens(
+        self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer
+    ) -> TokenFeature:
         """Return the number of the word that contains the first letter of each token."""
-        starts = tokenizer.starts(text, ids) if len(record) else None
+        starts = tokenizer.locate_tokens(text, ids) if len(record) else None
         if starts is None:
             return TokenFeature(np.zeros(len(ids), np.int32), EMPTY_RECORD)
         return TokenFeature(np.searchsorted(record[::2], starts, side="right").astype(np.int32), record)
 
-    def pack(
+    def collate(
         self, features: Sequence[TokenFeature], row: IntArray, slot_N: IntArray, shape: tuple[int, int]
     ) -> Mapping[str, Tensor]:
         """Compute the depths of all words and the distances between them.
@@ -104,19 +108,19 @@ class TreeFeature(Feature):
         of the indicators of ancestors gives all distances.
         """
         # Number the words of all sentences consecutively from 1.
-        size = np.array([len(feature.record) // 2 for feature in features], np.int64)  # words of each sentence
-        tokens = np.array([len(feature.values) + 1 for feature in features], np.int64)  # including </s>
-        offset = np.cumsum(size) - size  # words before each sentence
+        word_counts = np.array([len(feature.record) // 2 for feature in features], np.int64)  # of each sentence
+        token_counts = np.array([len(feature.values) + 1 for feature in features], np.int64)  # including </s>
+        offsets = np.cumsum(word_counts) - word_counts  # words before each sentence
         eos_word = np.zeros(1, np.int64)  # </s> belongs to no word, and the head of word 0 is 0
         local_word_N = np.concatenate([eos_word[:0], *(part for f in features for part in (f.values, eos_word))])
         local_head_K = np.concatenate([eos_word, *(feature.record[1::2] for feature in features)])
-        word_N = np.where(local_word_N, local_word_N + np.repeat(offset, tokens), 0)
-        head_K = np.where(local_head_K, local_head_K + np.repeat([0, *offset], [1, *size]), 0)
-        row_offset = offset[np.searchsorted(row, row)]  # words before the row of each sentence
+        word_N = np.where(local_word_N, local_word_N + np.repeat(offsets, token_counts), 0)
+        head_K = np.where(local_head_K, local_head_K + np.repeat([0, *offsets], [1, *word_counts]), 0)
+        row_offsets = offsets[np.searchsorted(row, row)]  # words before the row of each sentence
         # Index of each word among the words of its row.
-        column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *row_offset], [1, *size])
+        column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *row_offsets], [1, *word_counts])
 
-        sentence_N = np.repeat(np.arange(1, len(features) + 1), tokens)
+        sentence_N = np.repeat(np.arange(1, len(features) + 1), token_counts)
         word_BS = scatter(word_N, slot_N, shape)
         sentence_BS = scatter(np.where(word_N, sentence_N, 0), slot_N, shape)
         ancestor_BSW = torch.zeros(*shape, int(column_K.max()) + 1)  # 1 if word w is an ancestor of the token's word

@@ -139,8 +139,8 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
     sources; further translations of them are left out.
     """
     corpora.check_pairs("split", twice=True)
-    sizes = {"train": 1, "dev": dev, "test": test}
-    endings = {name: [f"{name}.{side}" for side in CORPUS_SIDES] for name, size in sizes.items() if size}
+    is_written = {"train": True, "dev": bool(dev), "test": bool(test)}
+    endings = {name: [f"{name}.{side}" for side in CORPUS_SIDES] for name in SPLITS if is_written[name]}
     counts: Counter[str] = Counter(dict.fromkeys(endings, 0))
 
     def generate_rows() -> Iterator[dict[str, str]]:
@@ -212,7 +212,7 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
     first = next(rows, None)
     if first is None:
         raise UserError(f"no pair is left, so {str(prefix)!r} was not written; check which settings drop all pairs")
-    broken = 0  # texts with line breaks
+    joined = 0  # texts whose lines were joined
     with report_write_errors(prefix, OUT_ADVICE), ExitStack() as cleanup:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         temporary = [cleanup.enter_context(temporary_beside(path)) for path in paths]
@@ -224,9 +224,9 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
                     line = text
                     # A sentence in CoNLL-U format has several lines.
                     if ("\n" in text or text.endswith("\r")) and not ending.endswith("conllu"):
-                        line, broken = LINE_BREAK_IN_TEXT.sub(" ", text), broken + 1
+                        line, joined = LINE_BREAK_IN_TEXT.sub(" ", text), joined + 1
                     files[ending].write(line + "\n")
         for new, path in zip(temporary, paths, strict=True):
             move_into_place(new, path)
-    if broken:
-        log(f"{broken} texts had line breaks, which a plain file cannot contain; they were replaced by spaces", WARNING)
+    if joined:
+        log(f"{joined} texts had line breaks, which a plain file cannot contain; they were replaced by spaces", WARNING)

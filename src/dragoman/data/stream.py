@@ -8,7 +8,7 @@ Every process plans the same batches from the lengths of all examples, then read
 rank. So the batches of a run do not depend on the number of processes.
 
 BatchStream reads sentence pairs; TextWindowStream divides long texts into windows of `context` tokens. An *index*
-counts the examples of all corpora, a *line* those of one corpus, and a *slot* those of a shuffle window.
+counts the examples of all corpora, a *line* those of one corpus, and an *item* those of a shuffle window.
 
 Shapes   N examples   P corpora   2 source and target
 """
@@ -59,7 +59,7 @@ class StreamPosition:
     passed: float = 0.0  # fraction of the epoch before the next batch
 
 
-class ExampleSource(Protocol):
+class ExampleStore(Protocol):
     """Examples by line number: a token store, or the windows of a text, where a line is a window."""
 
     def __len__(self) -> int: ...
@@ -114,7 +114,7 @@ class ShuffleWindow(NamedTuple):
 
 
 class BatchStream:
-    """An endless stream of batches from the corpora `parts`.
+    """An endless stream of batches from one or more corpora.
 
     `sampling` above 0 gives every text a new random segmentation in each epoch. `layout` is a name in LAYOUTS, `tokens`
     the maximum number of slots per side of a batch, `example_format` a name in EXAMPLE_FORMATS. The row `widths` are by
@@ -124,7 +124,7 @@ class BatchStream:
 
     def __init__(
         self,
-        parts: Sequence[WeightedStore],
+        corpora: Sequence[WeightedStore],
         tokenizers: Tokenizers,
         *,
         layout: str,
@@ -136,26 +136,26 @@ class BatchStream:
         max_positions: int | None = None,
         shard: RankShard = RankShard(),  # noqa: B008 - a tuple is immutable
     ) -> None:
-        self.parts, self.tokenizers, self.format = parts, tokenizers, EXAMPLE_FORMATS[example_format]
+        self.corpora, self.tokenizers, self.format = corpora, tokenizers, EXAMPLE_FORMATS[example_format]
         self.layout = LAYOUTS[layout]
         if max_positions and layout in BOUNDED_LAYOUTS:
             self.layout = partial(self.layout, max_positions=max_positions)
         self.max_tokens = max_positions - 1 if max_positions else sys.maxsize
         self.tokens, self.seed, self.sampling, self.shard = tokens, seed, sampling, shard
-        weighted = zip(self.sizes(0), (part.weight for part in parts), strict=True)
+        weighted = zip(self.sizes(0), (corpus.weight for corpus in corpora), strict=True)
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in weighted):
-            weights = ", ".join(f"{part.weight:g}" for part in parts)
+            weights = ", ".join(f"{corpus.weight:g}" for corpus in corpora)
             raise UserError(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
-        lengths = [] if widths else [self.format.count_slots(*part.store.sample_lengths(4096)) for part in self.parts]
+        lengths = [] if widths else [self.format.count_slots(*corpus.store.sample_lengths(4096)) for corpus in corpora]
         self.widths = widths or choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
-    def sources(self, epoch: int) -> Sequence[ExampleSource]:  # noqa: ARG002 - windows of a text depend on it
+    def stores(self, epoch: int) -> Sequence[ExampleStore]:  # noqa: ARG002 - windows of a text depend on it
         """Return the examples of each corpus in an epoch."""
-        return [part.store for part in self.parts]
+        return [corpus.store for corpus in self.corpora]
 
     def sizes(self, epoch: int) -> list[int]:
         """Return the number of examples of each corpus in an epoch."""
-        return [len(source) for source in self.sources(epoch)]
+        return [len(store) for store in self.stores(epoch)]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
         """Return the shuffled indices of an epoch.
@@ -164,10 +164,10 @@ class BatchStream:
         """
         rng = np.random.default_rng([self.seed, epoch])
         chosen, first = [], 0
-        for corpus, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
+        for number, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.corpora, strict=True)):
             index_N = np.arange(first, first + size, dtype=np.uint32)
             expected = weight % 1 * size  # additional examples; if it rounds to 0, one is added with this probability
-            count = round(expected) or int(np.random.default_rng([self.seed, epoch, corpus]).random() < expected)
+            count = round(expected) or int(np.random.default_rng([self.seed, epoch, number]).random() < expected)
             extra_lines = rng.permutation(size)[:count] if weight % 1 else np.arange(0)
             chosen += [index_N] * int(weight) + [index_N[np.sort(extra_lines)]]
             first += size
@@ -181,27 +181,27 @@ class BatchStream:
         parts = np.split(index_N.astype(np.int64), np.searchsorted(index_N, end_P[:-1]))
         return [part_N - first for part_N, first in zip(parts, [0, *end_P[:-1].tolist()], strict=True)]
 
-    def read_examples(self, indices: NDArray[np.uint32], epoch: int, slots: Iterable[int]) -> dict[int, Example]:
-        """Return the examples at these slots of a window, read in file order, so that few pages are mapped."""
+    def read_examples(self, indices: NDArray[np.uint32], epoch: int, items: Iterable[int]) -> dict[int, Example]:
+        """Return these items of a window, whose indices are given, read in file order, so that few pages are mapped."""
         found: dict[int, Example] = {}
-        slot_N = np.fromiter(slots, dtype=np.int64)
-        slot_N = slot_N[np.argsort(indices[slot_N], kind="stable")]
-        for start in range(0, len(slot_N), RELEASE_EVERY):
-            chunk_N = slot_N[start : start + RELEASE_EVERY]
+        item_N = np.fromiter(items, dtype=np.int64)
+        item_N = item_N[np.argsort(indices[item_N], kind="stable")]
+        for start in range(0, len(item_N), RELEASE_EVERY):
+            chunk_N = item_N[start : start + RELEASE_EVERY]
             lines = self.split_by_corpus(indices[chunk_N], epoch)
-            examples = (source.read_examples(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True))
+            examples = (store.read_examples(line_N) for store, line_N in zip(self.stores(epoch), lines, strict=True))
             found.update(zip(chunk_N.tolist(), chain.from_iterable(examples), strict=True))
-            for part in self.parts:
-                part.store.release_pages()
+            for corpus in self.corpora:
+                corpus.store.release_pages()
         return found
 
-    def get_lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
+    def count_slots(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
         """Return how many slots of a batch these examples need on each side, without reading the examples."""
-        slot_N = np.argsort(indices, kind="stable")
-        lines = self.split_by_corpus(indices[slot_N], epoch)
+        item_N = np.argsort(indices, kind="stable")
+        lines = self.split_by_corpus(indices[item_N], epoch)
         length_2N = np.zeros((2, len(indices)), dtype=np.int64)
-        length_2N[:, slot_N] = np.concatenate(
-            [source.get_lengths(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True)], axis=1
+        length_2N[:, item_N] = np.concatenate(
+            [store.get_lengths(line_N) for store, line_N in zip(self.stores(epoch), lines, strict=True)], axis=1
         )
         return self.format.count_slots(*length_2N)
 
@@ -210,35 +210,35 @@ class BatchStream:
     ) -> tuple[list[BatchPlan], tuple[IntArray, IntArray]]:
         """Plan the batches of a window; return them and the lengths of its examples on both sides.
 
-        `examples` has the examples of the window by slot if they were already read; otherwise it is empty, and the
+        `examples` has the examples of the window by item if they were already read; otherwise it is empty, and the
         lengths are taken from the stores.
         """
         indices, epoch = window.indices, window.start.epoch
-        in_order = [examples[slot] for slot in range(len(examples))]
-        lengths = self.format.lengths(in_order) if examples else self.get_lengths(indices, epoch)
+        in_order = [examples[item] for item in range(len(examples))]
+        lengths = self.format.count_example_slots(in_order) if examples else self.count_slots(indices, epoch)
         rng = np.random.default_rng([self.seed, epoch, window.start.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
     def read_windows(self, position: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
-        """Yield each window with its examples by slot; without examples if segmentations are not sampled.
+        """Yield each window with its examples by item; without examples if segmentations are not sampled.
 
         Planning needs the lengths of sampled segmentations, so these are sampled one window ahead, in worker processes
         that exit when this generator is closed. If there are too few pairs or cores for workers, a thread samples them.
         """
         if not self.sampling:
-            yield from ((window, {}) for window in self.windows(position))
+            yield from ((window, {}) for window in self.shuffle_windows(position))
             return
         tasks = min(sum(self.sizes(position.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
         with samplers.SamplingPool(self.tokenizers, min(tasks, samplers.count_workers())) as pool:
-            submitted = ((window, self.submit(pool, window)) for window in self.windows(position))
+            submitted = ((window, self.submit(pool, window)) for window in self.shuffle_windows(position))
             for (window, collect), _ in pairwise(submitted):  # `pairwise` submits the next window first
                 yield window, collect()
 
     def submit(self, pool: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
-        """Submit all examples of a window to the pool; return a function that returns them by slot."""
-        epoch, slot_N, first = window.start.epoch, np.argsort(window.indices, kind="stable"), 0
+        """Submit all examples of a window to the pool; return a function that returns them by item."""
+        epoch, item_N, first = window.start.epoch, np.argsort(window.indices, kind="stable"), 0
         submitted = []
-        for (store, _), lines in zip(self.parts, self.split_by_corpus(window.indices[slot_N], epoch), strict=True):
+        for (store, _), lines in zip(self.corpora, self.split_by_corpus(window.indices[item_N], epoch), strict=True):
             for start in range(0, len(lines), PAIRS_PER_TASK):
                 line_N = lines[start : start + PAIRS_PER_TASK]
                 options = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
@@ -254,17 +254,17 @@ class BatchStream:
                 source, target = ([ids[start:end] for start, end in pairwise(ends)] for ids, ends in sides)
                 features = {
                     name: [
-                        FEATURES[name].align(record, text.decode(), ids.tolist(), self.tokenizers.source)
+                        FEATURES[name].align_to_tokens(record, text.decode(), ids.tolist(), self.tokenizers.source)
                         for record, text, ids in zip(store.read_records(name, line_N), texts, source, strict=True)
                     ]
                     for name in store.features
                 }
                 examples += make_examples(source, target, line_N, features)
-            return dict(zip(slot_N.tolist(), examples, strict=True))
+            return dict(zip(item_N.tolist(), examples, strict=True))
 
         return collect
 
-    def windows(self, position: StreamPosition) -> Iterator[ShuffleWindow]:
+    def shuffle_windows(self, position: StreamPosition) -> Iterator[ShuffleWindow]:
         """Yield shuffle windows for ever, starting with the window that contains this position."""
         epoch, window = position.epoch, position.window
         while True:
@@ -305,7 +305,7 @@ class BatchStream:
         """
         start, end = self.shard.row_range(len(plan.rows))
         local_plan = BatchPlan(plan.rows[start:end] or [[]], plan.widths)
-        batch = self.format.collate(local_plan, examples, self.parts[0].store.features)
+        batch = self.format.collate(local_plan, examples, self.corpora[0].store.features)
         if self.shard.world_size > 1:
             items, height = [item for row in plan.rows for item in row], len(plan.rows)
             source_tokens, target_tokens = (int(length_N[items].sum()) for length_N in lengths)
@@ -329,16 +329,16 @@ class TextWindowStream(BatchStream):
     """
 
     def __init__(
-        self, parts: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
+        self, corpora: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
     ) -> None:
         self.context = context
-        super().__init__(parts, tokenizers, example_format="windows", widths=Widths(8, context), **settings)
+        super().__init__(corpora, tokenizers, example_format="windows", widths=Widths(8, context), **settings)
 
-    def sources(self, epoch: int) -> list[TextWindows]:
+    def stores(self, epoch: int) -> list[TextWindows]:
         """Return the windows of each text in this epoch."""
         rng = np.random.default_rng([self.seed, epoch, self.context])
-        first_lengths = (rng.integers(self.context, size=len(self.parts)) + 1).tolist()
-        texts = [part.store.target_ids for part in self.parts]
+        first_lengths = (rng.integers(self.context, size=len(self.corpora)) + 1).tolist()
+        texts = [corpus.store.target_ids for corpus in self.corpora]
         return [TextWindows(text, self.context, first) for text, first in zip(texts, first_lengths, strict=True)]
 
 

@@ -247,17 +247,18 @@ class StoreWriter(ExitStack):
     def write_chunk(self, kept: list[tuple[Pair, list[int], list[int]]]) -> None:
         """Append pairs, given with the token ids of both sides, to all columns. The digest covers ids and features."""
         pairs = [pair for pair, _, _ in kept]
+        sides = {"source": [source for _, source, _ in kept], "target": [target for _, _, target in kept]}
         columns: dict[str, Sequence[NDArray[Any] | bytes]] = {}
-        for side, name in enumerate(STORED_SIDES, 1):
-            ids = columns[f"{name}.ids"] = [np.asarray(row[side], dtype=self.dtype) for row in kept]
+        for side, tokens in sides.items():
+            ids = columns[f"{side}.ids"] = [np.asarray(line, dtype=self.dtype) for line in tokens]
             self.digest.update(np.asarray(list(map(len, ids)), np.int64).tobytes() + b"".join(map(bytes, ids)))
             if self.has_text:
-                columns[f"{name}.text"] = [getattr(pair, name).encode() for pair in pairs]
+                columns[f"{side}.text"] = [getattr(pair, side).encode() for pair in pairs]
         for feature in self.features:
-            records = [feature.locate(pair) for pair in pairs]
+            records = [feature.make_record(pair) for pair in pairs]
             aligned = [
-                feature.align(record, pair.source, source, self.tokenizers.source)
-                for record, (pair, source, _) in zip(records, kept, strict=True)
+                feature.align_to_tokens(record, pair.source, source, self.tokenizers.source)
+                for record, pair, source in zip(records, pairs, sides["source"], strict=True)
             ]
             self.missing[feature.missing_key] += sum(not len(record) for _, record in aligned)
             arrays_by_column: list[Sequence[NDArray[Any]]] = [[values for values, _ in aligned], records]

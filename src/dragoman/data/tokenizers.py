@@ -110,7 +110,7 @@ class Tokenizer(ABC):
         """
         return self.encode(text)
 
-    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
+    def locate_tokens(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
         """Return where each token begins, in bytes of the text without its spaces; None if that is unknown."""
         return None
 
@@ -152,7 +152,7 @@ class CharTokenizer(Tokenizer):
     def token_bytes(self) -> list[bytes]:
         return self.bytes_by_id
 
-    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+    def locate_tokens(self, text: str, ids: Sequence[int]) -> list[int] | None:
         tokens = [self.bytes_by_id[i] for i in ids] if self.lossless else [character.encode() for character in text]
         return find_starts([len(token.replace(b" ", b"")) for token in tokens], text)
 
@@ -238,7 +238,7 @@ class WordTokenizer(Tokenizer):
             joins_next = joins_right
         return tokens
 
-    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - `ids` has one id per word
+    def locate_tokens(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - `ids` has one id per word
         return [count_letter_bytes(text[: match.start()]) for match in self.token_pattern.finditer(text)]
 
 
@@ -360,7 +360,7 @@ class SubwordTokenizer(Tokenizer):
     def token_bytes(self) -> list[bytes]:
         return [token.replace(SPACE_MARK.encode(), b" ") for token in self.bytes_by_id]
 
-    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+    def locate_tokens(self, text: str, ids: Sequence[int]) -> list[int] | None:
         sizes = [len(self.bytes_by_id[i].replace(SPACE_MARK.encode(), b"")) for i in ids]
         if not self.lossless:  # one <unk> stands for a run of characters that are not in the vocabulary
             vocabulary, escaped = self.sampler.vocabulary, escape(text).replace(" ", SPACE_MARK)

@@ -407,5 +407,5 @@ def collate_sources(jobs: Sequence[SearchJob], width: int, rows: int) -> tuple[T
     features: dict[str, Tensor] = {}
     for name in jobs[0].features if jobs else ():
         values, slot_N = [job.features[name] for job in jobs], np.flatnonzero(real_BS)
-        features |= FEATURES[name].pack(values, row=np.arange(len(jobs)), slot_N=slot_N, shape=real_BS.shape)
+        features |= FEATURES[name].collate(values, row=np.arange(len(jobs)), slot_N=slot_N, shape=real_BS.shape)
     return torch.from_numpy(source_BS), torch.from_numpy(real_BS), features

@@ -270,7 +270,7 @@ def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> li
         return [match[0] for match in tokenizer.token_pattern.finditer(text)]
     starts = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
     words, index = [], 0
-    for start in tokenizer.starts(text, ids) or [0] * len(ids):
+    for start in tokenizer.locate_tokens(text, ids) or [0] * len(ids):
         while index + 1 < len(starts) and starts[index + 1][0] <= start:
             index += 1
         words.append(starts[index][1])

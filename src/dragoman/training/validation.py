@@ -92,7 +92,7 @@ class Validator:
         example_format, plan_batches = EXAMPLE_FORMATS[name], LAYOUTS[recipe.batch_layout]
         self.batches: list[Batch] = []
         if examples:
-            lengths, rng = example_format.lengths(examples), np.random.default_rng(0)
+            lengths, rng = example_format.count_example_slots(examples), np.random.default_rng(0)
             batch_plans = plan_batches(*lengths, tokens=recipe.train.tokens, widths=widths, rng=rng)
             self.batches = [example_format.collate(batch_plan, examples) for batch_plan in batch_plans]
 
