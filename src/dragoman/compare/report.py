@@ -40,14 +40,14 @@ TERMINAL_COLUMNS = ("dev_loss", "parameters", "steps", "tokens_per_second", "gre
 
 
 class Column(Settings):
-    """A column of the main table. The fields are explained in report.yaml."""
+    """A column of the main table, as described in report.yaml."""
 
     heading: str
-    title: str
-    path: Annotated[tuple[str, ...], AsTuple]
+    title: str  # explains the heading
+    path: Annotated[tuple[str, ...], AsTuple]  # keys that lead to the number in the measurements of a run
     format: str
-    unit: float = 1.0
-    device_headings: dict[str, str] = Field(default_factory=dict)
+    unit: float = 1.0  # by which the number is divided
+    device_headings: dict[str, str] = Field(default_factory=dict)  # replace the heading if all runs used this device
 
     def read(self, run: Measurements) -> float | None:
         """Return the number that this column shows for a run; None if the run has none."""
@@ -70,7 +70,7 @@ class ReportTexts(Settings):
 
     columns: dict[str, Column]
     figures: Annotated[tuple[dict[str, str], ...], AsTuple]
-    parts: dict[str, dict[str, str | bool]]
+    parts: dict[str, dict[str, str | bool]]  # setting -> name of a Transformer's part, value of the setting without it
 
 
 TEXTS_FILE = Path(__file__).with_name("report.yaml")
