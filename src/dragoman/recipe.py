@@ -45,7 +45,7 @@ class Recipe(Settings):
     search: SearchSettings = Field(default_factory=dict)  # type: ignore[assignment]
 
     @model_validator(mode="after")
-    def _read_last_sections(self, info: ValidationInfo) -> Self:
+    def _read_unread_sections(self, info: ValidationInfo) -> Self:
         """Validate the sections `model` and `search`, unless they are records already.
 
         Their classes are imported only here, after the other sections have been found valid.
@@ -115,7 +115,7 @@ def read_recipe(
     file. `parent`, the recipe of the run whose weights training starts from, provides the model settings that neither
     the file nor the overrides set. If `unread` is UNREAD, the other sections are read without importing PyTorch.
     """
-    values, lines = read_values(path)
+    values, line_of = read_values(path)
     items, merged = list(overrides), deepcopy(values)
 
     def build_checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
@@ -126,8 +126,8 @@ def read_recipe(
     try:
         for item in items:
             apply_override(merged, item)
-            lines.pop(item.partition("=")[0], None)
-        recipe = build_checked(merged, lines)
+            line_of.pop(item.partition("=")[0], None)
+        recipe = build_checked(merged, line_of)
     except UserError as error:
         cause = ""
         with suppress(UserError):  # name the overrides if the recipe is valid without them
