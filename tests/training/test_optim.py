@@ -23,7 +23,7 @@ from dragoman.training.optim import (
     compute_gradient_norm,
     compute_learning_rate,
     orthogonalize,
-    step_unless,
+    step_if_finite,
 )
 from dragoman.training.start import TRAIN_REGISTRIES
 from tolerance import assert_same
@@ -273,7 +273,7 @@ def take_steps(name: str, *, skipped: bool) -> list[torch.Tensor]:
         torch.manual_seed(step)
         for one in named.values():
             one.grad = torch.full_like(one, torch.nan) if found_inf else torch.randn_like(one)
-        step_unless(torch.tensor(found_inf), optimizer)
+        step_if_finite(optimizer, torch.tensor(found_inf))
     state = [value for state in optimizer.state.values() for value in state.values()]
     return [one.detach() for one in (*named.values(), *state)]
 

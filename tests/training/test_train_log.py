@@ -12,7 +12,7 @@ import pytest
 from dragoman import progress
 from dragoman.errors import UserError
 from dragoman.progress import ITEMS_PER_CHECK, Report
-from dragoman.training.logging import Metrics
+from dragoman.training.logging import MetricsWriter
 
 
 def records(path: Path) -> list[dict[str, object]]:
@@ -21,14 +21,14 @@ def records(path: Path) -> list[dict[str, object]]:
 
 def test_records_are_truncated_to_the_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path, step=0, board=False)
+    metrics = MetricsWriter(path, step=0, tensorboard=False)
     for step in (1, 2, 3, 4):
         metrics.write("train", step, loss=1.0 / step)
     metrics.write("validate", 2, loss=0.5)
     metrics.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 1, "lo')  # torn by a kill
-    again = Metrics(path, step=2, board=False)
+    again = MetricsWriter(path, step=2, tensorboard=False)
     again.write("train", 3, loss=0.0)
     again.close()
     assert [record["step"] for record in records(path)] == [1, 2, 2, 3]
@@ -36,7 +36,7 @@ def test_records_are_truncated_to_the_step(tmp_path: Path) -> None:
 
 
 def test_non_finite_numbers_are_written_as_null(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "m", step=0, board=False)
+    metrics = MetricsWriter(tmp_path / "m", step=0, tensorboard=False)
     metrics.write("train", 1, loss=math.nan, grad_norm=math.inf, lr=0.5, bleu=None, signature="x")
     metrics.close()
     assert records(tmp_path / "m") == [
@@ -45,7 +45,7 @@ def test_non_finite_numbers_are_written_as_null(tmp_path: Path) -> None:
 
 
 def test_record_is_written_to_disk_immediately(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "m", step=0, board=False)
+    metrics = MetricsWriter(tmp_path / "m", step=0, tensorboard=False)
     metrics.write("train", 1, loss=1.0)
     assert len(records(tmp_path / "m")) == 1
     metrics.close()
@@ -55,7 +55,7 @@ def test_write_errors_of_records_are_reported(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full here")
-    metrics = Metrics(tmp_path / "m", step=0, board=False)
+    metrics = MetricsWriter(tmp_path / "m", step=0, tensorboard=False)
     assert metrics.file is not None
     metrics.file.close()
     metrics.file = full.open("w")

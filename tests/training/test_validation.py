@@ -135,7 +135,7 @@ def test_loss_decides_while_scores_are_near_zero(
         progress = TrainState(ExecutionPlan("cpu", "float32", False, 1), {})
         for step, validation in enumerate(found):
             progress = replace(progress, step=step).add_validation(validation, metric, 2)
-        assert found[progress.best[0][1]] is expected
+        assert found[progress.best[0].step] is expected
         recipe = Recipe(train=TrainSettings(metric=metric))
         assert max(found, key=lambda one: rank_validation(one.to_metrics(), recipe)) is expected
 

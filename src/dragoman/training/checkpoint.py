@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -48,6 +48,13 @@ NO_SUMS = (0.0, 0.0, 0, 0.0)  # of loss, nll, steps and divergence
 SavedSums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda sums: (*sums, 0.0)[:4])]
 
 
+class RankedStep(NamedTuple):
+    """A step whose validation is among the best."""
+
+    goodness: tuple[float, float]  # (score, loss), higher is better: Validation.goodness
+    step: int
+
+
 @dataclass(frozen=True)
 class TrainState:
     """Everything except tensors that the next step depends on.
@@ -68,8 +75,8 @@ class TrainState:
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # factor of the learning rate, halved at every roll-back
-    best: tuple[tuple[tuple[float, float], int], ...] = ()  # (Validation.goodness, step), best first
-    stale: int = 0  # validations since the best one
+    best: tuple[RankedStep, ...] = ()  # best first
+    validations_since_best: Annotated[int, Field(alias="stale")] = 0
     last_validation: Annotated[Validation | None, Field(alias="last")] = None
     sums: Annotated[SavedSums, Field(alias="running")] = NO_SUMS  # since the last record in metrics.jsonl
 
@@ -99,16 +106,16 @@ class TrainState:
 
     def add_validation(self, validation: Validation, metric: str, keep: int) -> TrainState:
         """Add a validation: keep the `keep` best validations, and count how many came after the best one."""
-        entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
+        entry, floor = RankedStep(validation.goodness(metric), self.step), validation.floor(metric)
 
-        def sort_key(entry: tuple[tuple[float, float], int]) -> tuple[float, float]:
-            (score, loss), _ = entry
+        def sort_key(entry: RankedStep) -> tuple[float, float]:
+            score, loss = entry.goodness
             return max(score, floor), loss
 
         is_best = not self.best or sort_key(entry) > sort_key(self.best[0])
         ranked = sorted([*self.best, entry], key=sort_key, reverse=True)  # stable: of equal ones, the earlier is first
-        stale = 0 if is_best else self.stale + 1
-        return replace(self, best=tuple(ranked[:keep]), stale=stale, last_validation=validation)
+        since_best, best = 0 if is_best else self.validations_since_best + 1, tuple(ranked[:keep])
+        return replace(self, best=best, validations_since_best=since_best, last_validation=validation)
 
 
 STATE_ADAPTER = TypeAdapter(TrainState)
@@ -126,7 +133,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
     copy of a checkpoint, are not removed.
     """
     group, target = stepper.group, folder.checkpoints_folder / f"step-{state.step:010}"
-    best = [best_file(folder, step) for _, step in state.best]
+    best = [best_file(folder, entry.step) for entry in state.best]
 
     def make_temporary() -> Path:
         with report_write_errors(target):
@@ -209,8 +216,8 @@ def restore(path: Path, stepper: Stepper) -> None:
 
 def load_final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
     """Return the weights of the best validation, or the mean of the weights of the `average` best ones."""
-    steps = [step for _, step in state.best[: max(average, 1)]]
-    return average_weights(load_tensors(best_file(folder, step))[0] for step in steps)
+    averaged = state.best[: max(average, 1)]
+    return average_weights(load_tensors(best_file(folder, entry.step))[0] for entry in averaged)
 
 
 def format_current_time() -> str:

@@ -1,6 +1,6 @@
 """The output of training.
 
-`Metrics` writes metrics.jsonl and TensorBoard files, `TrainLogger` computes speeds and shows the progress bar, and
+`MetricsWriter` writes metrics.jsonl and TensorBoard files, `TrainLogger` computes speeds and shows a progress bar, and
 `Forecast` predicts when training will end.
 """
 
@@ -28,14 +28,14 @@ from dragoman.training.optim import MAX_WARMUP_FRACTION
 from dragoman.training.step import StepMetrics
 
 
-class Metrics:
+class MetricsWriter:
     """The writer of metrics.jsonl, which has one JSON record per line, and of the same numbers for TensorBoard."""
 
-    def __init__(self, path: Path | None, *, step: int, board: bool) -> None:
+    def __init__(self, path: Path | None, *, step: int, tensorboard: bool) -> None:
         """Open the files and keep their records up to `step`. Without a path (on ranks other than 0) write nothing."""
-        self.path, self.use_board = path, board
+        self.path, self.use_tensorboard = path, tensorboard
         self.file: IO[str] | None = None
-        self.board: Any = None
+        self.tensorboard: Any = None
         self.truncate(step)
 
     def truncate(self, step: int) -> None:
@@ -50,12 +50,12 @@ class Metrics:
                     kept.append(line + "\n")
         write_text(self.path, "".join(kept))
         self.file = self.path.open("a", encoding="utf-8")
-        if self.use_board:
+        if self.use_tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UserError("train.tensorboard=true needs TensorBoard: pip install 'dragoman[board]'") from None
-            self.board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1)
+            self.tensorboard = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1)
 
     def write(self, event: str, step: int, **values: Any) -> None:
         """Append a record. Numbers that are not finite become null, since JSON has neither NaN nor infinity."""
@@ -65,24 +65,24 @@ class Metrics:
         with report_write_errors(self.path):
             self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
             self.file.flush()
-        if self.board:
+        if self.tensorboard:
             for name, value in values.items():
                 if isinstance(value, int | float):
-                    self.board.add_scalar(f"{event}/{name}", value, step)
+                    self.tensorboard.add_scalar(f"{event}/{name}", value, step)
 
     def close(self) -> None:
         """Close the file and the TensorBoard writer."""
-        for writer in (self.file, self.board):
+        for writer in (self.file, self.tensorboard):
             if writer:
                 with suppress(OSError):  # a full disk has already been reported
                     writer.close()
-        self.file = self.board = None
+        self.file = self.tensorboard = None
 
 
 class TrainLogger:
     """Show the progress bar and write a record every train.log_every steps."""
 
-    def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings, plan: ExecutionPlan) -> None:
+    def __init__(self, report: Report, metrics: MetricsWriter, settings: TrainSettings, plan: ExecutionPlan) -> None:
         self.metrics, self.settings = metrics, settings
         self.device = torch.device(plan.device)
         # FLOPs per second of large matrix products on all devices together, measured on this machine
@@ -92,7 +92,7 @@ class TrainLogger:
 
     def reset(self, flops: float) -> None:
         """Restart the measurement of speed. `flops` is the total of the run so far."""
-        self.tokens, self.flops, self.start_time = 0, flops, time.monotonic()
+        self.tokens, self.start_flops, self.start_time = 0, flops, time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class TrainLogger:
             f"lr {last.lr:.2e}  grad norm {last.norm:.2f}  {speed:,.0f} tokens/s  {time_left} left",
         )
         if state.step % self.settings.log_every == 0:
-            flops_per_second = (state.flops - self.flops) / seconds
+            flops_per_second = (state.flops - self.start_flops) / seconds
             self.metrics.write(
                 "train",
                 state.step,
@@ -142,7 +142,7 @@ class Forecast:
 
     def __init__(self, report: Report, settings: TrainSettings) -> None:
         self.report, self.settings = report, settings
-        self.first: tuple[TrainState, Mapping[str, float]] | None = None
+        self.first: tuple[TrainState, Mapping[str, float]] | None = None  # state and fractions of the first update
         self.logged = False
 
     def update(self, now: TrainState, fractions: Mapping[str, float]) -> None:

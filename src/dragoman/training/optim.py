@@ -189,7 +189,7 @@ def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, clip: float) -> N
 
 
 @torch.no_grad()
-def step_unless(found_inf: Tensor, optimizer: Optimizer) -> None:
+def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     """Call `optimizer.step()`; if `found_inf` is 1, leave the weights and the optimizer's state as they are.
 
     PyTorch's fused optimizers and Muon read `found_inf` on the device. For other optimizers it is read here, which

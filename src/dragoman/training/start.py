@@ -106,7 +106,7 @@ class StartedRun(NamedTuple):
 
     recipe: Recipe  # with every setting written out
     folder: RunFolder
-    newest: Path | None  # the checkpoint to resume from
+    resume_from: Path | None  # the newest checkpoint of a resumed run
     parent: Predictor[Any] | None  # the model of --init-from, whose weights a new run starts from
     init_from: str  # path of the parent; empty if there is none
 
@@ -114,11 +114,11 @@ class StartedRun(NamedTuple):
 def start_run(request: TrainRequest, report: Report, locks: ExitStack, group: ProcessGroup) -> StartedRun:
     """Start or resume a run. Its folder stays locked until `locks` is closed. Rank 0 decides for all processes."""
     folder, init_from = request.folder, request.init_from
-    newest = group.run_on_main(lambda: find_checkpoint(folder, resume=request.resume))
+    resume_from = group.run_on_main(lambda: find_checkpoint(folder, resume=request.resume))
     parent: Predictor[Any] | None = None
-    if init_from is not None and not newest:
+    if init_from is not None and not resume_from:
         parent = group.fail_together(lambda: open_run(init_from, device="cpu"))
-    recipe = group.run_on_main(lambda: open_folder(request, newest, parent, report, locks, group))
+    recipe = group.run_on_main(lambda: open_folder(request, resume_from, parent, report, locks, group))
 
     def check_folder() -> None:
         if not folder.format_file.exists():
@@ -128,7 +128,7 @@ def start_run(request: TrainRequest, report: Report, locks: ExitStack, group: Pr
             )
 
     group.fail_together(check_folder)
-    return StartedRun(recipe, folder, newest, parent, str(init_from) if parent else "")
+    return StartedRun(recipe, folder, resume_from, parent, str(init_from) if parent else "")
 
 
 def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
@@ -153,7 +153,7 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
 
 def open_folder(
     request: TrainRequest,
-    newest: Path | None,
+    resume_from: Path | None,
     parent: Predictor[Any] | None,
     report: Report,
     locks: ExitStack,
@@ -164,9 +164,9 @@ def open_folder(
     A run that starts from the weights of another run also inherits its model settings and tokenizer: a new run from
     `parent`, a resumed run from the recipe in its own folder. A resumed run may change only `MAY_CHANGE`.
     """
-    folder, previous = request.folder, request.folder.load_recipe() if newest else None
-    parent_path = checkpoint.load_state(newest).parent if newest else str(request.init_from) if parent else ""
-    if newest and request.init_from is not None and not parent_path:
+    folder, previous = request.folder, request.folder.load_recipe() if resume_from else None
+    parent_path = checkpoint.load_state(resume_from).parent if resume_from else str(request.init_from) if parent else ""
+    if resume_from and request.init_from is not None and not parent_path:
         raise UserError(f"{str(folder.path)!r} was not started with --init-from; leave it out, or choose another --out")
     inherited = previous if parent_path and previous else parent.recipe if parent else None
     recipe, ignored = request.read_recipe(inherited), list[str]()
@@ -181,7 +181,7 @@ def open_folder(
             report.log(note)
     check_files(recipe)
     if group.is_distributed:
-        PARALLEL[recipe.train.parallel].check(build_smallest(recipe))
+        PARALLEL[recipe.train.parallel].check(build_minimal_model(recipe))
     if parent:
         parent_settings = dict(parent.recipe.model)
         changed = [f"model.{name}={value}" for name, value in recipe.model if value != parent_settings.get(name)]
@@ -190,8 +190,8 @@ def open_folder(
         for setting in ignored:
             report.log(f"{setting} has no effect: the tokenizer comes from {parent_path}", WARNING)
         initialize_model(recipe, add_tags(parent.tokenizers, recipe), parent)  # refuses weights of other shapes
-    locks.enter_context(lock_run(folder, discard=not newest))
-    if newest:
+    locks.enter_context(lock_run(folder, discard=not resume_from))
+    if resume_from:
         checkpoint.remove_unfinished(folder)
     else:
         shutil.rmtree(folder.tokenizer_folder, ignore_errors=True)  # left behind by a start that failed
@@ -329,7 +329,7 @@ def check_neural_settings(recipe: Recipe) -> None:
         if not train.validate_every:
             raise UserError(f"train.{name} depends on validations; set train.validate_every, or leave it out")
     if train.freeze:
-        freeze_parameters(build_smallest(recipe), train.freeze)
+        freeze_parameters(build_minimal_model(recipe), train.freeze)
 
 
 def check_statistical_settings(recipe: Recipe) -> None:
@@ -367,7 +367,7 @@ def check_scoring(recipe: Recipe) -> None:
         )
 
 
-def build_smallest(recipe: Recipe) -> Model:
+def build_minimal_model(recipe: Recipe) -> Model:
     """Return the recipe's model with a vocabulary of special tokens only, for checks of its modules and parameters."""
     return build_model(
         recipe.neural_model, source_size=len(SPECIALS), target_size=len(SPECIALS), joint=recipe.tokenizer.joint
@@ -402,20 +402,20 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         recipe = open_folder(request, None, parent, report, locks, group)
         prepared = prepare(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
         model, train = initialize_model(recipe, prepared.tokenizers, parent), recipe.train
-        positions, tokens = 0.0, 0  # in an epoch without padding: positions of batches, and tokens of both sides
-        for part in prepared.train:
-            source_N, target_N = part.store.get_lengths(np.arange(len(part.store)))
-            positions += part.weight * float((np.maximum(source_N, target_N) + 1).sum())  # + 1 for EOS
+        slots, tokens = 0.0, 0  # of all examples, without padding: slots of batches in an epoch, tokens of both sides
+        for corpus in prepared.train:
+            source_N, target_N = corpus.store.get_lengths(np.arange(len(corpus.store)))
+            slots += corpus.weight * float((np.maximum(source_N, target_N) + 1).sum())  # + 1 for EOS
             tokens += int((source_N + target_N).sum())
         return {
             "model": recipe.model.kind,
             "parameters": count_parameters(model),
             "vocabulary": prepared.tokenizers.sizes,
-            "train_examples": sum(len(part.store) for part in prepared.train),
+            "train_examples": sum(len(corpus.store) for corpus in prepared.train),
             "train_tokens": tokens,
-            "dev_examples": sum(len(part.store) for part in prepared.dev),
+            "dev_examples": sum(len(corpus.store) for corpus in prepared.dev),
             "until": train.limits_text,
-            "steps_per_epoch": max(round(positions / (train.tokens * train.accumulate)), 1),
+            "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
             "memory": count_parameters(model) * (BYTES_PER_PARAMETER + (4 if train.ema else 0)),
             "execution": str(plan_execution(recipe)),
         }
@@ -479,7 +479,7 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         try:
-            fetch_metrics([stepper.update([batch], 1, 0.0)])
+            fetch_metrics([stepper.update([batch], step=1, lr=0.0)])
             torch.cuda.synchronize(device)
         except (torch.OutOfMemoryError, OptimizerOutOfMemoryError):
             report.log(f"{tokens:,} tokens: too many")
@@ -495,9 +495,9 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
 def find_largest(measure: Callable[[int], float | None], limit: float) -> int:
     """Return the maximum number of tokens with which a step needs at most `limit` bytes.
 
-    `measure(tokens)` returns the bytes that a step needs, or None if it runs out of memory. For large batches this is
-    a linear function of the tokens. So batches are doubled until one needs a third of the limit, the result is
-    extrapolated from the last two, and it is reduced by a tenth until it fits.
+    `measure(tokens)` returns the bytes that a step needs, or None if it runs out of memory. For large batches, the
+    bytes are a linear function of the tokens. So batches are doubled until one needs a third of the limit, the result
+    is extrapolated from the last two batches, and it is reduced by a tenth until it fits.
     """
     tokens, previous_bytes, step_bytes = FIRST_TOKENS, 0.0, measure(FIRST_TOKENS)
     while step_bytes is None or step_bytes > limit:

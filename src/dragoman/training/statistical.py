@@ -48,11 +48,11 @@ class LoadedCorpora(NamedTuple):
 def train_phrase_system(request: TrainRequest, report: Report) -> Path:
     """Train the recipe of a phrase-based system, or resume its training; return the run folder."""
     folder = request.folder
-    begun = find_begun_run(folder, resume=request.resume)
+    resumed = has_begun_run(folder, resume=request.resume)
     recipe = read_phrase_recipe(request, report)
-    if begun:
+    if resumed:
         recipe = continue_recipe(folder.load_recipe(), recipe, report)
-    with lock_run(folder, discard=not begun):
+    with lock_run(folder, discard=not resumed):
         folder.create(recipe)
         run_stages(recipe, folder, report)
     return folder.path
@@ -76,7 +76,7 @@ def read_phrase_recipe(request: TrainRequest, report: Report) -> Recipe:
     return recipe
 
 
-def find_begun_run(folder: RunFolder, *, resume: bool) -> bool:
+def has_begun_run(folder: RunFolder, *, resume: bool) -> bool:
     """Return whether the folder has a phrase-based run that was begun; refuse a folder with anything else in it."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
@@ -121,10 +121,10 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
 
     tokenizer = find_word_tokenizer(recipe.tokenizer.kind)
     lengths = [[len(tokenizer.split(text)) for text in side] for side in corpora.train]
-    every = [max(len(lengths[0]) // count, 1) for count in (STATISTICS_LENGTHS, STATISTICS_TEXTS)]
+    pairs = len(lengths[0])
     statistics = PairStatistics.measure(
-        zip(*(side[:: every[0]] for side in lengths), strict=True),
-        zip(*(side[:: every[1]] for side in corpora.train), strict=True),
+        zip(*(side[:: max(pairs // STATISTICS_LENGTHS, 1)] for side in lengths), strict=True),
+        zip(*(side[:: max(pairs // STATISTICS_TEXTS, 1)] for side in corpora.train), strict=True),
     )
     SystemTrainer(
         folder.path,

@@ -32,7 +32,7 @@ from dragoman.modules.dropout import use_dropout_rows
 from dragoman.process_group import ProcessGroup
 from dragoman.training.execution import PARALLEL, ExecutionPlan, is_sharded, to_full, to_local
 from dragoman.training.loss import CONSISTENCY, LOSSES, Loss, compile_consistency_loss, repeat_rows
-from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
+from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_if_finite
 from dragoman.types import Batch
 
 WARMUP_CALLS = 3  # eager steps with a shape before its capture: libraries choose kernels, and code is compiled
@@ -235,7 +235,7 @@ class Stepper:
         self.optimizer.zero_grad()
         return self.apply(self.backward(batch) / self.target_tokens)
 
-    def rehearse(self, batch: Batch) -> None:
+    def arrange_ddp_buckets(self, batch: Batch) -> None:
         """Run one backward pass and discard its gradients.
 
         DDP arranges its gradient buckets after the first backward pass, which changes the order of sums. If that has
@@ -263,7 +263,7 @@ class Stepper:
         if self.settings.clip:
             clip_gradients(self.parameters, norm, self.settings.clip)
         try:
-            step_unless(found_inf, self.optimizer)
+            step_if_finite(self.optimizer, found_inf)
         except torch.OutOfMemoryError:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise  # capture changes no weight, and an eager step takes less memory

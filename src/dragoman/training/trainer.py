@@ -32,7 +32,7 @@ from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
 from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end_of_training, write_provenance
 from dragoman.training.execution import peak_memory, plan_execution
-from dragoman.training.logging import Metrics, TrainLogger, describe_few_epochs
+from dragoman.training.logging import MetricsWriter, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
 from dragoman.training.start import StartedRun, TrainRequest, describe_run, initialize_model, start_run
@@ -79,7 +79,7 @@ def train(
         prepared = group.run_main_first(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
         record = partial(write_provenance, folder, prepared, start.recipe.example_format, init_from=start.init_from)
-        group.run_on_main(lambda: record(resumed=start.newest is not None))
+        group.run_on_main(lambda: record(resumed=start.resume_from is not None))
         state = group.fail_together(lambda: prepare_state(start, prepared, report, group))
         trainer = group.fail_together(lambda: Trainer(start, state, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
@@ -110,7 +110,7 @@ def check_single_process(group: ProcessGroup) -> None:
 
 def prepare_state(start: StartedRun, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
     """Return the state to start from, of the checkpoint or of a new run, with the execution plan of this process."""
-    saved = checkpoint.load_state(start.newest) if start.newest else None
+    saved = checkpoint.load_state(start.resume_from) if start.resume_from else None
     plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
     if not saved:
         longest = max(prepared.longest, start.parent.longest_source if start.parent else 0)
@@ -139,28 +139,28 @@ class Trainer:
         self.group = group.with_device_and_timeout(torch.device(plan.device), settings.timeout)
         model = initialize_model(recipe, prepared.tokenizers, start.parent)
         self.stepper = Stepper(model, settings, plan, self.group)
-        if start.newest:
-            checkpoint.restore(start.newest, self.stepper)
+        if start.resume_from:
+            checkpoint.restore(start.resume_from, self.stepper)
         self.cost = Cost.from_model(self.stepper.model, passes=self.stepper.learner.loss_terms.passes)
         shard = RankShard(group.rank, group.world_size)
         self.stream = open_stream(recipe, prepared, bucketed_shapes=plan.bucketed_shapes, shard=shard)
         if group.is_distributed and self.stepper.device.type == "cpu":
-            self.stepper.rehearse(self.stream.empty_batch())
+            self.stepper.arrange_ddp_buckets(self.stream.empty_batch())
         self.validator = Validator(recipe, prepared, self.stream.widths, plan, state.last_validation)
         path = start.folder.metrics_file if group.is_main else None
-        self.metrics = Metrics(path, step=state.step, board=settings.tensorboard)
+        self.metrics = MetricsWriter(path, step=state.step, tensorboard=settings.tensorboard)
         self.logger = TrainLogger(report, self.metrics, settings, plan)
         self.received_signal = 0  # number of the signal that this process received
         self.signal = 0  # number of a signal that any process received, the same in all processes
         self.pending: list[PendingStep] = []  # steps whose metrics have not been copied to the host
-        self.started = 0.0  # time.monotonic() at which the run would have started if it had never been interrupted
+        self.start_time = 0.0  # time.monotonic() at which the run would have started if it had never been interrupted
         self.batches: Generator[tuple[Batch, StreamPosition]] | None = None
 
     def fit(self) -> None:
         """Train until a limit is reached. On a GPU steps run asynchronously, and metrics are read every few steps."""
         if finished := self.stop_reason():
             self.report.log(f"this run is already finished: {finished} is reached. Raise that limit to train further.")
-            self.publish()  # the run may have been killed after its last checkpoint, before the model was written
+            self.write_model()  # the run may have been killed after its last checkpoint, before the model was written
         else:
             self.log_start()
         with self.catch_signals(), self.logger.bar:
@@ -230,7 +230,7 @@ class Trainer:
                     yield (batch if on_cpu else batch.pin_memory()), next_position
 
             self.batches = prefetch(read, PREFETCH[self.stepper.device.type])
-            self.started = time.monotonic() - self.state.seconds
+            self.start_time = time.monotonic() - self.state.seconds
             self.logger.reset(self.state.flops)
         pairs = [next(self.batches) for _ in range(self.settings.accumulate)]
         return [batch for batch, _ in pairs], pairs[-1][1]
@@ -240,7 +240,7 @@ class Trainer:
 
         All processes get the sum of their FLOPs, the elapsed time of rank 0, and a signal that any of them received.
         """
-        flops, seconds = sum(map(self.cost.count_training, batches)), time.monotonic() - self.started
+        flops, seconds = sum(map(self.cost.count_training, batches)), time.monotonic() - self.start_time
         gathered = self.group.gather_numbers(flops, seconds, self.received_signal)
         self.signal = int(max(number for _, _, number in gathered))
         flops, seconds = sum(flops for flops, _, _ in gathered), gathered[0][1]
@@ -352,7 +352,7 @@ class Trainer:
         return due and not self.is_skipping_steps()
 
     def validate(self) -> None:
-        """Evaluate the weights that will be published (the EMA, if there is one) on data.dev."""
+        """Evaluate the weights to save (the EMA, if there is one) on data.dev."""
         with self.stepper.load_eval_weights():
             validation = self.group.run_on_main(lambda: self.validator(self.stepper.eval_model))
         if self.state.skipped_in_a_row and not math.isfinite(validation.loss):
@@ -372,9 +372,9 @@ class Trainer:
         checkpoint.save(self.folder, self.stepper, self.state)
         due = self.is_due(self.settings.validate_every) and not self.is_skipping_steps()
         if due or self.stop_reason() or not self.group.run_on_main(self.folder.model_file.exists):
-            self.publish()
+            self.write_model()
 
-    def publish(self) -> None:
+    def write_model(self) -> None:
         """Write model.safetensors: the best weights so far, or the current weights if there is no validation."""
         current = {} if self.state.best else self.stepper.weights_to_save()
 
@@ -401,14 +401,14 @@ class Trainer:
     def stop_reason(self) -> str:
         """Return the setting that ends training now, such as "train.steps=1000", or an empty string."""
         patience = self.settings.patience
-        if 0 < patience <= self.state.stale:
+        if 0 < patience <= self.state.validations_since_best:
             return f"train.patience={patience}"
         return next((limit for limit, fraction in self.limit_fractions().items() if fraction >= 1), "")
 
     def log_end(self) -> None:
         """Log a summary of the run."""
         state = self.state
-        best = f"; best at step {state.best[0][1]}" if state.best else ""
+        best = f"; best at step {state.best[0].step}" if state.best else ""
         averaged = min(self.settings.average, len(state.best))
         model = f"the mean of the {averaged} best models" if averaged > 1 else "the model"
         skipped = f"; {state.skipped} steps skipped" if state.skipped else ""
