@@ -145,8 +145,7 @@ class ProgressBar:
         interval, minimum = (REFRESH_SECONDS, MIN_SHOWN_SECONDS) if terminal else (LOG_SECONDS, 0.0)
         if not self.visible or not is_shown(INFO) or idle_seconds <= interval or seconds < minimum:
             return
-        self.refresh_time = now
-        fraction = self.fraction()
+        self.refresh_time, fraction = now, self.fraction()
         details = text or self.describe(fraction, seconds)
         if not terminal:
             self.log(text or f"{self.name}: {details}")

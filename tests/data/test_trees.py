@@ -83,7 +83,7 @@ def test_a_multiword_token_belongs_to_the_word_nearest_the_root(tmp_path: Path) 
 
 def align(tree: Tree, text: str, ids: list[int], tokenizer: Tokenizer) -> TokenFeature:
     feature = FEATURES["tree"]
-    return feature.align_to_tokens(feature.make_record(Pair(text, "", tree)), text, ids, tokenizer)
+    return feature.align_tokens(feature.make_record(Pair(text, "", tree)), text, ids, tokenizer)
 
 
 BYTE = train_tokenizer(["a"], TokenizerSettings(kind="byte"))

@@ -84,10 +84,9 @@ class BestFitTable:
         self.widths = widths
         self.steps_per_row = [min(MAX_STEPS_PER_ROW, width) for width in widths]
         S, T = self.shape = (self.steps_per_row[0] + 1, self.steps_per_row[1] + 1)
-        relative_length_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))  # 2: a full row
         # Longer items are preferred (to 1/1000 of a row). The preference modulo S * T is the index of the cell.
-        rounded_ST = np.round(relative_length_ST * 1000).astype(np.int64)
-        self.preference_ST = rounded_ST * S * T + np.arange(S * T).reshape(S, T)
+        relative_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
+        self.preference_ST = np.round(relative_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
         sides = zip(length_2N, self.steps_per_row, widths, strict=True)
         # In steps; -(-a // b) is a / b, rounded up.
         source_N, target_N = (-(-length_N * steps // width) for length_N, steps, width in sides)

@@ -243,8 +243,7 @@ def read_pairs(
         print(pair.source, pair.target)
     """
     if corpus.phrasebook:
-        direction = phrasebook_direction(corpus, direction)
-        split = corpus.split or split
+        split, direction = corpus.split or split, phrasebook_direction(corpus, direction)
         pairs = generate_pairs(split, corpus.phrasebook, seed=corpus.seed, direction=direction, trees=trees)
     else:
         reader = corpus.reader

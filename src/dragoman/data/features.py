@@ -2,7 +2,7 @@
 
     Pair.tree        the tree that a file has for a sentence, over words
     record           the tree as numbers, over bytes of the text; stored          Feature.make_record
-    TokenFeature     a value for each token, and the record; stored               Feature.align_to_tokens
+    TokenFeature     a value for each token, and the record; stored               Feature.align_tokens
     Batch.features   tensors by name, the input of a position encoding            Feature.collate
 
 A position encoding names the features that it needs (modules/positions.py). To add a feature, write a subclass of
@@ -46,9 +46,7 @@ class Feature(ABC):
         """Return the record of a source, which does not depend on its tokens; EMPTY_RECORD if nothing is known."""
 
     @abstractmethod
-    def align_to_tokens(
-        self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer
-    ) -> TokenFeature:
+    def align_tokens(self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
         """Return a value for each token, and the record; zeros and EMPTY_RECORD if nothing is known."""
 
     @abstractmethod
@@ -89,9 +87,7 @@ class TreeFeature(Feature):
         starts = [letter_offsets[n] for n in accumulate(map(len, words), initial=0)][:-1]
         return np.array([starts, pair.tree.heads], np.int32).T.ravel()
 
-    def align_to_tokens(
-        self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer
-    ) -> TokenFeature:
+    def align_tokens(self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
         """Return the number of the word that contains the first letter of each token."""
         starts = tokenizer.locate_tokens(text, ids) if len(record) else None
         if starts is None:

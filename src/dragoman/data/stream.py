@@ -254,7 +254,7 @@ class BatchStream:
                 source, target = ([ids[start:end] for start, end in pairwise(ends)] for ids, ends in sides)
                 features = {
                     name: [
-                        FEATURES[name].align_to_tokens(record, text.decode(), ids.tolist(), self.tokenizers.source)
+                        FEATURES[name].align_tokens(record, text.decode(), ids.tolist(), self.tokenizers.source)
                         for record, text, ids in zip(store.read_records(name, line_N), texts, source, strict=True)
                     ]
                     for name in store.features

@@ -257,7 +257,7 @@ class StoreWriter(ExitStack):
         for feature in self.features:
             records = [feature.make_record(pair) for pair in pairs]
             aligned = [
-                feature.align_to_tokens(record, pair.source, source, self.tokenizers.source)
+                feature.align_tokens(record, pair.source, source, self.tokenizers.source)
                 for record, pair, source in zip(records, pairs, sides["source"], strict=True)
             ]
             self.missing[feature.missing_key] += sum(not len(record) for _, record in aligned)

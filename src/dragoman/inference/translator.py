@@ -327,7 +327,7 @@ class Translator(Predictor[Seq2Seq]):
     def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, is_full_line: bool) -> SourceSegment:
         """Return the segment with the tree of its line, or with a warning that the model reads it without a tree."""
         record = FEATURES["tree"].make_record(Pair(segment.text, "", tree if is_full_line else None))
-        aligned = FEATURES["tree"].align_to_tokens(record, segment.text, segment.ids, self.tokenizers.source)
+        aligned = FEATURES["tree"].align_tokens(record, segment.text, segment.ids, self.tokenizers.source)
         segment = segment._replace(features={"tree": aligned})
         if len(aligned.record):
             return segment

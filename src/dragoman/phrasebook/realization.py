@@ -238,8 +238,7 @@ class Realizer(ABC):
         node, preposition = phrase.node, phrase.preposition
         case = preposition.case if preposition else CASES[role]
         if preposition:
-            words = (preposition.english, preposition.german)[self.index]
-            self.add_words(words, node + Offset.PREPOSITION, node)
+            self.add_words((preposition.english, preposition.german)[self.index], node + Offset.PREPOSITION, node)
         if phrase.pronoun:
             self.add(self.inflect_pronoun(phrase, case), node, head)
             if phrase.pronoun == "relative":

@@ -216,8 +216,7 @@ def restore(path: Path, stepper: Stepper) -> None:
 
 def load_final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
     """Return the weights of the best validation, or the mean of the weights of the `average` best ones."""
-    averaged = state.best[: max(average, 1)]
-    return average_weights(load_tensors(best_file(folder, entry.step))[0] for entry in averaged)
+    return average_weights(load_tensors(best_file(folder, entry.step))[0] for entry in state.best[: max(average, 1)])
 
 
 def format_current_time() -> str:
