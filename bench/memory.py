@@ -23,7 +23,7 @@ from dragoman.data.stream import BatchStream, StreamPosition, prefetch
 from dragoman.progress import Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
-from dragoman.training.prepare import prepare
+from dragoman.training.prepare import prepare_data
 
 
 def read_resident(peak: bool = False) -> float:
@@ -75,11 +75,11 @@ def main() -> None:
             },
         )
         start = time.monotonic()
-        prepared = prepare(recipe, RunFolder(f"{folder}/run"), Report())
+        prepared = prepare_data(recipe, RunFolder(f"{folder}/run"), Report())
         prepare_peak, prepare_seconds = read_resident(peak=True), time.monotonic() - start
         reset_peak()
         start = time.monotonic()
-        prepare(recipe, RunFolder(f"{folder}/run"), Report())
+        prepare_data(recipe, RunFolder(f"{folder}/run"), Report())
         again_seconds = time.monotonic() - start
         stream = BatchStream(prepared.train, prepared.tokenizers, layout="packed", tokens=8192, seed=1)
         batches, tokens = prefetch(lambda: stream.batches(StreamPosition())), 0

@@ -27,7 +27,7 @@ from dragoman.models.registry import build_model
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
-from dragoman.training.prepare import open_stream, prepare
+from dragoman.training.prepare import open_stream, prepare_data
 from dragoman.types import BOS, Line, Pair
 from toy_run import (
     WORDS,
@@ -290,7 +290,7 @@ def test_sampled_sources_keep_their_tag(tmp_path: Path) -> None:
     tagged = recipe.data.train[0].model_copy(update={"tag": "there"})
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": (tagged,), "dev": ()})})
     (tmp_path / "run").mkdir()
-    prepared = prepare(recipe, RunFolder(tmp_path / "run"), QUIET)
+    prepared = prepare_data(recipe, RunFolder(tmp_path / "run"), QUIET)
     [tag] = prepared.tokenizers.tag_ids("there")
     stream = open_stream(recipe, prepared)
     drawn = []

@@ -38,7 +38,7 @@ from dragoman.io import (
 from dragoman.models.base import collect_weights
 from dragoman.run_dir import RunFolder, average_weights, load_tensors, read_header, read_json, save_tensors
 from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
-from dragoman.training.prepare import Prepared
+from dragoman.training.prepare import RunData
 from dragoman.training.step import StepMetrics, Stepper
 from dragoman.training.validation import Validation
 
@@ -224,7 +224,7 @@ def format_current_time() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_provenance(folder: RunFolder, prepared: Prepared, format_name: str, *, init_from: str, resumed: bool) -> None:
+def write_provenance(folder: RunFolder, prepared: RunData, format_name: str, *, init_from: str, resumed: bool) -> None:
     """Write provenance.json. A resumed run keeps the existing file."""
     if resumed and folder.provenance_file.exists():
         return

@@ -1,4 +1,4 @@
-"""Prepare the data of a run: `prepare` returns tokenizers and token stores, `open_stream` a stream of their batches.
+"""The data of a run: `prepare_data` returns tokenizers and token stores, `open_stream` a stream of their batches.
 
 Tokenizers and token stores are kept in the cache folder, where later runs on the same data find them.
 """
@@ -38,7 +38,7 @@ STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose 
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunData:
     """The data and the tokenizers of a training run."""
 
     tokenizers: Tokenizers
@@ -77,7 +77,7 @@ def find_changed_corpus(digests: dict[str, str], other: dict[str, str]) -> str:
     return next((name for name in [*digests, *other] if digests.get(name) != other.get(name)), "")
 
 
-def check_same_data(prepared: Prepared, group: ProcessGroup) -> None:
+def check_same_data(prepared: RunData, group: ProcessGroup) -> None:
     """Raise an error on all ranks if the processes have read different data."""
     first, *others = group.gather_results(lambda: prepared.digests)
     for rank, digests in enumerate(others, 1):
@@ -154,7 +154,7 @@ def check_files(recipe: Recipe) -> None:
                 next(corpus.reader.read(full, read_first), None)
 
 
-def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
+def prepare_data(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> RunData:
     """Return the data of a run. Without `tokenizers`, load them from the run folder or else train them."""
     if tokenizers is None:
         exists = folder.tokenizer_folder.exists()
@@ -167,7 +167,7 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
     count = len(recipe.data.training_corpora)
     names = [f"data.{split} ({corpus.title})" for split, corpus in corpora]
-    return Prepared(tokenizers, stores[:count], stores[count:], read_dev_pairs(recipe), names)
+    return RunData(tokenizers, stores[:count], stores[count:], read_dev_pairs(recipe), names)
 
 
 def add_tags(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
@@ -262,7 +262,7 @@ def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
 
 
 def open_stream(
-    recipe: Recipe, prepared: Prepared, *, bucketed_shapes: bool = False, shard: RankShard | None = None
+    recipe: Recipe, prepared: RunData, *, bucketed_shapes: bool = False, shard: RankShard | None = None
 ) -> BatchStream:
     """Return an endless stream of training batches, with bucketed shapes if requested and the model supports them."""
     settings, layout = recipe.train, recipe.batch_layout

@@ -39,7 +39,7 @@ from dragoman.smt.settings import SmtSettings
 from dragoman.training import checkpoint, optim
 from dragoman.training.execution import PARALLEL, plan_execution
 from dragoman.training.loss import CONSISTENCY, LOSSES, check_consistency
-from dragoman.training.prepare import add_tags, check_data, check_files, open_stream, prepare
+from dragoman.training.prepare import add_tags, check_data, check_files, open_stream, prepare_data
 from dragoman.training.step import OptimizerOutOfMemoryError, Stepper, fetch_metrics, freeze_parameters
 from dragoman.types import SPECIALS
 
@@ -400,7 +400,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         request = request._replace(folder=folder, overrides=[*request.overrides, f"data.cache={temporary}/cache"])
         parent = open_run(request.init_from, device="cpu") if request.init_from is not None else None
         recipe = open_folder(request, None, parent, report, locks, group)
-        prepared = prepare(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
+        prepared = prepare_data(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
         model, train = initialize_model(recipe, prepared.tokenizers, parent), recipe.train
         slots, tokens = 0.0, 0  # of all examples, without padding: slots of batches in an epoch, tokens of both sides
         for corpus in prepared.train:
@@ -467,7 +467,7 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
         )
     plan.apply()
     with TemporaryDirectory() as folder:
-        prepared = prepare(full_recipe, RunFolder(folder), report)
+        prepared = prepare_data(full_recipe, RunFolder(folder), report)
     model = initialize_model(full_recipe, prepared.tokenizers, None)
     stepper = Stepper(model, full_recipe.train, replace(plan, use_cuda_graphs=False, compile=False))
     memory = float(torch.cuda.get_device_properties(device).total_memory)

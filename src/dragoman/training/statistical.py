@@ -48,7 +48,7 @@ class LoadedCorpora(NamedTuple):
 def train_phrase_system(request: TrainRequest, report: Report) -> Path:
     """Train the recipe of a phrase-based system, or resume its training; return the run folder."""
     folder = request.folder
-    resumed = has_begun_run(folder, resume=request.resume)
+    resumed = check_run_folder(folder, resume=request.resume)
     recipe = read_phrase_recipe(request, report)
     if resumed:
         recipe = continue_recipe(folder.load_recipe(), recipe, report)
@@ -76,7 +76,7 @@ def read_phrase_recipe(request: TrainRequest, report: Report) -> Recipe:
     return recipe
 
 
-def has_begun_run(folder: RunFolder, *, resume: bool) -> bool:
+def check_run_folder(folder: RunFolder, *, resume: bool) -> bool:
     """Return whether the folder has a phrase-based run that was begun; refuse a folder with anything else in it."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
@@ -192,7 +192,7 @@ def read_corpora(recipe: Recipe, report: Report) -> LoadedCorpora:
 
 def describe_phrase_run(request: TrainRequest, report: Report) -> dict[str, Any]:
     """Check a recipe and its data, and return what would be trained (`dragoman train --dry-run`)."""
-    find_begun_run(request.folder, resume=False)
+    check_run_folder(request.folder, resume=False)
     recipe = read_phrase_recipe(request, report)
     corpora = read_corpora(recipe, report)
     return {

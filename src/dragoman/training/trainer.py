@@ -34,7 +34,7 @@ from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end_of_trai
 from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import MetricsWriter, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
-from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
+from dragoman.training.prepare import RunData, check_same_data, find_changed_corpus, open_stream, prepare_data
 from dragoman.training.start import StartedRun, TrainRequest, describe_run, initialize_model, start_run
 from dragoman.training.statistical import describe_phrase_run, train_phrase_system
 from dragoman.training.step import PendingStep, Stepper, fetch_metrics
@@ -76,7 +76,7 @@ def train(
         start = start_run(request, report, stack, group)
         folder = request.folder
         known_tokenizers = start.parent.tokenizers if start.parent else tokenizers
-        prepared = group.run_main_first(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
+        prepared = group.run_main_first(lambda: prepare_data(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
         record = partial(write_provenance, folder, prepared, start.recipe.example_format, init_from=start.init_from)
         group.run_on_main(lambda: record(resumed=start.resume_from is not None))
@@ -108,7 +108,7 @@ def check_single_process(group: ProcessGroup) -> None:
         raise group.user_error("model.kind=smt trains in one process, which uses all cores; leave torchrun out")
 
 
-def prepare_state(start: StartedRun, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
+def prepare_state(start: StartedRun, prepared: RunData, report: Report, group: ProcessGroup) -> TrainState:
     """Return the state to start from, of the checkpoint or of a new run, with the execution plan of this process."""
     saved = checkpoint.load_state(start.resume_from) if start.resume_from else None
     plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
@@ -130,7 +130,7 @@ class Trainer:
     """The training of one run. A checkpoint consists of `state` and of the tensors in `stepper`."""
 
     def __init__(
-        self, start: StartedRun, state: TrainState, prepared: Prepared, report: Report, group: ProcessGroup
+        self, start: StartedRun, state: TrainState, prepared: RunData, report: Report, group: ProcessGroup
     ) -> None:
         recipe, settings, plan = start.recipe, start.recipe.train, state.plan
         self.recipe, self.settings, self.state = recipe, settings, state
@@ -232,8 +232,8 @@ class Trainer:
             self.batches = prefetch(read, PREFETCH[self.stepper.device.type])
             self.start_time = time.monotonic() - self.state.seconds
             self.logger.reset(self.state.flops)
-        pairs = [next(self.batches) for _ in range(self.settings.accumulate)]
-        return [batch for batch, _ in pairs], pairs[-1][1]
+        batches, positions = zip(*(next(self.batches) for _ in range(self.settings.accumulate)), strict=True)
+        return list(batches), positions[-1]
 
     def advance(self, batches: list[Batch], position: StreamPosition) -> None:
         """Update the state after a step.
@@ -242,9 +242,9 @@ class Trainer:
         """
         flops, seconds = sum(map(self.cost.count_training, batches)), time.monotonic() - self.start_time
         gathered = self.group.gather_numbers(flops, seconds, self.received_signal)
-        self.signal = int(max(number for _, _, number in gathered))
-        flops, seconds = sum(flops for flops, _, _ in gathered), gathered[0][1]
-        self.state = self.state.advance(self.pending[-1].tokens, position, seconds, flops)
+        all_flops, all_seconds, all_signals = zip(*gathered, strict=True)
+        self.signal = int(max(all_signals))
+        self.state = self.state.advance(self.pending[-1].tokens, position, all_seconds[0], sum(all_flops))
 
     def should_synchronise(self) -> bool:
         """Return whether to wait for the metrics of the pending steps. On a GPU only if they are needed now."""

@@ -24,7 +24,7 @@ from dragoman.models.base import Model, Seq2Seq
 from dragoman.recipe import Recipe
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.loss import LossTerms, compute_chunked_loss
-from dragoman.training.prepare import Prepared
+from dragoman.training.prepare import RunData
 from dragoman.types import Batch, Line
 
 GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # used instead of the recipe's search: it is faster
@@ -80,7 +80,7 @@ class Validator:
     """The dev set and how to evaluate a model on it: `validator(model)` returns a Validation."""
 
     def __init__(
-        self, recipe: Recipe, prepared: Prepared, widths: Widths, plan: ExecutionPlan, last: Validation | None = None
+        self, recipe: Recipe, prepared: RunData, widths: Widths, plan: ExecutionPlan, last: Validation | None = None
     ) -> None:
         """Collate the dev set. `last` is the last validation of a resumed run."""
         self.recipe, self.prepared, self.plan, self.last = recipe, prepared, plan, last
