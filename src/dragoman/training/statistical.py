@@ -121,10 +121,9 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
 
     tokenizer = find_word_tokenizer(recipe.tokenizer.kind)
     lengths = [[len(tokenizer.split(text)) for text in side] for side in corpora.train]
-    pairs = len(lengths[0])
     statistics = PairStatistics.measure(
-        zip(*(side[:: max(pairs // STATISTICS_LENGTHS, 1)] for side in lengths), strict=True),
-        zip(*(side[:: max(pairs // STATISTICS_TEXTS, 1)] for side in corpora.train), strict=True),
+        zip(*(side[:: max(len(side) // STATISTICS_LENGTHS, 1)] for side in lengths), strict=True),
+        zip(*(side[:: max(len(side) // STATISTICS_TEXTS, 1)] for side in corpora.train), strict=True),
     )
     SystemTrainer(
         folder.path,

@@ -84,8 +84,7 @@ class Validator:
     ) -> None:
         """Collate the dev set. `last` is the last validation of a resumed run."""
         self.recipe, self.prepared, self.plan, self.last = recipe, prepared, plan, last
-        self.device = torch.device(plan.device)
-        self.task = recipe.model.task
+        self.device, self.task = torch.device(plan.device), recipe.model.task
         self.engine: TorchEngine | None = None
         name, context = recipe.example_format, getattr(recipe.model, "context", 0)  # only language models have one
         examples = [example for part in prepared.dev for example in read_in_order(part.store, name, context)]
