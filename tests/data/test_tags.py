@@ -328,8 +328,8 @@ def test_distillation_uses_tags(folder: Path, tmp_path: Path) -> None:
 
 CORPUS = "{source: words, target: turned"
 REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "tagged dev": ([f"data.dev={CORPUS}, tag: other}}"], ("data.dev", "'other'", "there, back, none")),
-    "untagged dev": ([f"data.train={CORPUS}, tag: a}}", "data.test=[]", f"data.dev={CORPUS}}}"], ("no tag", "(a)")),
+    "tagged dev": ([f"data.dev={CORPUS}, tag: other}}"], ("data.dev", "'other'", "there, back, no tag")),
+    "untagged dev": ([f"data.train={CORPUS}, tag: a}}", "data.test=[]", f"data.dev={CORPUS}}}"], ("no tag", "only: a")),
     "two vocabularies": (["tokenizer.joint=false"], ("tokenizer.joint",)),
     "both with tags": (["data.both_ways=true"], ("data.both_ways", "reverse: true")),
     "spaces": ([f"data.train={CORPUS}, tag: ' a'}}"], ("tag", "' a'")),
