@@ -391,7 +391,11 @@ def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, l
     cross = model.decoder.layers[layer].cross.sublayer
     cross.register_forward_pre_hook(lambda module, args: seen.append(module.compute_weights(*args).mean(1)))
     model(batch)
+    assert model.attention_layers == depth
     assert_same(model.compute_alignment(batch), seen[0], torch.float32)
+    assert_same(model.compute_alignment(batch, layer), seen[0], torch.float32)
+    if depth > 1:
+        assert_different(model.compute_alignment(batch, 0 if layer else depth - 1), seen[0])
 
 
 @pytest.mark.parametrize("setting", REGISTRIES)

@@ -174,9 +174,14 @@ class EnsembleModel(Seq2Seq):
         """Return the logarithm of the mean probabilities of the next tokens."""
         return mean_logp([model.project(model(batch)).float().log_softmax(-1) for model in self.members])
 
-    def compute_alignment(self, batch: Batch) -> Tensor:
-        """Return weight_BTS: the mean alignment of the those members that provide one."""
-        return torch.stack([model.compute_alignment(batch) for model in self.members if model.aligns]).mean(0)
+    @property
+    def attention_layers(self) -> int:  # type: ignore[override]
+        """The number of attention layers that all members with alignments have."""
+        return min((model.attention_layers for model in self.members if model.aligns), default=1)
+
+    def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:
+        """Return weight_BTS: the mean alignment of the members that have alignments."""
+        return torch.stack([model.compute_alignment(batch, layer) for model in self.members if model.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
         return self.ensemble.start(source_BS, real_BS, *features)

@@ -169,10 +169,15 @@ class Seq2Seq(AutoregressiveModel):
     """A model that generates a target from a source."""
 
     aligns = True  # see BaseModelSettings.aligns
+    attention_layers = 1  # number of decoder layers that attend to the source
 
     @abstractmethod
-    def compute_alignment(self, batch: Batch) -> Tensor:
-        """Return the attention weights of target tokens on source tokens, weight_BTS. They sum to one over S."""
+    def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:
+        """Return the attention weights of target tokens on source tokens, weight_BTS. They sum to one over S.
+
+        Row t has the weights with which the token `target_out` is predicted, when `target_in` is the input. `layer`,
+        counted from 0, is one of `attention_layers`; by default, the one that is best as a word alignment.
+        """
 
 
 def expand_to_rows(sentences_K: Tensor, width: int) -> Tensor:

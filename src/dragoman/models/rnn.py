@@ -379,7 +379,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         out_BTO: Tensor = self.decoder(batch.target_in_BT, source, states, batch.target_visible_BT)[1]
         return out_BTO
 
-    def compute_alignment(self, batch: Batch) -> Tensor:
+    def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:  # noqa: ARG002 - there is one attention
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
         state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
         return self.decoder.attention.compute_weights(state_BTC, source).float()

@@ -241,11 +241,13 @@ class Decoder(TransformerStack):
             x_BTC = self.layer_dropout(x_BTC, layer(x_BTC, rows, mask, memory_BSC, cross_mask))
         return self.norm(x_BTC, rows.real_BT)
 
-    def compute_alignment(self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout) -> Tensor:
-        """Return the cross-attention weights of the layer `alignment_layer`, averaged over its heads: weight_BTS."""
+    def compute_alignment(
+        self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout, number: int
+    ) -> Tensor:
+        """Return the cross-attention weights of a layer, counted from 0, averaged over its heads: weight_BTS."""
         x_BTC, mask = self.embed(ids_BT, rows), self.attention.make_mask(rows)
         cross_mask = make_cross_attention_mask(rows, source)
-        *lower, alignment_layer = self.layers[: self.settings.alignment_layer + 1]
+        *lower, alignment_layer = self.layers[: number + 1]
         for layer in lower:
             x_BTC = layer(x_BTC, rows, mask, memory_BSC, cross_mask)
         return alignment_layer.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
@@ -314,10 +316,16 @@ class Transformer(Seq2Seq):
         memory_BSC = self.encoder(batch.source_BS, source)
         return self.decoder(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
 
-    def compute_alignment(self, batch: Batch) -> Tensor:
-        source = RowLayout.from_source(batch)
+    @property
+    def attention_layers(self) -> int:  # type: ignore[override]
+        """The number of decoder layers, all of which attend to the source."""
+        return self.settings.decoder_depth
+
+    def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:
+        source, target = RowLayout.from_source(batch), RowLayout.from_target(batch)
         memory_BSC = self.encoder(batch.source_BS, source)
-        return self.decoder.compute_alignment(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
+        number = self.settings.alignment_layer if layer is None else layer
+        return self.decoder.compute_alignment(batch.target_in_BT, target, memory_BSC, source, number)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> KVCache:
         """Encode the sources, one per row, and return the state before the first target token."""
