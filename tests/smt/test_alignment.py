@@ -13,8 +13,8 @@ import pytest
 
 from dragoman.errors import UserError
 from dragoman.smt import alignment_kernels as kernels
-from dragoman.smt.alignment import KINDS, Aligner, Progress, train_aligner
-from dragoman.smt.settings import AlignerSettings
+from dragoman.smt.alignment import KINDS, Aligner, IterationReport, split_long_pair, train_aligner
+from dragoman.smt.settings import MAX_LENGTH, AlignerSettings
 from dragoman.smt.symmetrization import SYMMETRIZATIONS
 from toy_pairs import SOURCE, TARGET
 
@@ -59,7 +59,7 @@ def test_model_1_on_three_pairs() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_likelihood_never_falls(kind: str) -> None:
-    reports: list[Progress] = []
+    reports: list[IterationReport] = []
     train_aligner(
         SOURCE, TARGET, AlignerSettings(**{**NOTHING, "ibm1": 2, kind: 8}, agree=False), report=reports.append
     )
@@ -158,13 +158,28 @@ def test_every_model_aligns_any_pair(method: str, kind: str) -> None:
         assert all(i < len(source.split()) and j < len(target.split()) for i, j in links)
 
 
+def test_jumps_longer_than_any_training_sentence_are_rare() -> None:
+    """Sentences of up to six words have no jumps by nine, whose expected counts are divided by zero."""
+    for jumps in train_aligner(SOURCE, TARGET, AlignerSettings(agree=False)).positions.parameters:
+        assert jumps[-1] == jumps[0] == jumps.min()
+        assert jumps[kernels.WINDOW + 2] == jumps.max()  # a jump by one
+
+
+@pytest.mark.parametrize("lengths", [(3, 5), (1000, 1000), (2500, 800), (3, 4001), (0, 5)])
+def test_parts_of_long_pairs_cover_all_words(lengths: tuple[int, int]) -> None:
+    parts = split_long_pair(*lengths)
+    assert all(last - first <= MAX_LENGTH for part in parts for first, last in part)
+    for side, length in enumerate(lengths):
+        assert [n for part in parts for n in range(*part[side])] == list(range(length))
+
+
 def test_saved_is_loaded(tmp_path: Path) -> None:
     aligner = train_aligner(SOURCE, TARGET)
     aligner.save(tmp_path)
     again = Aligner.load(tmp_path)
     assert list(again.align(SOURCE, TARGET)) == list(aligner.align(SOURCE, TARGET))
     (tmp_path / "aligner.json").write_text("{")
-    with pytest.raises(UserError, match="holds no alignment model"):
+    with pytest.raises(UserError, match="has no alignment model"):
         Aligner.load(tmp_path)
 
 
@@ -178,7 +193,7 @@ def test_training_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_to_learn_from() -> None:
-    with pytest.raises(UserError, match="no pair to learn from"):
+    with pytest.raises(UserError, match="no pair to train on"):
         train_aligner(["", "a b c"], ["x", "y"], AlignerSettings(max_length=2))
     with pytest.raises(UserError, match="grow-diag"):
         train_aligner(SOURCE, TARGET, AlignerSettings(symmetrize="grow-dia"))

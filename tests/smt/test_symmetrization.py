@@ -33,4 +33,5 @@ def test_grow_diag_by_hand() -> None:
     forward, backward = [(0, 0), (1, 1), (3, 3)], [(0, 0), (1, 2)]
     assert combine_links(forward, backward, "grow-diag", (4, 4)) == [(0, 0), (1, 1), (1, 2)]
     assert combine_links(forward, backward, "grow", (4, 4)) == [(0, 0)]
+    assert combine_links(forward, backward, "grow-diag-and", (4, 4)) == [(0, 0), (1, 1)]
     assert combine_links(forward, backward, "grow-diag-final", (4, 4)) == [(0, 0), (1, 1), (1, 2), (3, 3)]

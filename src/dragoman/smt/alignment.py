@@ -3,22 +3,23 @@
     aligner = train_aligner(source_lines, target_lines)
     for links in aligner.align(source_lines, target_lines): ...
 
-All models are trained in both directions at once by expectation maximisation. They share a translation table, which has
-an entry for every two words that occur in one pair, and differ in how a position is chosen:
+All models are trained in both directions by expectation maximisation (EM). They share a translation table, which has an
+entry for every two words that occur in the same sentence pair, and differ in the probability of positions:
 
-    ibm1       every position is as likely as any other (Brown 1993)
+    ibm1       all positions are equally likely (Brown et al. 1993)
     ibm2       a table p(i | j, I)
-    diagonal   one number, the tension towards the diagonal, instead of that table (Dyer 2013)
-    hmm        depends on the distance from the position of the word before (Vogel 1996)
+    diagonal   instead of that table, one parameter: the tension towards the diagonal (Dyer et al. 2013)
+    hmm        depends on the distance from the position of the previous word (Vogel et al. 1996)
 
-Each starts from the translation table of the one before it. With `agree`, the two directions are trained to agree: a
-link counts by the product of both posteriors (Liang, Taskar and Klein 2006). That costs nothing and halves the errors,
-but what rises from iteration to iteration is then no longer the likelihood.
+Each model starts from the translation table of the one trained before it. With `agree`, the two directions are trained
+jointly: a link counts by the product of its posteriors in both directions (Liang, Taskar and Klein 2006). That takes no
+more time and halves the errors, but EM then no longer maximises the likelihood, which may fall.
 """
 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
@@ -35,29 +36,29 @@ from dragoman.hardware import usable_cores
 from dragoman.smt import alignment_kernels as kernels
 from dragoman.smt.alignment_kernels import Block, PositionCounts, Positions, Side, WordTable
 from dragoman.smt.compiled import Array
-from dragoman.smt.settings import AGREEMENT, AlignerSettings
+from dragoman.smt.settings import AGREEMENT, ALIGNER_FILE, MAX_LENGTH, AlignerSettings
 from dragoman.smt.symmetrization import SYMMETRIZATIONS, Links
 
 KINDS = {"ibm1": kernels.MODEL1, "ibm2": kernels.MODEL2, "diagonal": kernels.DIAGONAL, "hmm": kernels.HMM}
-BLOCK_CELLS = 40_000_000  # that are held at a time, with two numbers of four bytes each
-RUNS = 8  # parts of a block that threads work on
+BLOCK_CELLS = 40_000_000  # maximum number of cells in memory, with two floats of four bytes each
+TASKS = 8  # number of parts that the work on a block is divided into, for threads
 PRUNE_BELOW = 1e-6  # entries less likely than this in both directions are dropped after two iterations of IBM Model 1
-PRIOR_LENGTH = 64  # sentences up to this length have a table of their own in IBM Model 2
-SMALLEST_SUM = 1e-30  # keeps divisions by nothing from failing
-HMM_LENGTH = 1000  # longer sentences are aligned by IBM Model 1, whose memory does not grow with their square
+PRIOR_LENGTH = 64  # IBM Model 2 has position probabilities for sentences shorter than this; others are uniform
+MIN_NULL = 1e-3  # minimum probability of NULL
+RAREST_JUMP = 1e-7  # minimum probability of a jump of the HMM, relative to the most likely jump
 
 
-class Progress(NamedTuple):
-    """What is known after an iteration."""
+class IterationReport(NamedTuple):
+    """The result of one iteration of EM."""
 
     kind: str
     iteration: int
     log_likelihood: float  # of both directions, per word
-    entries: int  # of the translation table
+    entries: int  # number of entries of the translation table
 
 
 class Aligner:
-    """A trained alignment model of two languages, for new pairs as well as for those that it learned from."""
+    """A trained alignment model of two languages, for its training pairs as well as for new ones."""
 
     def __init__(
         self,
@@ -68,112 +69,138 @@ class Aligner:
     ) -> None:
         self.words, self.table, self.positions, self.settings = words, table, positions, settings
         self.threads = usable_cores()
+        self.skipped_pairs = 0  # training pairs that were not used because they were empty or too long
 
     def encode(self, lines: Iterable[str], side: int) -> Side:
-        """Return the word ids of tokenised lines; unknown words get one that is in no row of the table."""
-        words, unknown = self.words[side], len(self.words[side])
-        return make_side([[words.get(word, unknown) for word in tokenize_line(line, self.settings)] for line in lines])
+        """Return the ids of the words of tokenised lines; all unknown words get the same id."""
+        return self.encode_words((tokenize_line(line, self.settings) for line in lines), side)
 
-    def align(self, source: Iterable[str], target: Iterable[str], *, at_a_time: int = 10_000) -> Iterator[Links]:
-        """Yield the links of each pair as (source, target) positions, in order."""
+    def encode_words(self, sentences: Iterable[Sequence[str]], side: int) -> Side:
+        """Return the ids of the words of sentences; all unknown words get the same id."""
+        ids, unknown = self.words[side], len(self.words[side])
+        return make_side([ids.get(word, unknown) for word in sentence] for sentence in sentences)
+
+    def align(self, source: Iterable[str], target: Iterable[str], *, chunk: int = 10_000) -> Iterator[Links]:
+        """Yield the links of each pair of tokenised lines as (source, target) positions, `chunk` pairs at a time."""
         pairs = zip(source, target, strict=True)
-        while some := list(islice(pairs, at_a_time)):
-            sides = self.encode((one for one, _ in some), 0), self.encode((two for _, two in some), 1)
-            for block in split_blocks(*sides):
-                found = self.link(block)
-                sizes = np.diff(block.source.starts), np.diff(block.target.starts)
-                for first, i, j in zip(block.first_cell[:-1], *sizes, strict=True):
-                    yield [(int(a), int(b)) for a, b in np.argwhere(found[first : first + i * j].reshape(i, j))]
+        while lines := list(islice(pairs, chunk)):
+            word_lists = [(tokenize_line(one, self.settings), tokenize_line(two, self.settings)) for one, two in lines]
+            parts = [split_long_pair(len(one), len(two)) for one, two in word_lists]
+            flat = [(pair, part) for pair, ranges in zip(word_lists, parts, strict=True) for part in ranges]
+            sides = [self.encode_words((pair[n][slice(*part[n])] for pair, part in flat), n) for n in (0, 1)]
+            links = self.align_encoded(sides[0], sides[1])
+            for ranges in parts:
+                yield [(i + first[0], j + second[0]) for first, second in ranges for i, j in next(links)]
+
+    def align_encoded(self, source: Side, target: Side) -> Iterator[Links]:
+        """Yield the links of each pair, given word ids."""
+        for block in split_blocks(source, target):
+            linked_cells = np.flatnonzero(self.link(block))
+            edges = np.searchsorted(linked_cells, block.first_cell)  # of the links of each pair
+            pairs = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+            target_lengths = np.diff(block.target.starts)[pairs]
+            i, j = np.divmod(linked_cells - block.first_cell[pairs], target_lengths)
+            links = list(zip(i.tolist(), j.tolist(), strict=True))
+            for first, last in pairwise(edges.tolist()):
+                yield links[first:last]
 
     def link(self, block: Block) -> Array:
         """Return for every cell of a block whether it is a link."""
         settings, positions = self.settings, self.positions
-        if block.longest > HMM_LENGTH:
-            positions = positions._replace(kind=kernels.MODEL1)
         if settings.symmetrize == AGREEMENT:
             forward, backward, _ = self.infer(block, positions)
             return forward * backward >= settings.threshold**2
-        cells, out = self.read(block), np.zeros(int(block.first_cell[-1]), np.bool_)
-        heuristic = SYMMETRIZATIONS[settings.symmetrize]
-        self.run(
-            np.diff(block.first_cell), kernels.link_pairs, block, self.table, positions, heuristic, then=(*cells, out)
-        )
+        cells, out = self.read_cells(block), np.zeros(int(block.first_cell[-1]), np.bool_)
+        arguments = block, self.table, positions, SYMMETRIZATIONS[settings.symmetrize]
+        self.run_threads(np.diff(block.first_cell), kernels.link_pairs, *arguments, outputs=(*cells, out))
         return out
 
-    def read(self, block: Block) -> tuple[Array, Array]:
+    def read_cells(self, block: Block) -> tuple[Array, Array]:
         """Return the translation probabilities of every cell in both directions."""
         size = int(block.first_cell[-1])
         cells = np.empty(size, np.float32), np.empty(size, np.float32)
-        self.run(np.diff(block.row_starts), kernels.visit_rows, block, self.table, False, then=cells)
+        self.run_threads(np.diff(block.row_starts), kernels.visit_rows, block, self.table, False, outputs=cells)
         return cells
 
     def infer(
         self, block: Block, positions: Positions, *, agree: bool = False, counts: PositionCounts | None = None
     ) -> tuple[Array, Array, float]:
         """Return the posteriors of every cell in both directions, and the log-likelihood; add to the counts."""
-        cells = self.read(block)
+        cells = self.read_cells(block)
 
-        def work(first: int, last: int) -> tuple[float, PositionCounts]:
-            made = empty_counts(self.table, positions)
-            return kernels.infer_pairs(block, self.table, positions, agree, first, last, *cells, made), made
+        def infer_range(first: int, last: int) -> tuple[float, PositionCounts]:
+            local_counts = empty_counts(self.table, positions)
+            arguments = block, self.table, positions, agree, first, last, *cells, local_counts
+            return kernels.infer_pairs(*arguments), local_counts
 
-        likelihood = 0.0
-        for found, made in self.run(np.diff(block.first_cell), work):
-            likelihood += found
-            for total, part in zip(counts or (), made if counts else (), strict=True):
-                total += part
-        return *cells, likelihood
+        log_likelihood = 0.0
+        for partial, local_counts in self.run_threads(np.diff(block.first_cell), infer_range):
+            log_likelihood += partial
+            for total, local in zip(counts or (), local_counts if counts else (), strict=True):
+                total += local
+        return *cells, log_likelihood
 
-    def iterate(self, source: Side, target: Side, tick: Callable[[int], object] = id) -> float:
-        """Make one iteration of expectation maximisation; return the log-likelihood before it, per word."""
+    def iterate(self, source: Side, target: Side, on_progress: Callable[[int], object] = id) -> float:
+        """Run one iteration of EM; return the log-likelihood before it, per word.
+
+        `on_progress` gets the number of cells of every finished block.
+        """
         expected = self.table._replace(
             forward=np.zeros_like(self.table.forward), backward=np.zeros_like(self.table.backward)
         )
         counts = empty_counts(self.table, self.positions)
-        likelihood = 0.0
+        log_likelihood = 0.0
         for block in split_blocks(source, target):
-            *cells, found = self.infer(block, self.positions, agree=self.settings.agree, counts=counts)
-            self.run(np.diff(block.row_starts), kernels.visit_rows, block, expected, True, then=cells)
-            likelihood += found
-            tick(int(block.first_cell[-1]))
+            *cells, partial = self.infer(block, self.positions, agree=self.settings.agree, counts=counts)
+            self.run_threads(np.diff(block.row_starts), kernels.visit_rows, block, expected, True, outputs=cells)
+            log_likelihood += partial
+            on_progress(int(block.first_cell[-1]))
         self.table = normalise_table(expected, counts)
         self.positions = update_positions(self.positions, counts)
-        return likelihood / max(len(source.ids) + len(target.ids), 1)
+        if self.settings.agree and self.positions.kind == kernels.HMM:
+            # Models that are not trained jointly would align more and more rare words to NULL.
+            words = len(target.ids), len(source.ids)  # that each direction generates
+            self.positions = self.positions._replace(p_null=np.clip(counts.p_null / words, MIN_NULL, 1 - MIN_NULL))
+        return log_likelihood / max(len(source.ids) + len(target.ids), 1)
 
-    def run(self, weights: Array, work: Callable[..., Any], *before: Any, then: Sequence[Any] = ()) -> list[Any]:
-        """Call `work(*before, first, last, *then)` in threads, on runs of about the same weight; return all results.
+    def run_threads(
+        self, weights: Array, work: Callable[..., Any], *inputs: Any, outputs: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Call `work(*inputs, first, last, *outputs)` in threads, on ranges of similar weight; return all results.
 
-        How many runs there are does not depend on the threads, so sums over them are the same on every machine.
+        The number of ranges does not depend on the number of threads, so sums over them are equal on every machine.
         """
         total = np.concatenate([[0], np.cumsum(weights)])
-        cuts = np.searchsorted(total, np.linspace(0, total[-1], RUNS + 1)[1:-1])
+        cuts = np.searchsorted(total, np.linspace(0, total[-1], TASKS + 1)[1:-1])
         edges = [0, *(int(cut) for cut in cuts), len(weights)]
         with ThreadPoolExecutor(self.threads) as pool:
-            futures = [pool.submit(work, *before, *run, *then) for run in pairwise(edges)]
+            futures = [pool.submit(work, *inputs, *part, *outputs) for part in pairwise(edges)]
             return [future.result() for future in futures]
 
     def save(self, folder: Path) -> None:
         """Write the model into a folder: tensors, words and settings."""
-        arrays = {**self.table._asdict(), "parameters": self.positions.parameters, "priors": self.positions.priors}
-        save_file(arrays, folder / "aligner.safetensors")
+        positions = {name: value for name, value in self.positions._asdict().items() if name != "kind"}
+        save_file({**self.table._asdict(), **positions}, folder / "aligner.safetensors")
         for name, words in zip(("source", "target"), self.words, strict=True):
             (folder / f"{name}.words").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
         about = {"kind": list(KINDS)[self.positions.kind], "settings": self.settings.model_dump()}
-        (folder / "aligner.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        (folder / ALIGNER_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Aligner:
-        """Read a model that `save` wrote."""
+        """Read a model that `save` wrote; raise a UserError if it is damaged."""
         try:
-            about = json.loads((folder / "aligner.json").read_text(encoding="utf-8"))
+            about = json.loads((folder / ALIGNER_FILE).read_text(encoding="utf-8"))
             settings, kind = parse_settings(AlignerSettings, about["settings"]), KINDS[about["kind"]]
             arrays = load_file(folder / "aligner.safetensors")
-            positions = Positions(kind, settings.null, arrays.pop("parameters"), arrays.pop("priors"))
+            positions = Positions(kind, *(arrays.pop(name) for name in ("p_null", "parameters", "priors")))
             table = WordTable(**arrays)
             texts = [(folder / f"{name}.words").read_text(encoding="utf-8") for name in ("source", "target")]
+            words = [{word: index for index, word in enumerate(text.split("\n")[:-1])} for text in texts]
+            check_model(table, positions, words)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise UserError(f"{str(folder)!r} holds no alignment model that can be read: {error}") from error
-        words = [{word: index for index, word in enumerate(text.split("\n")[:-1])} for text in texts]
+            problem = f"{str(folder)!r} has no alignment model that can be read ({error})"
+            raise UserError(f"{problem}; copy it again, or train it again with --save") from error
         return cls((words[0], words[1]), table, positions, settings)
 
 
@@ -182,30 +209,23 @@ def train_aligner(
     target: Iterable[str],
     settings: AlignerSettings | None = None,
     *,
-    report: Callable[[Progress], object] = id,
+    report: Callable[[IterationReport], object] = id,
     show: Callable[[float], object] = id,
 ) -> Aligner:
-    """Learn to align from tokenised lines. `report` gets every iteration, `show` the share that is done."""
+    """Train an alignment model on tokenised lines.
+
+    `report` is called after every iteration, `show` with the fraction of the work that is done.
+    """
     settings = settings or AlignerSettings()
     settings.check()
-    words: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    sides: tuple[list[list[int]], list[list[int]]] = ([], [])
-    for pair in zip(source, target, strict=True):
-        lists = [tokenize_line(line, settings) for line in pair]
-        if not all(0 < len(each) <= settings.max_length for each in lists):
-            continue
-        for ids, known, each in zip(sides, words, lists, strict=True):
-            ids.append([known.setdefault(word, len(known)) for word in each])
-    if not sides[0]:
-        raise UserError(f"there is no pair to learn from: all are empty or longer than {settings.max_length} words")
-    one, two = make_side(sides[0]), make_side(sides[1])
-    del sides
+    words, (one, two), skipped_pairs = encode_training_pairs(source, target, settings)
     aligner = Aligner(words, WordTable(*[np.zeros(0)] * 6), initial_positions("ibm1", settings), settings)
-    aligner.table = list_word_pairs(one, two, (len(words[0]), len(words[1])), aligner.run)
+    aligner.skipped_pairs = skipped_pairs
+    aligner.table = list_word_pairs(one, two, (len(words[0]), len(words[1])), aligner.run_threads)
     done, cells = 0, int((np.diff(one.starts) * np.diff(two.starts)).sum())
     total = cells * sum(getattr(settings, kind) for kind in KINDS)
 
-    def tick(count: int) -> None:
+    def add_progress(count: int) -> None:
         nonlocal done
         done += count
         show(done / total)
@@ -215,11 +235,57 @@ def train_aligner(
         if iterations:
             aligner.positions = initial_positions(kind, settings)
         for iteration in range(1, iterations + 1):
-            likelihood = aligner.iterate(one, two, tick)
+            log_likelihood = aligner.iterate(one, two, add_progress)
             if kind == "ibm1" and iteration == 2:
                 aligner.table = prune_table(aligner.table)
-            report(Progress(kind, iteration, likelihood, len(aligner.table.columns)))
+            report(IterationReport(kind, iteration, log_likelihood, len(aligner.table.columns)))
     return aligner
+
+
+def encode_training_pairs(
+    source: Iterable[str], target: Iterable[str], settings: AlignerSettings
+) -> tuple[tuple[dict[str, int], dict[str, int]], tuple[Side, Side], int]:
+    """Return vocabularies, the word ids of pairs that are neither empty nor too long, and the number of other pairs."""
+    skipped = 0
+    words: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    ids, lengths = (array("i"), array("i")), (array("q", [0]), array("q", [0]))  # sentence 0 starts at 0
+    for pair in zip(source, target, strict=True):
+        sentences = [tokenize_line(line, settings) for line in pair]
+        if not all(0 < len(sentence) <= settings.max_length for sentence in sentences):
+            skipped += 1
+            continue
+        for side, sentence in enumerate(sentences):
+            known = words[side]
+            ids[side].extend([known.setdefault(word, len(known)) for word in sentence])
+            lengths[side].append(len(sentence))
+    if not ids[0]:
+        raise UserError(f"there is no pair to train on: all are empty or longer than {settings.max_length} words")
+    one, two = (Side(np.array(ids[side], np.int32), np.cumsum(lengths[side])) for side in (0, 1))
+    return words, (one, two), skipped
+
+
+def check_model(table: WordTable, positions: Positions, words: Sequence[dict[str, int]]) -> None:
+    """Raise a ValueError if arrays do not fit each other or the vocabularies: kernels do not check their indices."""
+    sizes = [len(vocabulary) for vocabulary in words]
+    entries = len(table.columns)
+    lengths = {
+        "starts": (table.starts, sizes[0] + 2),
+        "forward": (table.forward, entries),
+        "backward": (table.backward, entries),
+        "null_target": (table.null_target, sizes[1] + 1),
+        "null_source": (table.null_source, sizes[0] + 1),
+        "p_null": (positions.p_null, 2),
+        "parameters": (positions.parameters, 2),
+        "priors": (positions.priors, 2),
+    }
+    for name, (values, length) in lengths.items():
+        if len(values) != length:
+            raise ValueError(f"{name} has {len(values)} entries instead of {length}")
+    if positions.parameters.shape != (2, kernels.BUCKETS) or positions.priors.ndim != 4:
+        raise ValueError("the position parameters have a wrong shape")
+    in_order = table.starts[0] == 0 and table.starts[-1] == entries and (np.diff(table.starts) >= 0).all()
+    if not in_order or (entries and not (0 <= table.columns.min() <= table.columns.max() < sizes[1])):
+        raise ValueError("the translation table has entries of words that do not exist")
 
 
 def tokenize_line(line: str, settings: AlignerSettings) -> list[str]:
@@ -227,71 +293,81 @@ def tokenize_line(line: str, settings: AlignerSettings) -> list[str]:
     return (line.lower() if settings.lowercase else line).split()
 
 
-def make_side(sentences: Sequence[Sequence[int]]) -> Side:
-    """Join sentences of word ids."""
-    starts = np.concatenate([[0], np.cumsum([len(each) for each in sentences], dtype=np.int64)])
-    return Side(np.fromiter((word for each in sentences for word in each), np.int32, int(starts[-1])), starts)
+def split_long_pair(source: int, target: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the ranges of positions that are aligned together, given the lengths of a pair.
+
+    That is one range per side unless a sentence is longer than MAX_LENGTH; then both are divided into the same number
+    of parts of equal length.
+    """
+    parts = max(-(-source // MAX_LENGTH), -(-target // MAX_LENGTH), 1)
+    edges = [[length * part // parts for part in range(parts + 1)] for length in (source, target)]
+    return list(zip(pairwise(edges[0]), pairwise(edges[1]), strict=True))
+
+
+def make_side(sentences: Iterable[Sequence[int]]) -> Side:
+    """Concatenate sentences of word ids."""
+    ids, starts = array("i"), array("q", [0])
+    for sentence in sentences:
+        ids.extend(sentence)
+        starts.append(len(ids))
+    return Side(np.array(ids, np.int32), np.array(starts, np.int64))
 
 
 def split_blocks(source: Side, target: Side) -> Iterator[Block]:
-    """Yield all pairs in blocks of a bounded number of cells."""
+    """Yield all pairs in blocks of at most BLOCK_CELLS cells, or of a single pair."""
     cells = np.concatenate([[0], np.cumsum(np.diff(source.starts) * np.diff(target.starts))])
     first, pairs = 0, len(cells) - 1
     while first < pairs:
         last = max(int(np.searchsorted(cells, cells[first] + BLOCK_CELLS, side="right")) - 1, first + 1)
-        yield make_block(*(take(side, first, last) for side in (source, target)))
+        yield make_block(*(slice_sentences(side, first, last) for side in (source, target)))
         first = last
 
 
-def take(side: Side, first: int, last: int) -> Side:
-    """Return the sentences from `first` to before `last`."""
+def slice_sentences(side: Side, first: int, last: int) -> Side:
+    """Return the sentences in [first, last)."""
     starts = side.starts[first : last + 1]
     return Side(side.ids[starts[0] : starts[-1]], starts - starts[0])
 
 
 def make_block(source: Side, target: Side) -> Block:
-    """Group the source words of some pairs."""
-    sizes = np.diff(source.starts), np.diff(target.starts)
-    first_cell = np.concatenate([[0], np.cumsum(sizes[0] * sizes[1])])
+    """Group the occurrences of each source word in these pairs."""
+    lengths = np.diff(source.starts), np.diff(target.starts)
+    first_cell = np.concatenate([[0], np.cumsum(lengths[0] * lengths[1])])
     order = np.argsort(source.ids, kind="stable")
     rows, begin = np.unique(source.ids[order], return_index=True)
     pairs = np.searchsorted(source.starts, order, side="right") - 1
-    longest = int(max(side.max(initial=1) for side in sizes))
+    longest = int(max(side.max(initial=1) for side in lengths))
     row_starts = np.concatenate([begin, [len(order)]])
     return Block(source, target, first_cell, rows, row_starts, pairs, order - source.starts[pairs], longest)
 
 
-def list_word_pairs(source: Side, target: Side, words: tuple[int, int], run: Callable[..., Any]) -> WordTable:
-    """Return a uniform table over all pairs of words that occur in one sentence pair."""
+def list_word_pairs(source: Side, target: Side, words: tuple[int, int], run_threads: Callable[..., Any]) -> WordTable:
+    """Return a uniform table over all pairs of words that occur in the same sentence pair."""
     occurrences = np.bincount(source.ids, minlength=words[0])
     order = np.argsort(source.ids, kind="stable")
     row_pairs = (np.searchsorted(source.starts, order, side="right") - 1).astype(np.int32)
     rows = np.concatenate([[0], np.cumsum(occurrences)]), row_pairs, target, words[1]
     counts = np.zeros(words[0], np.int64)
-    run(occurrences, kernels.list_cooccurrences, *rows, then=(counts, np.zeros(0, np.int32)))
+    run_threads(occurrences, kernels.list_cooccurrences, *rows, outputs=(counts, np.zeros(0, np.int32)))
     starts = np.concatenate([[0], np.cumsum(counts)])
     columns = np.empty(int(starts[-1]), np.int32)
-    run(occurrences, kernels.list_cooccurrences, *rows, then=(starts, columns))
+    run_threads(occurrences, kernels.list_cooccurrences, *rows, outputs=(starts, columns))
     uniform = [np.full(len(columns), 1.0 / count, np.float32) for count in (words[1], words[0])]
     nulls = [np.append(np.full(count, 1.0 / count), kernels.MISSING) for count in (words[1], words[0])]
     return WordTable(np.append(starts, starts[-1]), columns, *uniform, *nulls)  # the last row is that of unknown words
 
 
 def normalise_table(expected: WordTable, counts: PositionCounts) -> WordTable:
-    """Return probabilities in proportion to expected counts."""
-    rows = np.repeat(np.arange(len(expected.starts) - 1), np.diff(expected.starts))
-    row_sums = np.bincount(rows, expected.forward, len(expected.null_source))
-    column_sums = np.bincount(expected.columns, expected.backward, len(expected.null_target))
-    forward = expected.forward / np.maximum(row_sums, SMALLEST_SUM)[rows]
-    backward = expected.backward / np.maximum(column_sums, SMALLEST_SUM)[expected.columns]
-    nulls = [null / max(null[:-1].sum(), SMALLEST_SUM) for null in (counts.null_target, counts.null_source)]
+    """Return probabilities in proportion to expected counts, which are overwritten."""
+    kernels.normalise_rows_and_columns(expected)
+    nulls = [null / max(null[:-1].sum(), kernels.SMALLEST_SUM) for null in (counts.null_target, counts.null_source)]
     for null in nulls:
         null[-1] = kernels.MISSING
-    return WordTable(expected.starts, expected.columns, forward.astype(np.float32), backward.astype(np.float32), *nulls)
+    return expected._replace(null_target=nulls[0], null_source=nulls[1])
 
 
 def prune_table(table: WordTable) -> WordTable:
-    """Drop what both directions hold to be very unlikely."""
+    """Drop entries that are very unlikely in both directions."""
     keep = (table.forward > PRUNE_BELOW) | (table.backward > PRUNE_BELOW)
     starts = np.concatenate([[0], np.cumsum(keep)])[table.starts]
     return table._replace(
@@ -300,38 +376,40 @@ def prune_table(table: WordTable) -> WordTable:
 
 
 def initial_positions(kind: str, settings: AlignerSettings) -> Positions:
-    """Return a model before its first iteration: all positions alike, or near to where they usually are."""
+    """Return the position model before its first iteration: uniform, or favouring the diagonal or short jumps."""
     parameters = np.ones((2, kernels.BUCKETS))
     if kind == "diagonal":
         parameters *= 4.0
     elif kind == "hmm":
         parameters *= np.exp(-np.abs(np.arange(kernels.BUCKETS) - kernels.WINDOW - 2.0) / 2)  # most jumps are by 1
     length = PRIOR_LENGTH if kind == "ibm2" else 1
-    return Positions(KINDS[kind], settings.null, parameters, np.ones((2, length, length, length)))
+    return Positions(KINDS[kind], np.full(2, settings.null), parameters, np.ones((2, length, length, length)))
 
 
 def empty_counts(table: WordTable, positions: Positions) -> PositionCounts:
-    """Return counts of nothing."""
+    """Return counts of zero."""
     nulls = np.zeros(len(table.null_target)), np.zeros(len(table.null_source))
-    return PositionCounts(*nulls, np.zeros((2, 2, kernels.BUCKETS)), np.zeros_like(positions.priors))
+    return PositionCounts(*nulls, np.zeros(2), np.zeros((2, 2, kernels.BUCKETS)), np.zeros_like(positions.priors))
 
 
 def update_positions(positions: Positions, counts: PositionCounts) -> Positions:
-    """Return the model that makes the counts likeliest."""
+    """Return the position model that maximises the likelihood of the expected counts."""
     parameters, priors = positions.parameters.copy(), positions.priors.copy()
     for direction in range(2):
         expected, norms = counts.parameters[direction]
         if positions.kind == kernels.HMM:
-            # How often a jump was made, divided by how often it could have been made. Because jump probabilities are
-            # normalised over the positions of a sentence, this maximises a lower bound that touches the likelihood
-            # (Hunter 2004), so the likelihood never falls.
-            jumps = np.maximum(expected, 1e-6) / np.maximum(norms, 1e-6)
+            # Expected number of jumps, divided by the expected number of occasions for them. Since jump probabilities
+            # are normalised over the positions of a sentence, there is no closed form; this maximises a lower bound
+            # that is tight at the old parameters (Hunter 2004), so the likelihood never falls.
+            possible = norms > 0  # other jumps are longer than any sentence
+            jumps = np.where(possible, expected, 0.0) / np.where(possible, norms, 1.0)
+            jumps = np.maximum(jumps, RAREST_JUMP * jumps.max(initial=1e-30))
             parameters[direction] = jumps / jumps.sum()
         elif positions.kind == kernels.DIAGONAL:
             newton = expected[0] / max(expected[1], 1e-9)
             parameters[direction] = np.clip(parameters[direction] + 0.5 * newton, 0.1, 50.0)
         elif positions.kind == kernels.MODEL2:
             sums = counts.priors[direction].sum(2, keepdims=True)
-            shares = counts.priors[direction] / np.maximum(sums, SMALLEST_SUM)
+            shares = counts.priors[direction] / np.maximum(sums, kernels.SMALLEST_SUM)
             priors[direction] = np.where(sums > 0, shares, priors[direction])
     return positions._replace(parameters=parameters, priors=priors)

@@ -1,12 +1,12 @@
-"""The compiled loops of word alignment: expectations of a block of sentence pairs, and the passes over its cells.
+"""The compiled loops of word alignment: the E-step of EM for a block of sentence pairs.
 
-A block is a run of sentence pairs. Its cells are all (source position, target position) combinations, pair after pair:
-cell = first[pair] + i * J + j. Two passes touch every cell once per iteration. The *row pass* goes through the block
-word by word, so that one row of the translation table is at hand while all of its cells are filled or counted. The
-*pair pass* goes sentence by sentence and turns translation probabilities into posteriors. Neither needs a hash table,
-and both read and write memory in runs.
+A block is a sequence of sentence pairs. Its cells are all combinations of a source and a target position, pair after
+pair: cell = first_cell[pair] + i * J + j. Each iteration makes two kinds of passes over the cells. `visit_rows` goes
+through the block by source word, so that one row of the translation table is in the CPU's cache while all of its cells
+are read or counted. `infer_pairs` goes through it by sentence pair and turns translation probabilities into posteriors.
+Neither needs a hash table, and both access memory mostly sequentially.
 
-Everything here is compiled without the GIL; callers run it in threads, on disjoint rows or disjoint pairs.
+The functions run without the GIL; callers run them in threads, on disjoint ranges of rows or pairs.
 
 Shapes   O observations (the words that are generated)   S states (the words that they are generated from)
 """
@@ -21,57 +21,62 @@ from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.symmetrization import Heuristic, symmetrize
 
 MODEL1, MODEL2, DIAGONAL, HMM = range(4)
-WINDOW = 8  # jumps of the HMM up to this distance have a probability each; longer ones share one per side
-BUCKETS = 2 * WINDOW + 3
+WINDOW = 8  # jumps of the HMM up to this distance have a probability each; all longer ones to a side share one
+BUCKETS = 2 * WINDOW + 3  # number of jump probabilities: from -WINDOW - 1 or less to WINDOW + 1 or more
+SMALLEST_SUM = 1e-30  # avoids divisions by zero
 MISSING = np.float32(1e-9)  # probability of a pair of words that is not in the table
 
 
 class Side(NamedTuple):
-    """All sentences of one language as word ids, one after the other."""
+    """All sentences of one language as word ids, concatenated."""
 
     ids: Array
-    starts: Array  # of every sentence, and the end of the last
+    starts: Array  # where every sentence starts, and where the last one ends
 
 
 class WordTable(NamedTuple):
-    """p(target | source) and p(source | target) of every two words that occur in one pair, in rows by source word."""
+    """p(target | source) and p(source | target) of all words that occur in the same pair, as sparse matrices (CSR).
+
+    A row is a source word, a column a target word. The last row, which is empty, is that of unknown words.
+    """
 
     starts: Array
     columns: Array
     forward: Array
     backward: Array
-    null_target: Array  # p(target | no source word), and last that of unknown words
-    null_source: Array
+    null_target: Array  # p(target | NULL); the last entry is that of unknown words
+    null_source: Array  # p(source | NULL)
 
 
 class Block(NamedTuple):
-    """Some sentence pairs, with their source words grouped so that each row of the table is visited once."""
+    """Sentence pairs, and where each of their source words occurs, so that each row of the table is visited once."""
 
     source: Side
     target: Side
     first_cell: Array
-    rows: Array  # source words that occur
-    row_starts: Array  # where the occurrences of each start in the next two
-    pairs: Array
-    positions: Array
-    longest: int  # sentence
+    rows: Array  # source words that occur in the block
+    row_starts: Array  # where the occurrences of each of them start in `pairs` and `positions`
+    pairs: Array  # the pair of each occurrence
+    positions: Array  # the source position of each occurrence
+    longest: int  # length of the longest sentence of either side
 
 
 class Positions(NamedTuple):
-    """How positions are chosen, with the parameters of both directions."""
+    """The probabilities of positions, with the parameters of both directions."""
 
     kind: int
-    p_null: float  # probability that a word comes from none
-    parameters: Array  # probabilities of jumps, or in the first column the tension towards the diagonal
+    p_null: Array  # per direction: probability that a word is aligned to NULL
+    parameters: Array  # per direction: probabilities of jumps, or in the first column the tension towards the diagonal
     priors: Array  # p(i | j, I) of IBM Model 2
 
 
 class PositionCounts(NamedTuple):
-    """What is counted for the next `Positions`, and for words that come from none."""
+    """Expected counts, from which the next `Positions` and the probabilities given NULL are computed."""
 
     null_target: Array
     null_source: Array
-    parameters: Array  # by direction: expected jumps and what they are divided by, or moments of the distance
+    p_null: Array  # per direction: expected number of words that are aligned to NULL
+    parameters: Array  # per direction: expected jumps and their divisors, or gradient and curvature of the tension
     priors: Array
 
 
@@ -79,10 +84,11 @@ class PositionCounts(NamedTuple):
 def list_cooccurrences(
     row_starts: Array, row_pairs: Array, target: Side, words: int, first: int, last: int, counts: Array, columns: Array
 ) -> None:
-    """Count, or write down in order of first sight, the distinct target words beside each source word in [first, last).
+    """Count or list the distinct target words that occur in a pair with each source word in [first, last).
 
-    `row_pairs[row_starts[e] : row_starts[e + 1]]` are the pairs in which source word e occurs. With an empty `columns`
-    they are counted; else `counts` has where each row starts.
+    `row_pairs[row_starts[e] : row_starts[e + 1]]` are the pairs in which source word e occurs. If `columns` is empty,
+    the numbers of target words are written to `counts`. Otherwise the target words of each row are written to
+    `columns`, in the order of their first occurrence, from index `counts[row]` on.
     """
     seen = np.full(words, -1, np.int64)
     for row in range(first, last):
@@ -105,7 +111,7 @@ def visit_rows(
 ) -> None:
     """Copy probabilities from the table into the cells of the block's rows [first, last), or add cells to the table.
 
-    One row of the table is spread over all words of the language at a time, so that a cell is found by its word alone.
+    Each row of the table is first expanded to a dense vector over all target words, which the cells index directly.
     """
     dense = np.full((len(table.null_target), 2), np.float64(MISSING))
     for number in range(first, last):
@@ -134,6 +140,21 @@ def visit_rows(
                 table.backward[entry] += dense[word, 1]
             else:
                 dense[word, 0] = dense[word, 1] = MISSING
+
+
+@compiled
+def normalise_rows_and_columns(table: WordTable) -> None:
+    """Divide expected counts by their sums: p(target | source) over rows, p(source | target) over columns."""
+    column_sums = np.zeros(len(table.null_target))
+    for row in range(len(table.starts) - 1):
+        total = 0.0
+        for entry in range(table.starts[row], table.starts[row + 1]):
+            total += table.forward[entry]
+            column_sums[table.columns[entry]] += table.backward[entry]
+        for entry in range(table.starts[row], table.starts[row + 1]):
+            table.forward[entry] /= max(total, SMALLEST_SUM)
+    for entry in range(len(table.columns)):
+        table.backward[entry] /= max(column_sums[table.columns[entry]], SMALLEST_SUM)
 
 
 @compiled
@@ -255,9 +276,9 @@ def infer_hmm(
 ) -> float:  # fmt: skip
     """Fill the posteriors of the HMM by the forward-backward algorithm; return the log-likelihood.
 
-    A state is the last position that generated a word, from 0 (none yet) to S. With probability `p_null` a word comes
-    from nowhere and the position stays; otherwise it jumps, by p(jump) normalised over the S positions.
-    Adds the expected number of every jump to `counts[0]`, and to `counts[1]` what they are divided by for new ones.
+    A state is the last position that generated a word, from 0 (none yet) to S. With probability `p_null` a word is
+    aligned to NULL and the position stays; otherwise it jumps, by p(jump) normalised over the S positions.
+    Adds the expected number of every jump to `counts[0]`, and the divisors of their new probabilities to `counts[1]`.
     """
     alpha, moved, beta = tables[0], tables[1], tables[2]
     message, out, sums, reach, leaving, left = vectors
@@ -298,36 +319,47 @@ def infer_hmm(
 
 @compiled
 def find_best_path(
-    emission: Array,
-    null: Array,
-    O: int,
-    S: int,
-    p_null: float,
-    jumps: Array,
-    links: Array,
-    score: Array,
-    back: Array,
+    emission: Array, null: Array, O: int, S: int, p_null: float, jumps: Array, links: Array, score: Array, back: Array,
     vectors: Array,
-) -> None:
-    """Write the state of each observation on the likeliest path through the HMM, or -1 for none (Viterbi)."""
-    reachable, norm, sums = vectors[0], vectors[1], vectors[2]
+) -> None:  # fmt: skip
+    """Write the state of each observation on the most probable path through the HMM, or -1 for NULL (Viterbi).
+
+    Jumps longer than WINDOW have the same probability on each side, so the best state to start them from is a running
+    maximum: first over the states far to the left of s, then over those far to the right.
+    """
+    reachable, norm, sums, leaving = vectors[0], vectors[1], vectors[2], vectors[3]
     reachable[: S + 1 + 2 * WINDOW] = 0.0
     reachable[WINDOW + 1 : WINDOW + S + 1] = 1.0
     spread(jumps, reachable, S, sums, norm)
+    log_jumps = np.log(jumps)
     for s in range(S + 1):
         score[0, s] = 0.0 if s == 0 else -np.inf
     for o in range(O):
+        stay = np.log(p_null * null[o])
         for s in range(S + 1):
-            stay = score[o, s] + np.log(p_null * null[o])
-            score[o + 1, s], back[o, s] = stay, -1
-            if s == 0:
-                continue
-            emit = np.log((1 - p_null) * emission[o, s - 1])
-            for before in range(S + 1):
-                d = min(max(s - before, -WINDOW - 1), WINDOW + 1)
-                reached = score[o, before] + np.log(jumps[WINDOW + 1 + d] / norm[before]) + emit
+            leaving[s] = score[o, s] - np.log(norm[s])
+            score[o + 1, s], back[o, s] = -np.inf, -1
+        best = -1  # the best state more than WINDOW positions to the left of s
+        for s in range(WINDOW + 1, S + 1):
+            if best < 0 or leaving[s - WINDOW - 1] > leaving[best]:
+                best = s - WINDOW - 1
+            score[o + 1, s], back[o, s] = leaving[best] + log_jumps[BUCKETS - 1], best
+        for s in range(1, S + 1):
+            for before in range(max(s - WINDOW, 0), min(s + WINDOW, S) + 1):
+                reached = leaving[before] + log_jumps[WINDOW + 1 + s - before]
                 if reached > score[o + 1, s]:
                     score[o + 1, s], back[o, s] = reached, before
+        best = -1  # the best state more than WINDOW positions to the right of s
+        for s in range(S - WINDOW - 1, 0, -1):
+            if best < 0 or leaving[s + WINDOW + 1] > leaving[best]:
+                best = s + WINDOW + 1
+            if leaving[best] + log_jumps[0] > score[o + 1, s]:
+                score[o + 1, s], back[o, s] = leaving[best] + log_jumps[0], best
+        for s in range(S + 1):
+            if s > 0:
+                score[o + 1, s] += np.log((1 - p_null) * emission[o, s - 1])
+            if s == 0 or score[o, s] + stay >= score[o + 1, s]:
+                score[o + 1, s], back[o, s] = score[o, s] + stay, -1
     state = 0
     for s in range(S + 1):
         if score[O, s] > score[O, state]:
@@ -367,8 +399,8 @@ def infer_pairs(
 ) -> float:  # fmt: skip
     """Replace the translation probabilities of pairs [first, last) by posteriors, in both directions.
 
-    With `agree`, both directions get the product of the two posteriors (Liang, Taskar and Klein 2006): a link counts as
-    far as both models believe in it. Returns the log-likelihood of both directions.
+    With `agree`, both directions get the product of the two posteriors (Liang, Taskar and Klein 2006), which is large
+    only if both models predict the link. Returns the log-likelihood of both directions.
     """
     longest = block.longest
     tables, vectors = np.empty((3, longest + 1, longest + 2)), np.empty((6, longest + 2 * WINDOW + 2))
@@ -384,15 +416,17 @@ def infer_pairs(
             copy_cells(block, table, pair, direction, forward if direction == 0 else backward, emission, null)
             if positions.kind == HMM:
                 total += infer_hmm(
-                    emission, null, O, S, positions.p_null, positions.parameters[direction], gamma[direction],
-                    null_gamma[direction], counts.parameters[direction], tables, vectors,
+                    emission, null, O, S, positions.p_null[direction], positions.parameters[direction],
+                    gamma[direction], null_gamma[direction], counts.parameters[direction], tables, vectors,
                 )  # fmt: skip
             else:
                 total += infer_independent(
-                    positions.kind, emission, null, O, S, positions.p_null, positions.priors[direction],
+                    positions.kind, emission, null, O, S, positions.p_null[direction], positions.priors[direction],
                     positions.parameters[direction, 0], gamma[direction], null_gamma[direction],
                     counts.priors[direction], counts.parameters[direction, 0],
                 )  # fmt: skip
+            for o in range(O):
+                counts.p_null[direction] += null_gamma[direction, o]
         if agree:
             null_gamma[:] = 1.0
         for i in range(I):
@@ -415,29 +449,35 @@ def link_pairs(
     block: Block, table: WordTable, positions: Positions, heuristic: Heuristic, first: int, last: int, forward: Array,
     backward: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Find the likeliest alignment of pairs [first, last) in each direction; write which cells are links of both."""
+    """Find the most probable alignment of pairs [first, last) in each direction; write the symmetrised links."""
     longest = block.longest
     score, vectors = np.empty((longest + 1, longest + 2)), np.empty((6, longest + 2 * WINDOW + 2))
     back = np.empty((longest, longest + 1), np.int64)
     emission, gamma = np.empty((longest, longest)), np.empty((longest, longest))
     null, null_gamma, moments = np.empty(longest), np.empty(longest), np.empty(BUCKETS)
+    links = np.empty(longest, np.int64)
     for pair in range(first, last):
         I = block.source.starts[pair + 1] - block.source.starts[pair]
         J = block.target.starts[pair + 1] - block.target.starts[pair]
-        to_source, to_target = np.empty(J, np.int64), np.empty(I, np.int64)
+        linked = np.zeros((2, I, J), np.bool_)
         for direction in range(2):
-            O, S, links = (J, I, to_source) if direction == 0 else (I, J, to_target)
+            O, S = (J, I) if direction == 0 else (I, J)
             copy_cells(block, table, pair, direction, forward if direction == 0 else backward, emission, null)
             if positions.kind == HMM:
                 jumps = positions.parameters[direction]
-                find_best_path(emission, null, O, S, positions.p_null, jumps, links, score, back, vectors)
-                continue
-            infer_independent(
-                positions.kind, emission, null, O, S, positions.p_null, positions.priors[direction],
-                positions.parameters[direction, 0], gamma, null_gamma, np.empty((0, 0, 0)), moments,
-            )  # fmt: skip
+                find_best_path(emission, null, O, S, positions.p_null[direction], jumps, links, score, back, vectors)
+            else:
+                infer_independent(
+                    positions.kind, emission, null, O, S, positions.p_null[direction], positions.priors[direction],
+                    positions.parameters[direction, 0], gamma, null_gamma, np.empty((0, 0, 0)), moments,
+                )  # fmt: skip
+                for o in range(O):
+                    best = np.argmax(gamma[o, :S]) if S else 0
+                    links[o] = best if S and gamma[o, best] > null_gamma[o] else -1
             for o in range(O):
-                best = np.argmax(gamma[o, :S]) if S else 0
-                links[o] = best if S and gamma[o, best] > null_gamma[o] else -1
+                if links[o] >= 0 and direction == 0:
+                    linked[0, links[o], o] = True
+                elif links[o] >= 0:
+                    linked[1, o, links[o]] = True
         cell = block.first_cell[pair]
-        symmetrize(to_source, to_target, heuristic, out[cell : cell + I * J].reshape((I, J)))
+        symmetrize(linked[0], linked[1], heuristic, out[cell : cell + I * J].reshape((I, J)))

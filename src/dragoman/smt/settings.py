@@ -38,7 +38,10 @@ PRESETS: dict[str, dict[str, float]] = {
     "noisy-channel": {PHRASE_FEATURES[1]: 1.0, LM_NAME: 1.0, DISTORTION_NAME: 0.1, UNKNOWN_NAME: -100.0},
 }
 AGREEMENT = "agreement"  # links by the posteriors of both directions, instead of a heuristic over two alignments
-HEURISTICS = ("intersection", "union", "grow", "grow-diag", "grow-diag-final", "grow-diag-final-and")
+THRESHOLD = "threshold"  # links by attention weights alone, instead of a heuristic over two alignments
+HEURISTICS = ("intersection", "union", "grow", "grow-diag", "grow-diag-and", "grow-diag-final", "grow-diag-final-and")
+ALIGNER_FILE = "aligner.json"  # identifies the folder of a saved alignment model
+MAX_LENGTH = 1000  # longer sentences are aligned in parts, because memory grows with the product of the lengths
 
 
 class AlignerSettings(Settings):
@@ -49,9 +52,13 @@ class AlignerSettings(Settings):
     diagonal: int = setting(0, "iterations of IBM Model 2 with the diagonal parametrisation of fast_align", ge=0)
     hmm: int = setting(5, "iterations of the HMM", ge=0)
     agree: bool = setting(True, "train both directions jointly to agree")
-    null: float = setting(0.1, "probability that a word is aligned to NULL", gt=0, lt=1)
+    null: float = setting(
+        0.02, "probability that a word is aligned to NULL; an HMM with agree estimates it", gt=0, lt=1
+    )
     lowercase: bool = setting(True, "ignore case")
-    max_length: int = setting(100, "maximum sentence length in words for training; longer pairs are only aligned", ge=1)
+    max_length: int = setting(
+        100, "maximum sentence length in words for training; longer pairs are only aligned", ge=1, le=MAX_LENGTH
+    )
     symmetrize: str = setting(AGREEMENT, f"{AGREEMENT}, or one of {', '.join(HEURISTICS)}")
     threshold: float = setting(0.5, "agreement: minimum geometric mean of the two posteriors of a link", ge=0, le=1)
 
@@ -60,6 +67,29 @@ class AlignerSettings(Settings):
         if not (self.ibm1 or self.ibm2 or self.diagonal or self.hmm):
             raise UserError(f"{section} has no iterations to learn from; raise {section}.ibm1 or {section}.hmm")
         check_names({"symmetrize": dict.fromkeys((AGREEMENT, *HEURISTICS))}, self, section)
+
+
+_TEXTBOOK: dict[str, Any] = {"hmm": 0, "agree": False, "null": 0.05, "symmetrize": "grow-diag-final-and"}
+# Methods of `dragoman align`: settings that differ from the defaults of AlignerSettings.
+ALIGNMENT_METHODS: dict[str, dict[str, Any]] = {
+    "ibm1": _TEXTBOOK,
+    "ibm2": {**_TEXTBOOK, "ibm2": 5},
+    "diagonal": {**_TEXTBOOK, "diagonal": 5},
+    "hmm": {**_TEXTBOOK, "hmm": 5, "null": 0.1},
+    "joint-hmm": {},
+}
+
+
+class LinkSettings(Settings):
+    """How links are derived from attention weights, or from the stored alignments of two directions."""
+
+    symmetrize: str = setting("grow-diag-final-and", f"one of {', '.join(HEURISTICS)}; for attention, {THRESHOLD}")
+    threshold: float = setting(0.3, f"{THRESHOLD}: minimum attention weight of a link", gt=0, le=1)
+
+    def check(self, *, attention: bool) -> None:
+        """Raise a UserError if the symmetrization does not exist; THRESHOLD is only for attention."""
+        names = (*HEURISTICS, THRESHOLD) if attention else HEURISTICS
+        check_names({"symmetrize": dict.fromkeys(names)}, self, "align")
 
 
 class DecoderSettings(Settings):

@@ -1,94 +1,121 @@
-"""Symmetrisation: one alignment from those of both directions.
+"""Symmetrisation: one alignment from the alignments of both directions.
 
-`forward` links every target word to at most one source word, `backward` every source word to at most one target word.
-The heuristics (Och and Ney 2003, Koehn 2003) lie between the links of both and the links of either:
+A forward alignment usually links each target word to at most one source word, and a backward alignment each source word
+to at most one target word; the functions here accept any links. The heuristics (Och and Ney 2003, Koehn et al. 2003)
+return an alignment between the intersection and the union:
 
-    intersection          links of both directions: precise
-    union                 links of either: complete
-    grow                  the intersection and, step by step, neighbours of its links that are in the union and link a
-                          word that has no link yet
-    grow-diag             the same, diagonal neighbours too
-    grow-diag-final       then all remaining links of either direction with a word that has no link yet
-    grow-diag-final-and   ... with two such words
+    intersection          links of both directions: high precision
+    union                 links of either direction: high recall
+    grow                  the intersection; then repeatedly add links of the union that are horizontal or vertical
+                          neighbours of a link and contain a word without a link
+    grow-diag             the same with diagonal neighbours too, as in Moses
+    grow-diag-and         the same, but both words of an added link must have no link yet: the `grow-diag` of many
+                          published alignment error rates
+    grow-diag-final       then add links of either direction that contain a word without a link
+    grow-diag-final-and   then add links of either direction between two words without a link
+
+Shapes   I source words   J target words
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from dragoman.smt.compiled import Array, compiled
+from dragoman.smt.settings import THRESHOLD
 
 Links = list[tuple[int, int]]
 
 
 class Heuristic(NamedTuple):
-    """How far an alignment grows from the intersection towards the union."""
+    """How an alignment grows from the intersection towards the union."""
 
-    grows: int = 0  # to how many of the eight neighbours, the four beside first
-    final: int = 0  # 1: links with one word that has none; 2: with two
-    everything: bool = False
+    neighbours: int = 0  # how many of the eight NEIGHBOURS can be added; the first four are not diagonal
+    grow: int = 1  # minimum number of words without a link, 1 or 2, in an added neighbour
+    final: int = 0  # the same for links that are added at the end; 0: none is added
+    union: bool = False
 
 
 SYMMETRIZATIONS = {
     "intersection": Heuristic(),
-    "union": Heuristic(everything=True),
-    "grow": Heuristic(grows=4),
-    "grow-diag": Heuristic(grows=8),
-    "grow-diag-final": Heuristic(grows=8, final=1),
-    "grow-diag-final-and": Heuristic(grows=8, final=2),
+    "union": Heuristic(union=True),
+    "grow": Heuristic(neighbours=4),
+    "grow-diag": Heuristic(neighbours=8),
+    "grow-diag-and": Heuristic(neighbours=8, grow=2),
+    "grow-diag-final": Heuristic(neighbours=8, final=1),
+    "grow-diag-final-and": Heuristic(neighbours=8, final=2),
 }
 NEIGHBOURS = np.array([(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)])
 
 
 @compiled
-def symmetrize(forward: Array, backward: Array, heuristic: Heuristic, out: Array) -> None:
-    """Write the links of a pair into a matrix (source, target).
-
-    `forward[j]` is the source position of target word j or -1, `backward[i]` the target position of source word i.
-    """
-    I, J = len(backward), len(forward)
-    either = np.zeros((I, J), np.bool_)
-    for j in range(J):
-        if forward[j] >= 0:
-            either[forward[j], j] = True
-    for i in range(I):
-        if backward[i] >= 0:
-            out[i, backward[i]] = either[i, backward[i]]  # so far, the links of both directions
-            either[i, backward[i]] = True
-    if heuristic.everything:
-        out[:] = either
-    has_source, has_target = np.zeros(I, np.bool_), np.zeros(J, np.bool_)
+def symmetrize(forward_IJ: Array, backward_IJ: Array, heuristic: Heuristic, out_IJ: Array) -> None:
+    """Write which cells of a pair are links, given the links of both directions."""
+    I, J = out_IJ.shape
+    has_source, has_target = np.zeros(I, np.bool_), np.zeros(J, np.bool_)  # words that have a link
     for i in range(I):
         for j in range(J):
-            if out[i, j]:
+            both, either = forward_IJ[i, j] and backward_IJ[i, j], forward_IJ[i, j] or backward_IJ[i, j]
+            out_IJ[i, j] = either if heuristic.union else both
+            if out_IJ[i, j]:
                 has_source[i] = has_target[j] = True
-    added = heuristic.grows > 0
-    while added:
-        added = False
+    growing = heuristic.neighbours > 0
+    while growing:
+        growing = False
         for i in range(I):
             for j in range(J):
-                if not out[i, j]:
+                if not out_IJ[i, j]:
                     continue
-                for neighbour in range(heuristic.grows):
+                for neighbour in range(heuristic.neighbours):
                     a, b = i + NEIGHBOURS[neighbour, 0], j + NEIGHBOURS[neighbour, 1]
-                    if 0 <= a < I and 0 <= b < J and either[a, b] and not (has_source[a] and has_target[b]):
-                        out[a, b] = has_source[a] = has_target[b] = added = True
-    for direction in range(2 if heuristic.final else 0):
-        for number in range(J if direction == 0 else I):
-            i, j = (forward[number], number) if direction == 0 else (number, backward[number])
-            if i >= 0 and j >= 0 and int(not has_source[i]) + int(not has_target[j]) >= heuristic.final:
-                out[i, j] = has_source[i] = has_target[j] = True
+                    if a < 0 or a >= I or b < 0 or b >= J or not (forward_IJ[a, b] or backward_IJ[a, b]):
+                        continue
+                    if int(not has_source[a]) + int(not has_target[b]) >= heuristic.grow:
+                        out_IJ[a, b] = has_source[a] = has_target[b] = growing = True
+    if heuristic.final:
+        for j in range(J):
+            for i in range(I):
+                if forward_IJ[i, j] and int(not has_source[i]) + int(not has_target[j]) >= heuristic.final:
+                    out_IJ[i, j] = has_source[i] = has_target[j] = True
+        for i in range(I):
+            for j in range(J):
+                if backward_IJ[i, j] and int(not has_source[i]) + int(not has_target[j]) >= heuristic.final:
+                    out_IJ[i, j] = has_source[i] = has_target[j] = True
 
 
-def combine_links(forward: Links, backward: Links, method: str, lengths: tuple[int, int]) -> Links:
-    """Return one alignment from the links of both directions, given as (source, target) positions."""
-    to_source, to_target = np.full(lengths[1], -1), np.full(lengths[0], -1)
-    for i, j in forward:
-        to_source[j] = i
-    for i, j in backward:
-        to_target[i] = j
-    out = np.zeros(lengths, np.bool_)
-    symmetrize(to_source, to_target, SYMMETRIZATIONS[method], out)
-    return [(int(i), int(j)) for i, j in np.argwhere(out)]
+def combine_links(
+    forward: Iterable[tuple[int, int]], backward: Iterable[tuple[int, int]], method: str, lengths: tuple[int, int]
+) -> Links:
+    """Return one alignment from those of both directions; all links are (source, target) positions."""
+    matrices = np.zeros((3, *lengths), np.bool_)
+    for matrix_IJ, links in zip(matrices[:2], (forward, backward), strict=True):
+        for i, j in links:
+            matrix_IJ[i, j] = True
+    symmetrize(matrices[0], matrices[1], SYMMETRIZATIONS[method], matrices[2])
+    return list_links(matrices[2])
+
+
+def link_by_attention(weight_JI: Array, method: str, threshold: float) -> Links:
+    """Return links between words, given the attention weights of target words on source words.
+
+    The method `threshold` links words whose weight is at least `threshold`. Otherwise each target word is linked to the
+    source word with its largest weight, each source word to the target word that attends to it most, and the two
+    alignments are symmetrised.
+    """
+    J, I = weight_JI.shape
+    if not I or not J:
+        return []
+    if method == THRESHOLD:
+        return list_links((weight_JI >= threshold).T)
+    # A word without tokens has no weights, and no link.
+    forward = [(int(i), j) for j, i in enumerate(weight_JI.argmax(1)) if weight_JI[j, i] > 0]
+    backward = [(i, int(j)) for i, j in enumerate(weight_JI.argmax(0)) if weight_JI[j, i] > 0]
+    return combine_links(forward, backward, method, (I, J))
+
+
+def list_links(linked_IJ: Array) -> Links:
+    """Return the positions of the true cells of a matrix, sorted."""
+    return [(int(i), int(j)) for i, j in np.argwhere(linked_IJ)]
