@@ -143,11 +143,14 @@ def phrasebook(
     seed: Annotated[int, Option()] = 1,
     gold: Annotated[bool, Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, grammar")] = False,
     conllu: Annotated[bool, Option("--conllu", help="also OUT.en.conllu and OUT.de.conllu: trees")] = False,
+    links: Annotated[
+        bool, Option("--links", help="also OUT.words.en and OUT.words.de, tokenized, and OUT.align: gold word links")
+    ] = False,
 ) -> None:
     """Generate English-German pairs from the built-in grammar."""
     from dragoman.data.preparation import write_phrasebook
 
-    write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu)
+    write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu, links=links)
     log(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
 
 

@@ -179,10 +179,13 @@ def take_first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
         log(f"{with_alternatives:,} pairs have several targets; the first of each is written", WARNING)
 
 
-def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool) -> None:
+def write_phrasebook(
+    prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool, links: bool = False
+) -> None:
     """Write pairs of the phrasebook to PREFIX.en and PREFIX.de.
 
-    With `gold`, their analyses are written to PREFIX.jsonl; with `conllu`, their trees to PREFIX.{en,de}.conllu.
+    With `gold`, their analyses are written to PREFIX.jsonl; with `conllu`, their trees to PREFIX.{en,de}.conllu; with
+    `links`, their words to PREFIX.words.{en,de} and the gold links between these words to PREFIX.align.
     """
     columns: dict[str, Callable[[Phrase], str]] = {"en": lambda p: p.source, "de": lambda p: p.target}
     if gold:
@@ -190,6 +193,10 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
     if conllu:
         columns["en.conllu"] = lambda p: format_conllu(p.source, p.tree)
         columns["de.conllu"] = lambda p: format_conllu(p.target, Tree(p.target_words, p.target_heads))
+    if links:
+        columns["words.en"] = lambda p: " ".join(p.source_words)
+        columns["words.de"] = lambda p: " ".join(p.target_words)
+        columns["align"] = lambda p: " ".join(f"{i}-{j}" for i, j in p.alignment)
     phrases = ProgressBar("writing", total=count).iterate(generate_phrases(split, count, seed=seed))
     write_columns(prefix, list(columns), ({ending: render(p) for ending, render in columns.items()} for p in phrases))
 
