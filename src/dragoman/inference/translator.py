@@ -213,6 +213,17 @@ class Translator(Predictor[Seq2Seq]):
         sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources)} sources but {len(targets)} targets; give one for each source")
+        return score_pairs(self, self.make_examples(sources, targets, trees=trees, tag=tag))
+
+    def make_examples(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        trees: Sequence[Tree | None] | None = None,
+        tag: str = "",
+    ) -> list[Example]:
+        """Return sources and given targets as examples, for a forward pass. Lines of spaces are empty."""
         trees = self.check_trees(trees, len(sources))
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
         tag_ids = self.encode_tag(tag)
@@ -224,7 +235,7 @@ class Translator(Predictor[Seq2Seq]):
             if self.reads_trees:
                 segment = self._add_tree(segment, trees[index], is_full_line=True)
             examples.append(segment.make_example(target_ids[index]))
-        return score_pairs(self, examples)
+        return examples
 
     def encode_tag(self, tag: str) -> Sequence[int]:
         """Return the ids of a tag; raise a UserError if the tag is unknown, or missing and required.

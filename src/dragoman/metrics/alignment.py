@@ -61,12 +61,30 @@ def check_links(links: Collection[Link], source: Sequence[str], target: Sequence
             )
 
 
+class AlignmentCounts:
+    """Counts of links over sentence pairs, which are added one at a time."""
+
+    def __init__(self) -> None:
+        self.links = self.sure = self.correct = self.correct_sure = 0
+
+    def add(self, predicted: Collection[Link], gold: GoldLinks) -> None:
+        """Count the links of a sentence pair."""
+        self.links += len(predicted)
+        self.sure += len(gold.sure)
+        self.correct += len(gold.possible.intersection(predicted))
+        self.correct_sure += len(gold.sure.intersection(predicted))
+
+    def compute_score(self) -> AlignmentScore:
+        """Return the score of all sentence pairs."""
+        total = self.links + self.sure
+        aer = 1 - (self.correct_sure + self.correct) / total if total else 0.0
+        precision, recall = self.correct / max(self.links, 1), self.correct_sure / max(self.sure, 1)
+        return AlignmentScore(100 * aer, 100 * precision, 100 * recall, self.links)
+
+
 def score_alignments(predicted: Sequence[Collection[Link]], gold: Sequence[GoldLinks]) -> AlignmentScore:
     """Score predicted links against gold links, with counts summed over all sentence pairs."""
-    pairs = list(zip(predicted, gold, strict=True))
-    count = sum(map(len, predicted))
-    sure = sum(len(expected.sure) for expected in gold)
-    correct_sure = sum(len(expected.sure.intersection(links)) for links, expected in pairs)
-    correct = sum(len(expected.possible.intersection(links)) for links, expected in pairs)
-    aer = 1 - (correct_sure + correct) / (count + sure) if count + sure else 0.0
-    return AlignmentScore(100 * aer, 100 * correct / max(count, 1), 100 * correct_sure / max(sure, 1), count)
+    counts = AlignmentCounts()
+    for links, gold_links in zip(predicted, gold, strict=True):
+        counts.add(links, gold_links)
+    return counts.compute_score()

@@ -1,0 +1,121 @@
+"""Word alignment from the attention of a translation model, for pairs of which both sides are given.
+
+The model reads the target as if it generated it (teacher forcing). A word is a run of characters between spaces, and
+has one or more tokens: attention weights are summed over the tokens of a source word and averaged over the tokens of a
+target word.
+
+Shapes   B rows of a batch   S source width   T target width   I source words   J target words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dragoman.data.tokenizers import Tokenizer
+from dragoman.errors import UserError
+from dragoman.inference.predictor import MAX_ATTENTION_CELLS, MAX_SCORED, bucket_widths, eval_mode
+from dragoman.inference.translator import Translator
+
+Weights = NDArray[np.float64]
+
+
+class WordAttention(NamedTuple):
+    """The attention weights of target words on source words, all zero if a warning says why they are unknown."""
+
+    weight_JI: Weights
+    warning: str = ""
+
+
+class AttentionAligner:
+    """Computes the attention between words with one layer of a model.
+
+    `layer` is counted from 1; None is the layer that is best as a word alignment. With `shift`, the weights of a word
+    are those of the step in which it is the decoder's input, rather than of the step in which it is predicted.
+    """
+
+    def __init__(self, translator: Translator, *, layer: int | None = None, shift: bool = False, tag: str = "") -> None:
+        if not translator.model.aligns:
+            raise UserError(
+                f"the model in {translator.run!r} has no attention that distinguishes source words (model.attention is "
+                "none or mean), so it cannot align; use a statistical method such as joint-hmm"
+            )
+        layers = translator.model.attention_layers
+        if layer is not None and not 1 <= layer <= layers:
+            raise UserError(
+                f"--layer {layer}: the model in {translator.run!r} has {layers} layer{'s' * (layers > 1)} with "
+                f"attention to the source; choose one from 1 to {layers}"
+            )
+        self.translator, self.shift, self.tag = translator, shift, tag
+        self.layer = None if layer is None else layer - 1
+
+    @torch.inference_mode()
+    def compute(self, sources: Sequence[str], targets: Sequence[str]) -> list[WordAttention]:
+        """Return the attention of each pair. Pairs with an empty side or too many tokens have zeros."""
+        translator = self.translator
+        sides = [[" ".join(line.split()) for line in lines] for lines in (sources, targets)]
+        examples = translator.make_examples(*sides, tag=self.tag)
+        maximum = min(MAX_SCORED - 1, translator.max_tokens)
+        found = [WordAttention(np.zeros((len(t.split()), len(s.split())))) for s, t in zip(*sides, strict=True)]
+        fitting = []
+        for index, example in enumerate(examples):
+            length = max(len(example.source), len(example.target))
+            if length > maximum:
+                warning = f"without links: {length} tokens, but the maximum of the model is {maximum}"
+                found[index] = found[index]._replace(warning=warning)
+            elif len(example.source) and len(example.target):
+                fitting.append(index)
+        tags = len(translator.encode_tag(self.tag))
+        batches = translator.iter_batches([examples[i] for i in fitting], bucket_widths, max_cells=MAX_ATTENTION_CELLS)
+        with eval_mode(translator.model):
+            for indices, batch in batches:
+                weight_BTS = translator.model.compute_alignment(batch, self.layer).double().cpu()
+                for row, number in enumerate(indices):
+                    index = fitting[number]
+                    example = examples[index]
+                    rows = slice(int(self.shift), len(example.target) + int(self.shift))
+                    weight_TS = weight_BTS[row, rows, tags : len(example.source)].numpy()
+                    ids = example.source[tags:].tolist(), example.target.tolist()
+                    found[index] = self.merge_tokens(weight_TS, (sides[0][index], sides[1][index]), ids)
+        return found
+
+    def merge_tokens(
+        self, weight_TS: Weights, texts: tuple[str, str], ids: tuple[list[int], list[int]]
+    ) -> WordAttention:
+        """Return the weights between words, given those between the tokens of both texts."""
+        tokenizers = self.translator.tokenizers.source, self.translator.tokenizers.target
+        words = [number_words_by_spaces(*item) for item in zip(tokenizers, texts, ids, strict=True)]
+        sizes = len(texts[1].split()), len(texts[0].split())
+        if words[0] is None or words[1] is None:
+            return WordAttention(np.zeros(sizes), "without links: the tokens do not spell the words of the line")
+        weight_TS = weight_TS / np.maximum(weight_TS.sum(-1, keepdims=True), 1e-9)  # without </s> and a tag
+        return WordAttention(merge_weights(weight_TS, words[0], words[1], sizes))
+
+
+def number_words_by_spaces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
+    """Return the index of the word, separated by single spaces, that has the first letter of each token."""
+    starts = tokenizer.starts(text, ids)
+    if starts is None:
+        return None
+    word_starts = [0, *accumulate(len(word.encode()) for word in text.split(" ")[:-1])]
+    return np.searchsorted(word_starts, starts, side="right") - 1
+
+
+def merge_weights(
+    weight_TS: Weights, source_words: NDArray[np.int64], target_words: NDArray[np.int64], sizes: tuple[int, int]
+) -> Weights:
+    """Return weight_JI: sums over the tokens of source words and means over the tokens of target words.
+
+    `source_words` and `target_words` have the word of each token; `sizes` is (J, I). A word without tokens gets zeros.
+    """
+    J, I = sizes
+    weight_TI = np.zeros((len(weight_TS), I))
+    np.add.at(weight_TI.T, source_words, weight_TS.T)
+    weight_JI = np.zeros((J, I))
+    np.add.at(weight_JI, target_words, weight_TI)
+    return weight_JI / np.maximum(np.bincount(target_words, minlength=J), 1)[:, None]
