@@ -40,6 +40,16 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len((tmp_path / "dev.out").read_text(encoding="utf-8").split("\n")) == 201
 
 
+@pytest.mark.slow
+def test_every_block_of_the_page_on_alignment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = write_fast_commands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    blocks = find_blocks((ROOT / "docs/alignment.md").read_text(encoding="utf-8"))
+    assert len(blocks) >= 6
+    for kind, text in blocks:
+        run_block(kind, text, tmp_path)
+
+
 def run_block(kind: str, text: str, folder: Path) -> None:
     if kind == "yaml":
         name = re.match(r"# (\S+)", text)
