@@ -109,7 +109,7 @@ def find_kind(method: str) -> str:
     if path.is_dir():
         if (path / ALIGNER_FILE).exists() or not RunFolder(path).format_file.exists():
             return "model"
-        RunFolder(path).check()
+        RunFolder(path).check_format()
         return "run"
     names = ", ".join(ALIGNMENT_METHODS)
     raise UserError(f"{method!r} is neither a method{suggest_name(method, ALIGNMENT_METHODS)} ({names}) nor a file or "
@@ -188,7 +188,7 @@ def align_by_attention(
 
     settings = parse_settings(LinkSettings, values)
     settings.check(attention=True)
-    if RunFolder(run).recipe().model.kind == "smt":
+    if RunFolder(run).load_recipe().model.kind == "smt":
         raise UserError(f"{run!r} is a phrase-based system without attention; align with joint-hmm, which it uses")
     aligner = AttentionAligner(load_as(Translator, run, device=device), layer=layer, shift=shift, tag=tag)
 

@@ -99,7 +99,7 @@ class AttentionAligner:
 
 def number_words_by_spaces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
     """Return the index of the word, separated by single spaces, that has the first letter of each token."""
-    starts = tokenizer.starts(text, ids)
+    starts = tokenizer.locate_tokens(text, ids)
     if starts is None:
         return None
     word_starts = [0, *accumulate(len(word.encode()) for word in text.split(" ")[:-1])]
