@@ -75,7 +75,7 @@ def align_command(
     Settings are those of the method, such as hmm=8 or symmetrize=grow-diag.
     """
     opt.check_arguments(inputs=[source, target, gold, reverse, *(train or [])], output=output_file)
-    kind = find_kind(method)
+    kind = find_argument_kind(method)
     used = {"train": train, "save": save, "reverse": reverse, "layer": layer, "shift": shift, "tag": tag}
     check_options(kind, {name for name, value in used.items() if value})
     if save and save.exists():
@@ -99,7 +99,7 @@ def align_command(
         print_score(score, to_stdout=output_file is not None, as_json=as_json)
 
 
-def find_kind(method: str) -> str:
+def find_argument_kind(method: str) -> str:
     """Return what the first argument of the command is: method, model (a saved aligner), run or file."""
     path = Path(method)
     if method in ALIGNMENT_METHODS:
@@ -150,7 +150,7 @@ def open_aligner(method: str, lines: Lines, train: tuple[Path, Path] | None, val
         settings.check()
         return train_on_lines(lines, train, settings)
     aligner = Aligner.load(Path(method))
-    for name in values.keys() & {*KINDS, "agree", "null", "lowercase", "max_length"}:
+    for name in values.keys() & {*KINDS, "agree", "null", "estimate_null", "lowercase", "max_length"}:
         raise UserError(f"{name} is a setting of training, but {method!r} is already trained; leave it out")
     aligner.settings = parse_settings(AlignerSettings, {**aligner.settings.model_dump(), **values})
     aligner.settings.check()

@@ -157,8 +157,7 @@ class Aligner:
             on_progress(int(block.first_cell[-1]))
         self.table = normalise_table(expected, counts)
         self.positions = update_positions(self.positions, counts)
-        if self.settings.agree and self.positions.kind == kernels.HMM:
-            # Models that are not trained jointly would align more and more rare words to NULL.
+        if self.settings.estimate_null and self.positions.kind == kernels.HMM:
             words = len(target.ids), len(source.ids)  # that each direction generates
             self.positions = self.positions._replace(p_null=np.clip(counts.p_null / words, MIN_NULL, 1 - MIN_NULL))
         return log_likelihood / max(len(source.ids) + len(target.ids), 1)
@@ -197,7 +196,7 @@ class Aligner:
             table = WordTable(**arrays)
             texts = [(folder / f"{name}.words").read_text(encoding="utf-8") for name in ("source", "target")]
             words = [{word: index for index, word in enumerate(text.split("\n")[:-1])} for text in texts]
-            check_model(table, positions, words)
+            check_saved_model(table, positions, words)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             problem = f"{str(folder)!r} has no alignment model that can be read ({error})"
             raise UserError(f"{problem}; copy it again, or train it again with --save") from error
@@ -264,7 +263,7 @@ def encode_training_pairs(
     return words, (one, two), skipped
 
 
-def check_model(table: WordTable, positions: Positions, words: Sequence[dict[str, int]]) -> None:
+def check_saved_model(table: WordTable, positions: Positions, words: Sequence[dict[str, int]]) -> None:
     """Raise a ValueError if arrays do not fit each other or the vocabularies: kernels do not check their indices."""
     sizes = [len(vocabulary) for vocabulary in words]
     entries = len(table.columns)

@@ -52,9 +52,8 @@ class AlignerSettings(Settings):
     diagonal: int = setting(0, "iterations of IBM Model 2 with the diagonal parametrisation of fast_align", ge=0)
     hmm: int = setting(5, "iterations of the HMM", ge=0)
     agree: bool = setting(True, "train both directions jointly to agree")
-    null: float = setting(
-        0.02, "probability that a word is aligned to NULL; an HMM with agree estimates it", gt=0, lt=1
-    )
+    null: float = setting(0.02, "probability that a word is aligned to NULL: it has no translation", gt=0, lt=1)
+    estimate_null: bool = setting(True, "let the HMM estimate the probability of NULL, starting from `null`")
     lowercase: bool = setting(True, "ignore case")
     max_length: int = setting(
         100, "maximum sentence length in words for training; longer pairs are only aligned", ge=1, le=MAX_LENGTH
@@ -69,7 +68,13 @@ class AlignerSettings(Settings):
         check_names({"symmetrize": dict.fromkeys((AGREEMENT, *HEURISTICS))}, self, section)
 
 
-_TEXTBOOK: dict[str, Any] = {"hmm": 0, "agree": False, "null": 0.05, "symmetrize": "grow-diag-final-and"}
+_TEXTBOOK: dict[str, Any] = {
+    "hmm": 0,
+    "agree": False,
+    "null": 0.05,
+    "estimate_null": False,  # without agreement, more and more rare words would be aligned to NULL
+    "symmetrize": "grow-diag-final-and",
+}
 # Methods of `dragoman align`: settings that differ from the defaults of AlignerSettings.
 ALIGNMENT_METHODS: dict[str, dict[str, Any]] = {
     "ibm1": _TEXTBOOK,
@@ -108,7 +113,10 @@ class SmtSettings(Settings):
     """
 
     kind: Literal["smt"] = "smt"
-    align: AlignerSettings = setting(AlignerSettings(threshold=0.3), "word alignment, from which phrases are extracted")
+    align: AlignerSettings = setting(
+        AlignerSettings(null=0.1, estimate_null=False, threshold=0.3),
+        "word alignment, from which phrases are extracted",
+    )
     max_phrase: int = setting(7, "maximum length of a phrase in words", ge=1, le=20)
     phrase_options: int = setting(30, "number of translations kept per source phrase, the likeliest", ge=1)
     order: int = setting(5, "order of the n-gram language model", ge=1, le=10)
