@@ -40,8 +40,8 @@ from dragoman.smt.settings import (
     PHRASE_FEATURES,
     PRESETS,
     REORDERING_NAMES,
-    AlignerSettings,
     DecoderSettings,
+    SmtSettings,
 )
 from dragoman.smt.tuning import TuningState, tune_weights
 
@@ -109,7 +109,7 @@ class Bench:
     def align(self, path: Path) -> None:
         """Align the training pairs and write their links."""
         source, target = ([" ".join(words) for words in side] for side in self.train)
-        aligner = train_aligner(source, target, AlignerSettings(threshold=0.3))
+        aligner = train_aligner(source, target, SmtSettings().align)
         links = list(aligner.align(source, target))
         flat = np.array([link for pair in links for link in pair], np.int64).reshape(-1, 2)
         starts = np.concatenate([[0], np.cumsum([len(pair) for pair in links])])
