@@ -1,9 +1,7 @@
 """Dragoman trains and runs sequence-to-sequence models, above all for translation, and shows how they work.
 
-import dragoman
-dragoman.train("recipe.yaml", out="run")
-translator = dragoman.load("run")
-translator.translate(["A man walks his dog."])
+import dragoman dragoman.train("recipe.yaml", out="run") translator = dragoman.load("run") translator.translate(["A man
+walks his dog."])
 """
 
 from importlib import import_module

@@ -28,8 +28,7 @@ NO_EVIDENCE = -1e38  # py3langid's score is the lowest float32 if no n-gram of t
 class LanguageGuesser:
     """Language identification with py3langid, an optional dependency.
 
-    languages = LanguageGuesser()
-    assert languages.guess("Ein Mann geht mit seinem Hund.") == "de"
+    languages = LanguageGuesser() assert languages.guess("Ein Mann geht mit seinem Hund.") == "de"
     """
 
     def __init__(self) -> None:
@@ -59,8 +58,7 @@ class TextSet:
     The texts themselves are not stored, so a collision of hashes makes a new text look known. Among ten million texts
     the probability of a collision is 3 in a million.
 
-    seen = TextSet()
-    assert seen.add("a dog") and not seen.add("a dog")
+    seen = TextSet() assert seen.add("a dog") and not seen.add("a dog")
     """
 
     def __init__(self) -> None:
@@ -227,8 +225,7 @@ class CleaningFilter:
 def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
     """Return the pairs that no rule drops; count the pairs in `counts` by the reason for dropping them, or as "kept".
 
-    counts = Counter()
-    kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
+    counts = Counter() kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
     assert counts == {"kept": 1, "empty": 1}
     """
     rules = CleaningFilter(settings)
