@@ -333,7 +333,7 @@ def test_no_checkpoint_is_written_after_a_skipped_step(
     monkeypatch.setattr(
         "dragoman.training.checkpoint.save", lambda _folder, _stepper, progress: folders.append(progress.step)
     )
-    monkeypatch.setattr("dragoman.training.trainer.Trainer.publish", lambda _: None)
+    monkeypatch.setattr("dragoman.training.trainer.Trainer.write_model", lambda _: None)
     train_quietly(small, tmp_path / "run", "train.save_every=1", "train.validate_every=0", "train.steps=5")
     assert folders == [1, 4, 5]
 
