@@ -437,7 +437,11 @@ def test_processes_with_different_data_are_refused(monkeypatch: pytest.MonkeyPat
     same = {"data.train (a)": "1", "data.dev (b)": "2"}
     others = [same, same, {**same, "data.dev (b)": "3"}]
     prepared: Any = SimpleNamespace(digests=others[rank])
-    monkeypatch.setattr(ProcessGroup, "gather_results", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
+
+    def gather_results(_self: ProcessGroup, work: Callable[[], Any]) -> list[Any]:
+        return [*others[:rank], work(), *others[rank + 1 :]]
+
+    monkeypatch.setattr(ProcessGroup, "gather_results", gather_results)
     with pytest.raises(UserError) as caught:
         check_same_data(prepared, ProcessGroup(rank=rank, world_size=3))
     sentence = "data.dev (b) is not the same in process 2 as in process 0; give all machines the same files"
