@@ -169,7 +169,7 @@ def test_each_side_may_have_its_own_kind_and_size(tmp_path: Path) -> None:
     both.save(tmp_path)
     assert Tokenizers.load(tmp_path).fingerprint() == both.fingerprint()
     for other in ({"target_kind": "space"}, {"target_size": 9}):
-        with pytest.raises(UserError, match=r"set tokenizer\.joint to false"):
+        with pytest.raises(UserError, match=r"set tokenizer\.joint=false"):
             Tokenizers.train(lambda: pairs, TokenizerSettings(kind="char", **other))
 
 

@@ -299,11 +299,13 @@ def check_settings(recipe: Recipe) -> None:
             if corpus.phrasebook:
                 check_request(corpus.split or split, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
+    if not isinstance(recipe.model, SmtSettings):
+        check_tokenizer_and_validation(recipe)
 
 
 def check_neural_settings(recipe: Recipe) -> None:
-    """Refuse settings of training, search and tokenizer that a neural model cannot use."""
-    train, task, tokenizer = recipe.train, recipe.model.task, recipe.tokenizer
+    """Refuse settings of training and search that a neural model cannot use."""
+    train, task = recipe.train, recipe.model.task
     check_names(TRAIN_REGISTRIES, train, "train")
     optim.check_optimization(train, recipe.model)
     check_consistency(train, recipe.model)
@@ -314,6 +316,11 @@ def check_neural_settings(recipe: Recipe) -> None:
     metric = choose_checkpoint_metric(train.metric, task)
     if metric and metric.missing_library:
         raise UserError(f"train.metric: {metric.missing_library}")
+
+
+def check_tokenizer_and_validation(recipe: Recipe) -> None:
+    """Refuse settings of a neural model that depend on its data: tokenizers, early stopping, averaging, freezing."""
+    train, tokenizer = recipe.train, recipe.tokenizer
     kinds = [tokenizer.kind, tokenizer.for_target().kind]
     for name, kind in zip(("kind", "target_kind"), kinds, strict=True):
         get_entry(TOKENIZERS, kind, f"tokenizer.{name}")
