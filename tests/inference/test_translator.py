@@ -51,8 +51,8 @@ def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator,
     expected = dict(zip(lines, answers(lines, 64), strict=True))
     assert len({one.text for one in expected.values()}) > 64
     shuffled = Random(5).sample(lines, len(lines))
-    for size in (1, 7, 64):
-        assert answers(shuffled, size) == [expected[line] for line in shuffled], size
+    for size, count in ((1, 12), (7, 42), (64, 80)):  # every call decodes full batches, so small sizes are slow
+        assert answers(shuffled[:count], size) == [expected[line] for line in shuffled[:count]], size
 
 
 def test_the_same_through_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> None:
