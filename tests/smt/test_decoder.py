@@ -39,8 +39,10 @@ def decoder() -> PhraseDecoder:
 def enumerate_scores(decoder: PhraseDecoder, words: list[str]) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield the score of every derivation there is, with its options."""
     options, weights, lm = decoder.collect(words), decoder.weights, decoder.lm.trie
-    spans = [(start, end) for start in range(len(words)) for end in range(start + 1, start + decoder.longest + 1)]
-    sizes = [options.group[start, end - start + 1] - options.group[start, end - start] for start, end in spans]
+    spans = [(start, end) for start in range(len(words)) for end in range(start + 1, start + decoder.max_phrase + 1)]
+    sizes = [
+        options.span_starts[start, end - start + 1] - options.span_starts[start, end - start] for start, end in spans
+    ]
     span_of = [span for span, size in zip(spans, sizes, strict=True) for _ in range(size)]
 
     def extend(covered: frozenset[int], path: tuple[int, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -96,7 +98,7 @@ def test_future_cost_is_the_best_completion(decoder: PhraseDecoder, sentence: st
     decoder.set_weights(weights)
     words = sentence.split()
     options = decoder.collect(words)
-    future = kernels.estimate_future(len(words), options.group, options.estimate, decoder.longest)
+    future = kernels.estimate_future(len(words), options.span_starts, options.estimate, decoder.max_phrase)
     assert future[0, len(words)] == pytest.approx(decoder.decode(words)[0].score)
 
 

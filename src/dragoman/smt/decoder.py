@@ -23,11 +23,11 @@ from dragoman.smt.compiled import Array
 from dragoman.smt.decoder_kernels import NgramTrie, Options, SearchLimits
 from dragoman.smt.ngram import BEGIN, END, SPECIAL, UNKNOWN, NgramModel
 from dragoman.smt.phrases import PhraseTable, concatenate_ranges
-from dragoman.smt.settings import FEATURE_NAMES, PHRASE_FEATURES, DecoderSettings
+from dragoman.smt.settings import FEATURE_NAMES, ORIENTATIONS, PHRASE_FEATURES, DecoderSettings
 from dragoman.smt.trie import ROOT, Trie
 
-LM, DISTORTION, WORDS, PHRASES, UNKNOWNS = range(len(PHRASE_FEATURES) + 6, len(FEATURE_NAMES))
-REORDERING = slice(len(PHRASE_FEATURES), len(PHRASE_FEATURES) + 6)
+LM, DISTORTION, WORDS, PHRASES, UNKNOWNS = range(len(PHRASE_FEATURES) + 2 * len(ORIENTATIONS), len(FEATURE_NAMES))
+REORDERING = slice(len(PHRASE_FEATURES), len(PHRASE_FEATURES) + 2 * len(ORIENTATIONS))
 SENTENCES_AT_A_TIME = 256
 FORCED_STACK = 10_000  # hypotheses per stack in forced decoding
 NOTHING_REQUIRED = np.zeros(0, np.int64)
@@ -48,9 +48,9 @@ class NgramScorer:
             log_prob[node], backoff[node] = order.log_prob * np.log(10), order.backoff * np.log(10)
         suffix = np.zeros(len(trie.words), np.int64)
         kernels.link_suffixes(trie.children, trie.words, trie.parents, suffix)
-        longest = int(trie.levels[-2]) if len(model.orders) > 1 else len(trie.words)
+        first_longest = int(trie.levels[-2]) if len(model.orders) > 1 else len(trie.words)
         begin = kernels.find_child(trie.children, trie.words, ROOT, BEGIN)
-        self.trie = NgramTrie(trie.children, trie.words, log_prob, backoff, suffix, longest, begin, END)
+        self.trie = NgramTrie(trie.children, trie.words, log_prob, backoff, suffix, first_longest, begin, END)
 
     def score_sentence(self, words: Sequence[str]) -> Iterator[tuple[float, bool]]:
         """Yield the log-probability of each word and of the end of the sentence, and whether the word is unknown."""
@@ -103,10 +103,9 @@ class PhraseDecoder:
         weights: Array, settings: DecoderSettings,
     ) -> None:  # fmt: skip
         self.source_words, self.target_words, self.table, self.lm = source_words, target_words, table, lm
-        self.settings = settings
+        self.settings, self.max_phrase = settings, len(table.source.levels) - 2
         self.target_ids = {word: index for index, word in enumerate(target_words)}
         self.lm_ids = np.array([lm.ids.get(word, UNKNOWN) for word in target_words], np.int64)
-        self.longest = len(table.source.levels) - 2
         self.set_weights(weights)
 
     def set_weights(self, weights: Array) -> None:
@@ -146,8 +145,8 @@ class PhraseDecoder:
     def collect(self, words: Sequence[str], required: Array = NOTHING_REQUIRED) -> Options:
         """Return the options of a sentence: of each span the best `settings.options`, the best first.
 
-        A word that has no translation by itself is copied. If target words are required, all options are returned whose
-        words stand side by side somewhere in them.
+        A word that has no translation by itself is copied. If target words are required, all options that occur in
+        them as a phrase are returned.
         """
         span, rows = self._list_rows(words)
         options = self._make_options(words, span, rows)
@@ -162,11 +161,11 @@ class PhraseDecoder:
     def _list_rows(self, words: Sequence[str]) -> tuple[Array, Array]:
         """Return the span and the row in the table of every option; a word that is copied has the row -1 - position.
 
-        The span of `size` words from `start` on has the number start * longest + size - 1.
+        The span of `size` words from `start` on has the number start * max_phrase + size - 1.
         """
-        table, longest = self.table, self.longest
+        table, max_phrase = self.table, self.max_phrase
         ids = np.array([self.source_words.get(word, -1) for word in words], np.int64)
-        nodes = kernels.find_spans(table.source.children, table.source.words, ids, longest)
+        nodes = kernels.find_spans(table.source.children, table.source.words, ids, max_phrase)
         first = np.where(nodes >= 0, table.options[nodes], 0).astype(np.int64)
         sizes = np.where(nodes >= 0, table.options[nodes + 1] - first, 0)
         copied = np.flatnonzero(sizes[:, 0] == 0)
@@ -176,7 +175,7 @@ class PhraseDecoder:
 
     def _make_options(self, words: Sequence[str], span: Array, rows: Array) -> Options:
         """Read and score options, which are sorted by span."""
-        table, weights, longest = self.table, self.weights, self.longest
+        table, weights, max_phrase = self.table, self.weights, self.max_phrase
         known, entries = rows >= 0, np.maximum(rows, 0)
         phrase = table.target[entries]
         starts = np.where(known, table.target_starts[phrase], 0).astype(np.int64)
@@ -184,21 +183,22 @@ class PhraseDecoder:
         word_starts, at = concatenate_ranges(starts, lengths)
         target = table.target_words[at].astype(np.int64)
         target[word_starts[:-1][~known]] = [self._number_word(words[-1 - row], words) for row in rows[~known].tolist()]
-        lm_words = np.full(len(target), UNKNOWN)
-        has_id = target < len(self.lm_ids)
+        lm_words, has_id = np.full(len(target), UNKNOWN), target < len(self.lm_ids)
         lm_words[has_id] = self.lm_ids[target[has_id]]
 
-        reordering_of = np.where(known, table.reordering_of[entries].astype(np.int64), -1)
-        features = np.concatenate([table.features[entries], table.reordering[reordering_of]], 1, dtype=np.float64)
+        reordering_rows = np.where(known, table.reordering_of[entries].astype(np.int64), -1)
+        features = np.concatenate([table.features[entries], table.reordering[reordering_rows]], 1, dtype=np.float64)
         features[~known] = 0.0
         static = features[:, : len(PHRASE_FEATURES)] @ weights[: len(PHRASE_FEATURES)]
         static += weights[WORDS] * lengths + weights[PHRASES] + weights[UNKNOWNS] * ~known
         estimate = static + weights[LM] * kernels.score_phrases(self.lm.trie, word_starts, lm_words)
-        first = np.searchsorted(span, np.arange(len(words) * longest + 1))
-        group = np.zeros((len(words), longest + 2), np.int64)
-        group[:, 1 : longest + 1], group[:, -1] = first[:-1].reshape(-1, longest), first[longest::longest]
+        first = np.searchsorted(span, np.arange(len(words) * max_phrase + 1))
+        span_starts = np.zeros((len(words), max_phrase + 2), np.int64)
+        span_starts[:, 1:-1], span_starts[:, -1] = first[:-1].reshape(-1, max_phrase), first[max_phrase::max_phrase]
         reorder = features[:, REORDERING] * weights[REORDERING]
-        return Options(group, word_starts, target, lm_words, static, estimate, reorder, reordering_of, features, rows)
+        return Options(
+            span_starts, word_starts, target, lm_words, static, estimate, reorder, reordering_rows, features, rows
+        )
 
     def _number_word(self, word: str, source: Sequence[str]) -> int:
         """Return the id of a target word; words of the source that may be copied have ids after all others."""
@@ -208,10 +208,10 @@ class PhraseDecoder:
 
     def make_limits(self, stack: int, beam: float) -> SearchLimits:
         """Return the limits of a search with the current weights."""
-        weights = self.weights
         return SearchLimits(
-            self.longest, self.settings.distortion_limit, stack, beam, not weights[REORDERING].any(),
-            weights[LM], weights[DISTORTION],
+            self.max_phrase, self.settings.distortion_limit, stack, beam,
+            recombine_phrases=not self.weights[REORDERING].any(),
+            weight_lm=self.weights[LM], weight_distortion=self.weights[DISTORTION],
         )  # fmt: skip
 
     def _search(
@@ -220,10 +220,10 @@ class PhraseDecoder:
         """Return the best derivations that the options allow."""
         if not words:
             return [Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)]
-        info, score, head = kernels.search_stacks(options, self.lm.trie, limits, required)
-        paths = kernels.rank_paths(info, score, int(head), nbest, len(words))
-        features = kernels.sum_features(paths, info, score, options)
-        steps = info[:, [kernels.LAST_START, kernels.LAST_END, kernels.OPTION]]
+        hypotheses, scores, first_complete = kernels.search_stacks(options, self.lm.trie, limits, required)
+        paths = kernels.rank_paths(hypotheses, scores, int(first_complete), nbest, len(words))
+        features = kernels.sum_features(paths, hypotheses, scores, options)
+        steps = hypotheses[:, [kernels.LAST_START, kernels.LAST_END, kernels.OPTION]]
 
         @cache
         def read_step(hypothesis: int) -> PhrasePair:

@@ -32,7 +32,7 @@ class NgramTrie(NamedTuple):
     log_prob: Array
     backoff: Array
     suffix: Array  # the node of the same words without the first, or the longest end of those that is there
-    longest: int  # the first node of the highest order, whose n-grams are no contexts
+    first_longest: int  # the first node of the highest order, whose n-grams are no contexts
     begin: int  # the node of <s>
     end_word: int
 
@@ -40,17 +40,17 @@ class NgramTrie(NamedTuple):
 class Options(NamedTuple):
     """The options of a sentence: source spans with one translation each.
 
-    Options of the span (start, size) are group[start, size] up to group[start, size + 1], the best first.
+    Options of the span (start, size) are span_starts[start, size] up to span_starts[start, size + 1], the best first.
     """
 
-    group: Array
+    span_starts: Array
     word_starts: Array  # where the target words of each start
     words: Array  # ids of the target words, which tell apart words that the language model does not know
     lm_words: Array  # their ids in the language model
     static: Array  # weighted score apart from language model and order
     estimate: Array  # the same plus the language model's score of the words by themselves
     reorder: Array  # weighted scores by orientation: three towards the phrase before, three towards the one after
-    reordering_of: Array  # number of each one's distribution of orientations; the same number, the same scores
+    reordering_rows: Array  # number of each one's distribution of orientations; the same number, the same scores
     features: Array  # options x 10: unweighted features of the phrase table, then the six orientations
     rows: Array  # rows in the phrase table; negative for a word that is copied
 
@@ -93,7 +93,7 @@ def score_word(lm: NgramTrie, state: int, word: int) -> tuple[float, int]:
     if node < 0:
         node = ROOT + 1 + word  # every word is a unigram, and unigrams are sorted by word
     total += lm.log_prob[node]
-    while node >= lm.longest or (node != ROOT and lm.children[node] == lm.children[node + 1]):
+    while node >= lm.first_longest or (node != ROOT and lm.children[node] == lm.children[node + 1]):
         node = lm.suffix[node]
     return total, node
 
@@ -126,12 +126,12 @@ def score_phrases(lm: NgramTrie, starts: Array, target: Array) -> Array:
 
 
 @compiled
-def find_spans(children: Array, words: Array, ids: Array, longest: int) -> Array:
+def find_spans(children: Array, words: Array, ids: Array, max_phrase: int) -> Array:
     """Return the trie's node of every span (start, size - 1), or -1."""
-    out = np.full((len(ids), longest), -1, np.int64)
+    out = np.full((len(ids), max_phrase), -1, np.int64)
     for start in range(len(ids)):
         node = ROOT
-        for size in range(1, min(longest, len(ids) - start) + 1):
+        for size in range(1, min(max_phrase, len(ids) - start) + 1):
             node = find_child(children, words, node, ids[start + size - 1])
             if node < 0:
                 break
@@ -174,7 +174,7 @@ def occur_in(required: Array, word_starts: Array, words: Array) -> Array:
 
 
 @compiled
-def estimate_future(length: int, group: Array, estimate: Array, max_phrase: int) -> Array:
+def estimate_future(length: int, span_starts: Array, estimate: Array, max_phrase: int) -> Array:
     """Return the best estimate of every span's translation by itself: of one option, or of two parts."""
     future = np.full((length + 1, length + 1), -np.inf)
     for i in range(length + 1):
@@ -182,8 +182,8 @@ def estimate_future(length: int, group: Array, estimate: Array, max_phrase: int)
     for size in range(1, length + 1):
         for i in range(length - size + 1):
             best = -np.inf
-            if size <= max_phrase and group[i, size] < group[i, size + 1]:
-                best = estimate[group[i, size]]  # options are sorted, the best first
+            if size <= max_phrase and span_starts[i, size] < span_starts[i, size + 1]:
+                best = estimate[span_starts[i, size]]  # options are sorted, the best first
             for middle in range(i + 1, i + size):
                 best = max(best, future[i, middle] + future[middle, i + size])
             future[i, i + size] = best
@@ -247,16 +247,16 @@ def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends:
 
 
 @compiled
-def list_spans(group: Array, gap: int, mask: Any, last_end: int, max_phrase: int, limit: int) -> Array:
+def list_spans(span_starts: Array, gap: int, mask: Any, last_end: int, max_phrase: int, limit: int) -> Array:
     """Return the free spans (start, end) with options that a hypothesis may translate next."""
-    length, found = len(group), 0
+    length, found = len(span_starts), 0
     spans = np.empty((min(length - gap, WIDEST) * max_phrase, 2), np.int64)
     for start in range(max(gap, last_end - limit), min(length, gap + WIDEST, last_end + limit + 1)):
         for end in range(start + 1, min(start + max_phrase, length, gap + WIDEST) + 1):
             # A span must be free, and after it the first gap must still be within reach.
             if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
                 break
-            if group[start, end - start] < group[start, end - start + 1]:
+            if span_starts[start, end - start] < span_starts[start, end - start + 1]:
                 spans[found, 0], spans[found, 1] = start, end
                 found += 1
     return spans[:found]
@@ -303,8 +303,8 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
 
     If target words are `required`, only translations with exactly these are found (see `match_required`).
     """
-    length = len(options.group)
-    future = estimate_future(length, options.group, options.estimate, limits.max_phrase)
+    length = len(options.span_starts)
+    future = estimate_future(length, options.span_starts, options.estimate, limits.max_phrase)
     capacity, used = 4096, 1
     info, masks, score = np.empty((capacity, 11), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
     slots = np.full(4 * capacity, -1, np.int64)
@@ -319,15 +319,15 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
         for row in sort_stack(info, score, heads[covered], limits.stack_size, floor[covered]):
             gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
             last_start, last_end = info[row, LAST_START], info[row, LAST_END]
-            for start, end in list_spans(options.group, gap, mask, last_end, limits.max_phrase, jump):
-                stack = covered + end - start
+            for start, end in list_spans(options.span_starts, gap, mask, last_end, limits.max_phrase, jump):
+                size, stack = end - start, covered + end - start
                 new_gap, new_mask = cover(gap, mask, start, end)
                 rest = sum_future(future, length, new_gap, new_mask)
                 turn = orientation(last_start, last_end, start, end)
                 moved = score[row, SCORE] - limits.weight_distortion * abs(start - last_end)
                 if last_option >= 0:
                     moved += options.reorder[last_option, 3 + turn]
-                for option in range(options.group[start, end - start], options.group[start, end - start + 1]):
+                for option in range(options.span_starts[start, size], options.span_starts[start, size + 1]):
                     turned = moved + options.reorder[option, turn]
                     position = match_required(options, option, required, info[row, POSITION], stack == length)
                     if position < 0 or turned + options.estimate[option] + rest < floor[stack] - slack:
@@ -340,7 +340,7 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
                         capacity *= 2
                         info, masks, score = grow(info), grow(masks), grow(score)
                         slots = rehash(info, masks, used, 4 * capacity, limits.recombine_phrases)
-                    distribution = options.reordering_of[option]
+                    distribution = options.reordering_rows[option]
                     info[used] = (row, new_gap, option, distribution, start, end, state, position, -1, -1, -1)
                     masks[used] = new_mask
                     score[used] = (new_score, new_score + rest, lm_score)
