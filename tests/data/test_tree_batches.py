@@ -224,7 +224,7 @@ def test_only_depths_that_occur_get_gradients() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rnn": ({"kind": "rnn", "position": "tree"}, r"there is no setting 'model\.position'"),
-    "lm": ({"kind": "lm", "position": "tree"}, r"model\.position=tree needs whole sentences"),
+    "lm": ({"kind": "lm", "position": "tree"}, r"model\.position=tree needs trees beside texts"),
     "classifier": ({"kind": "classifier", "position": "tree"}, r"model\.position=tree needs trees beside texts"),
     "odd width": ({"width": 7, "heads": 1, "position": "tree"}, r"model\.position=tree needs an even model\.width"),
 }

@@ -88,9 +88,9 @@ def test_a_term_that_is_also_forbidden_is_not_in_finished_results() -> None:
 def test_every_model_and_method_produces_the_terms_independently_of_other_sentences(name: str, method: str) -> None:
     token_bytes = [b"", b"", b"", b"", b" a", b" b", b"c", b"."]
     constraints = [
-        DecodingConstraints(text="x"),
-        DecodingConstraints(required=(term("ac", token_bytes),), text="y"),
-        DecodingConstraints(required=(term("bc a", token_bytes),), text="z"),
+        DecodingConstraints(seed_text="x"),
+        DecodingConstraints(required=(term("ac", token_bytes),), seed_text="y"),
+        DecodingConstraints(required=(term("bc a", token_bytes),), seed_text="z"),
     ]
     options: dict[str, Any] = {"method": method, "samples": 8}
     together = decode(real_request(name, 3, 12, constraints, **options))

@@ -112,7 +112,7 @@ def test_samples_depend_only_on_seed_text_and_number(translator: Translator) -> 
 
 def test_random_numbers_depend_only_on_seed_text_and_number() -> None:
     def make(*texts: str, seed: int = 1) -> torch.Tensor:
-        constraints = [DecodingConstraints(text=text) for text in texts]
+        constraints = [DecodingConstraints(seed_text=text) for text in texts]
         return make_uniforms([SearchJob([], 5, constraint) for constraint in constraints], seed, range(2), 5)
 
     uniform_BWT = make("a", "b", "a")

@@ -51,7 +51,7 @@ def test_exactly_the_repeated_ngrams_are_forbidden(tokens_of: list[list[int]], l
 
 
 def test_there_are_no_rules_without_constraints() -> None:
-    nothing: Any = ([DecodingConstraints(text="a")] * 2, SearchSettings(), torch.device("cpu"))
+    nothing: Any = ([DecodingConstraints(seed_text="a")] * 2, SearchSettings(), torch.device("cpu"))
     assert make_rules(*nothing) == []
     assert all(make(*nothing) is None for make in RULES.values())
 
@@ -63,10 +63,10 @@ def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None
     """Each sentence has another constraint: none, a minimum length, a prefix, or a term to avoid."""
     model = Toy(seed=seed, vocabulary=len(PIECES), sharp=6.0)
     constraints = [
-        DecodingConstraints(text="0"),
-        DecodingConstraints(min_tokens=3, text="1"),
-        DecodingConstraints(prefix=(5, 5, 4), text="2"),
-        DecodingConstraints(avoid=(term("ab"),), text="3"),
+        DecodingConstraints(seed_text="0"),
+        DecodingConstraints(min_tokens=3, seed_text="1"),
+        DecodingConstraints(prefix=(5, 5, 4), seed_text="2"),
+        DecodingConstraints(avoid=(term("ab"),), seed_text="3"),
     ]
     found = decode(make_toy_request(model, [4, 5, 6, 7], [limit] * 4, constraints, method=method, no_repeat=2, **QUICK))
     for results in found:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizers import BpeTokenizer, ByteTokenizer, CharTokenizer, TokenizerSettings, WordTokenizer
 from dragoman.errors import UserError
-from dragoman.inference.attention_alignment import AttentionAligner, merge_weights, number_words_by_spaces
+from dragoman.inference.attention_alignment import AttentionAligner, find_words_of_tokens, merge_weights
 from dragoman.smt.symmetrization import link_by_attention
 from dragoman.types import Batch
 from toy_run import Toy, make_sentences, translate_toy
@@ -25,7 +25,7 @@ def test_tokens_belong_to_words_between_spaces(kind: Any) -> None:
     tokenizer = kind.train([*make_sentences(50), *LINES], TokenizerSettings(size=300))
     for text in LINES:
         ids = tokenizer.encode(text)
-        words = number_words_by_spaces(tokenizer, text, ids)
+        words = find_words_of_tokens(tokenizer, text, ids)
         assert words is not None
         assert sorted(set(words.tolist())) == list(range(len(text.split())))
         for word, expected in enumerate(text.split()):

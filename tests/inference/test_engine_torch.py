@@ -82,7 +82,7 @@ def test_every_method_and_constraint_flows(method: str, monkeypatch: Any) -> Non
     search = apply_fixed_settings(SearchSettings(method=method, samples=4, no_repeat=3))
     wishes: list[dict[str, Any]] = [{}, {"prefix": (7, 8)}, {"min_tokens": 6}]
     jobs = [
-        job._replace(constraints=DecodingConstraints(text=str(i), **wishes[i % 3]))
+        job._replace(constraints=DecodingConstraints(seed_text=str(i), **wishes[i % 3]))
         for i, job in enumerate(random_jobs(12, longest=12))
     ]
     expected = [found for job in jobs for found in engine(model).search([job], search)]

@@ -46,7 +46,7 @@ def test_the_mean_is_of_probabilities() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_model_twice_is_that_model(method: str) -> None:
     source_BS, real_BS, _ = real_sources(5)
-    wishes = [DecodingConstraints(text=str(row)) for row in range(5)]
+    wishes = [DecodingConstraints(seed_text=str(row)) for row in range(5)]
     single, double = (
         decode(make_request(model, source_BS, real_BS, [8] * 5, wishes, method=method, samples=4))
         for model in (real("transformer"), Ensemble([real("transformer"), real("transformer")]))

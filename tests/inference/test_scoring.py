@@ -133,7 +133,7 @@ def test_what_the_model_has_no_places_for(toy: Toy, monkeypatch: pytest.MonkeyPa
     assert math.isnan(lost.mean)
     assert lost.token_logps == []
     assert [warning.partition(":")[0] for warning in lost.warnings] == ["without a score"]
-    monkeypatch.setattr(scoring, "MAX_SCORED", 8)
+    monkeypatch.setattr(scoring, "MAX_TOKENS_WITH_EOS", 8)
     assert math.isnan(toy.translator.score(["ba " * 20], ["ak."])[0].logp)
 
 

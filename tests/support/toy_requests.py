@@ -97,7 +97,7 @@ def make_toy_request(
     constraints: Sequence[DecodingConstraints] = (),
     **settings: Any,
 ) -> Request:
-    given = constraints or [DecodingConstraints(text=str(first)) for first in firsts]
+    given = constraints or [DecodingConstraints(seed_text=str(first)) for first in firsts]
     return make_request(model, *sources(*firsts), limits, given, **settings)
 
 
@@ -126,5 +126,5 @@ def real_request(
     name: str, count: int, limit: int, constraints: Sequence[DecodingConstraints] = (), **settings: Any
 ) -> Request:
     source_BS, real_BS, _ = real_sources(count)
-    given = constraints or [DecodingConstraints(text=str(row)) for row in range(count)]
+    given = constraints or [DecodingConstraints(seed_text=str(row)) for row in range(count)]
     return make_request(real(name), source_BS, real_BS, [limit] * count, given, **settings)

@@ -51,11 +51,11 @@ class Feature(ABC):
 
     @abstractmethod
     def collate(
-        self, features: Sequence[TokenFeature], row: IntArray, slot_N: IntArray, shape: tuple[int, int]
+        self, features: Sequence[TokenFeature], row: IntArray, index_N: IntArray, shape: tuple[int, int]
     ) -> Mapping[str, Tensor]:
         """Return the tensors of a batch of this shape (B, S), also if there are no examples.
 
-        `row` is the row of each example; `slot_N` is the index of each token in the flattened batch.
+        `row` is the row of each example; `index_N` is the index of each token in the flattened batch.
         """
 
 
@@ -95,7 +95,7 @@ class TreeFeature(Feature):
         return TokenFeature(np.searchsorted(record[::2], starts, side="right").astype(np.int32), record)
 
     def collate(
-        self, features: Sequence[TokenFeature], row: IntArray, slot_N: IntArray, shape: tuple[int, int]
+        self, features: Sequence[TokenFeature], row: IntArray, index_N: IntArray, shape: tuple[int, int]
     ) -> Mapping[str, Tensor]:
         """Compute the depths of all words and the distances between them.
 
@@ -117,13 +117,13 @@ class TreeFeature(Feature):
         column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *row_offsets], [1, *word_counts])
 
         sentence_N = np.repeat(np.arange(1, len(features) + 1), token_counts)
-        word_BS = scatter(word_N, slot_N, shape)
-        sentence_BS = scatter(np.where(word_N, sentence_N, 0), slot_N, shape)
+        word_BS = scatter(word_N, index_N, shape)
+        sentence_BS = scatter(np.where(word_N, sentence_N, 0), index_N, shape)
         ancestor_BSW = torch.zeros(*shape, int(column_K.max()) + 1)  # 1 if word w is an ancestor of the token's word
         ancestor_flat = ancestor_BSW.flatten(0, 1).numpy()
         while word_N.any():  # go from all words to their heads, until all have passed their roots
             known = word_N > 0
-            ancestor_flat[slot_N[known], column_K[word_N[known]]] = 1
+            ancestor_flat[index_N[known], column_K[word_N[known]]] = 1
             word_N = head_K[word_N]
         depth_BS = ancestor_BSW.sum(-1)
         arcs_BSS = depth_BS[:, :, None] + depth_BS[:, None] - 2 * ancestor_BSW @ ancestor_BSW.mT
@@ -133,10 +133,10 @@ class TreeFeature(Feature):
         return {"tree_depth": depth_BS.long(), "tree_distance": distance_BSS.to(torch.int8)}
 
 
-def scatter(values_N: IntArray, slot_N: IntArray, shape: tuple[int, int]) -> Tensor:
-    """Return a matrix with these values at these slots of the flattened matrix, and zeros, which are PAD, elsewhere."""
+def scatter(values_N: IntArray, index_N: IntArray, shape: tuple[int, int]) -> Tensor:
+    """Return a matrix with these values at these indices of the flattened matrix, and zeros (PAD) elsewhere."""
     matrix = np.zeros(shape, dtype=np.int64)
-    matrix.ravel()[slot_N] = values_N
+    matrix.ravel()[index_N] = values_N
     return torch.from_numpy(matrix)
 
 

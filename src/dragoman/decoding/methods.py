@@ -181,7 +181,7 @@ def decode_constrained(request: Request) -> list[list[SearchResult]]:
 
 
 def choose_width(constraints: DecodingConstraints, beam: int) -> int:
-    """Return the number of beams for a sentence in constrained search, or 0 if no term is required.
+    """Return the number of beams for constrained search, or 0 if the vocabulary can spell no required term.
 
     Longer terms need more beams, because ConstrainedBeam has a bank of beams for each number of missing tokens. The
     number depends on the constraints of the sentence only, so that other sentences of a batch do not change its result.
@@ -270,12 +270,12 @@ class Method:
     decode: Callable[[Request], list[list[SearchResult]]]
     check: Callable[[SearchSettings], None] = lambda _: None  # raises a UserError for settings that cannot work
     is_beam_search: bool = False  # plain beam search, which CUDA graphs, CTranslate2 and streaming support
-    reranks: bool = False  # whether the search must return the full beam if results are deduplicated or reranked
+    needs_full_beam: bool = False  # whether later deduplication and reranking need all results of the beam
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that the method overrides
 
 
 METHODS = {
-    "beam": Method(decode_beam, check_beam, is_beam_search=True, reranks=True),
+    "beam": Method(decode_beam, check_beam, is_beam_search=True, needs_full_beam=True),
     "greedy": Method(decode_beam, check_greedy, is_beam_search=True, fixed={"beam": 1, "stop": "enough"}),
     "sample": Method(decode_samples),
     "mbr": Method(decode_mbr, check_mbr),

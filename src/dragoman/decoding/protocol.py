@@ -187,7 +187,7 @@ class DecodingConstraints:
     required: tuple[Term, ...] = ()  # terms that must appear
     avoid: tuple[Term, ...] = ()  # terms that must not appear
     min_tokens: int = 0  # minimum number of tokens, without EOS
-    text: str = ""  # the source text, from which the random numbers of a sentence are derived
+    seed_text: str = ""  # the source text, from which the random numbers of a sentence are derived
 
     @property
     def is_constrained(self) -> bool:

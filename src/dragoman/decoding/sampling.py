@@ -134,7 +134,7 @@ def make_uniforms(jobs: Sequence[SearchJob], seed: int, numbers: range, max_leng
     """Return uniform_BWT, the random numbers of these samples. They depend only on seed, source text and number."""
     uniform_BWT = np.zeros((len(jobs), len(numbers), max_length))
     for row, job in enumerate(jobs):
-        text = job.constraints.text.encode(errors="surrogatepass")
+        text = job.constraints.seed_text.encode(errors="surrogatepass")
         digest = memoryview(hashlib.blake2b(text, digest_size=16).digest()).cast("I")
         for column, number in enumerate(numbers):
             generator = np.random.default_rng([seed, number, *digest])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dragoman.data.tokenizers import Tokenizer
 from dragoman.errors import UserError
-from dragoman.inference.predictor import MAX_ATTENTION_CELLS, MAX_SCORED, bucket_widths, eval_mode
+from dragoman.inference.predictor import MAX_ATTENTION_CELLS, MAX_TOKENS_WITH_EOS, bucket_widths, eval_mode
 from dragoman.inference.translator import Translator
 
 Weights = NDArray[np.float64]
@@ -36,7 +36,7 @@ class AttentionAligner:
     """Computes the attention between words with one layer of a model.
 
     `layer` is counted from 1; None is the layer that is best as a word alignment. With `shift`, the weights of a word
-    are those of the step in which it is the decoder's input, rather than of the step in which it is predicted.
+    are those of the step that reads it, not of the step that predicts it. `tag` is put before every source.
     """
 
     def __init__(self, translator: Translator, *, layer: int | None = None, shift: bool = False, tag: str = "") -> None:
@@ -60,7 +60,7 @@ class AttentionAligner:
         translator = self.translator
         sides = [[" ".join(line.split()) for line in lines] for lines in (sources, targets)]
         examples = translator.make_examples(*sides, tag=self.tag)
-        maximum = min(MAX_SCORED - 1, translator.max_tokens)
+        maximum = min(MAX_TOKENS_WITH_EOS - 1, translator.max_tokens)
         found = [WordAttention(np.zeros((len(t.split()), len(s.split())))) for s, t in zip(*sides, strict=True)]
         fitting = []
         for index, example in enumerate(examples):
@@ -70,7 +70,7 @@ class AttentionAligner:
                 found[index] = found[index]._replace(warning=warning)
             elif len(example.source) and len(example.target):
                 fitting.append(index)
-        tags = len(translator.encode_tag(self.tag))
+        tag_length = len(translator.encode_tag(self.tag))
         batches = translator.iter_batches([examples[i] for i in fitting], bucket_widths, max_cells=MAX_ATTENTION_CELLS)
         with eval_mode(translator.model):
             for indices, batch in batches:
@@ -78,9 +78,9 @@ class AttentionAligner:
                 for row, number in enumerate(indices):
                     index = fitting[number]
                     example = examples[index]
-                    rows = slice(int(self.shift), len(example.target) + int(self.shift))
-                    weight_TS = weight_BTS[row, rows, tags : len(example.source)].numpy()
-                    ids = example.source[tags:].tolist(), example.target.tolist()
+                    steps = slice(int(self.shift), len(example.target) + int(self.shift))
+                    weight_TS = weight_BTS[row, steps, tag_length : len(example.source)].numpy()
+                    ids = example.source[tag_length:].tolist(), example.target.tolist()
                     found[index] = self.merge_tokens(weight_TS, (sides[0][index], sides[1][index]), ids)
         return found
 
@@ -89,7 +89,7 @@ class AttentionAligner:
     ) -> WordAttention:
         """Return the weights between words, given those between the tokens of both texts."""
         tokenizers = self.translator.tokenizers.source, self.translator.tokenizers.target
-        words = [number_words_by_spaces(*item) for item in zip(tokenizers, texts, ids, strict=True)]
+        words = [find_words_of_tokens(*item) for item in zip(tokenizers, texts, ids, strict=True)]
         sizes = len(texts[1].split()), len(texts[0].split())
         if words[0] is None or words[1] is None:
             return WordAttention(np.zeros(sizes), "without links: the tokens do not spell the words of the line")
@@ -97,8 +97,8 @@ class AttentionAligner:
         return WordAttention(merge_weights(weight_TS, words[0], words[1], sizes))
 
 
-def number_words_by_spaces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
-    """Return the index of the word, separated by single spaces, that has the first letter of each token."""
+def find_words_of_tokens(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
+    """Return the index of the word in which each token begins. Offsets are bytes, without spaces."""
     starts = tokenizer.locate_tokens(text, ids)
     if starts is None:
         return None

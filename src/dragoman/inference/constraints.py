@@ -193,7 +193,7 @@ def make_constraints(
         required=tuple(get_term_compiler(tokenizers.target).get(term) for term in required),
         avoid=tuple(get_term_compiler(tokenizers.target).get(term, all_caps=True) for term in avoid),
         min_tokens=math.ceil(search.min_ratio * tokens),
-        text=text,
+        seed_text=text,
     )
 
 

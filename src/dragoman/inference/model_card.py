@@ -86,7 +86,7 @@ class TestRecord(BaseModel):
     lines: int | None = None
     beam: int | None = None
     engine: str = "torch"
-    tag: str = ""
+    tag: str = ""  # put before every source
     scores: dict[str, TestScore]
 
 
@@ -128,7 +128,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "tags": [tag for tag in recipe.data.tags if tag],
         "direction": recipe.data.direction if any(corpus.phrasebook for corpus in recipe.data.train) else "",
         "data": {split: [name_corpus(corpus) for corpus in getattr(recipe.data, split)] for split in ("train", "dev")},
-        "corpora": list_corpora(recipe, provenance),
+        "corpora": list_corpora(recipe, provenance),  # with counts, and with reversed corpora
         "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
         "labels": target.ids_to_tokens(range(target.size)) if task == "classify" else [],
         "teacher": folder.load_teacher_record(),

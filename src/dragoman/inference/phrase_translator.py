@@ -3,8 +3,8 @@
     translator = dragoman.load("runs/phrase-based")
     translator.translate(["A man walks his dog."])
 
-Lines are split and hypotheses are checked and flagged as with neural models. The beam is the maximum number of
-hypotheses per stack. Scores are weighted sums of features, not log-probabilities.
+Lines are split, and probable errors are flagged, as with neural models. The beam is the maximum number of hypotheses
+per stack. Scores are weighted sums of features, not log-probabilities.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PhraseTranslator(Translator):
     def make_phrase_hypothesis(
         self, segment: SourceSegment, translation: PhraseTranslation, options: DecodeOptions
     ) -> Hypothesis:
-        """Return the hypothesis of a translation: text, alignment, warnings and flags."""
+        """Return the hypothesis of a translation. Its flags mark probable errors."""
         text, score = translation.text, translation.derivation.score
         lengths = len(translation.source_tokens), len(translation.tokens)
         warnings = postprocess.check_placeholders(segment.text, text, self.statistics)

@@ -36,7 +36,7 @@ from dragoman.types import EOS, UNK, Batch, Example, Line, PairScore
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Model, covariant=True)
 MAX_UNSPLIT = 512  # texts of up to this many tokens are not split, even if all training texts were shorter
-MAX_SCORED = 4096  # maximum tokens per side, EOS included: a larger attention matrix may not fit into memory
+MAX_TOKENS_WITH_EOS = 4096  # maximum tokens per side, EOS included: a larger attention matrix may not fit into memory
 MAX_ATTENTION_CELLS = 4_000_000  # maximum number of attention weights (rows * width * width) of a batch
 LOGIT_CHUNK = 512  # number of tokens whose logits are computed at a time, to limit memory
 
@@ -53,7 +53,7 @@ class Predictor(Generic[_M]):
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)  # the run folder
     max_tokens: int = field(init=False)  # maximum length of a text; EOS and a tag must fit into the model too
-    max_unsplit: int = field(init=False)  # texts of up to this many tokens are not split
+    max_unsplit: int = field(init=False)  # sentences of up to this many tokens are not split
 
     def __post_init__(self) -> None:
         positions, tags = self.recipe.model.length_limit, self.recipe.data.tags
@@ -155,7 +155,7 @@ def bucket_widths(example: Example) -> Widths:
 
 def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
     """Return the score of each pair. A pair that is too long for the model gets a warning and the score NaN."""
-    maximum = min(MAX_SCORED - 1, predictor.max_tokens)
+    maximum = min(MAX_TOKENS_WITH_EOS - 1, predictor.max_tokens)
     fitting = [i for i, pair in enumerate(examples) if max(len(pair.source), len(pair.target)) <= maximum]
     with eval_mode(predictor.model):
         logps = dict(zip(fitting, compute_logps(predictor, [examples[i] for i in fitting]), strict=True))

@@ -54,7 +54,7 @@ class DecodeOptions:
 
     search: SearchSettings
     dictionary: Mapping[str, str]
-    tag: str = ""
+    tag: str = ""  # such as a language
     align: bool = True  # whether hypotheses get alignments
 
 
@@ -287,7 +287,7 @@ class Translator(Predictor[Seq2Seq]):
         tag_ids, search = self.encode_tag(line.tag or options.tag), options.search
         segments: list[SourceSegment] = []
         for segment in self.split_line(line, ids, tree=tree, line_index=line_index):
-            constraints = DecodingConstraints(text=segment.text)
+            constraints = DecodingConstraints(seed_text=segment.text)
             if line.terms or line.avoid or line.begin or search.min_ratio:
                 constraints = make_constraints(
                     line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
@@ -301,7 +301,7 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[SourceSegment]:
         """Return the line as one segment, or as one per sentence if it is longer than any source in training.
 
-        A sentence of more than `max_unsplit` tokens is split further: between words, or inside a word that is too long.
+        A sentence may be longer; above `max_unsplit` tokens it is split between words, or inside an overlong word.
         """
         text, encode = line.text, self.tokenizers.source.encode
         if not text.strip():
@@ -339,8 +339,8 @@ class Translator(Predictor[Seq2Seq]):
         """Return the segment with the tree of its line, or with a warning that the model reads it without a tree."""
         record = FEATURES["tree"].make_record(Pair(segment.text, "", tree if is_full_line else None))
         aligned = FEATURES["tree"].align_tokens(record, segment.text, segment.ids, self.tokenizers.source)
-        segment = segment._replace(features={"tree": aligned})
-        if len(aligned.record):
+        segment, has_tree = segment._replace(features={"tree": aligned}), len(aligned.record) > 0
+        if has_tree:
             return segment
         reason = ": its words do not spell the line" if is_full_line else ": the line was split"
         return segment._replace(warning=NO_TREE_WARNING + (reason if tree else ""))
@@ -364,7 +364,7 @@ class Translator(Predictor[Seq2Seq]):
                 results = engine.iter_results(jobs, search, observe)
             else:
                 # Get all results of the beam: some may have the same text, and reranking changes their order.
-                if METHODS[search.method].reranks and (search.nbest > 1 or search.coverage > 0):
+                if METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage > 0):
                     search = search.model_copy(update={"nbest": search.beam})
                 results = engine.iter_results(jobs, search)
             aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]

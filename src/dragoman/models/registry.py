@@ -87,7 +87,7 @@ WEIGHT_SIDES = {  # part of a weight's name -> what the weight is applied to; al
     ".key_value.": "source",
     ".score.key.": "source",
 }
-# Parts of the names of weights that are not counted: tables, initial states, and patterns, which `count_keys` includes.
+# Parts of names of uncounted weights: patterns (see count_keys), relative positions, initial states.
 UNCOUNTED_WEIGHTS = (".pattern.", ".relate.", ".start")
 
 

@@ -106,7 +106,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     )
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     compiles: ClassVar[bool] = False
-    absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
+    absent_settings = ("decoder_attention",)
     absent_from: ClassVar[str] = "a hybrid, whose decoder is recurrent"
     checked_choices: ClassVar[tuple[str, ...]] = ("cell", "score")
 

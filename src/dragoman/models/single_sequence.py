@@ -4,7 +4,7 @@ A classifier pools the states of a text into one. A pooling function takes state
 number T of texts in a row, and returns pooled_BTC, with zeros for texts that a row does not have. To add one, write a
 function and a line in POOLS.
 
-Shapes   B rows   S source width   T target width, or texts of a row   C model width
+Shapes   B rows   S source width (T in RowLayout)   T target width, or texts of a row   C model width
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class LmFields(BaseModelSettings):
 
 class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "attention", "source_word_dropout")
+    absent_settings = ("encoder_layers", "attention", "source_word_dropout")  # attention: the encoder's
 
     def check(self) -> None:
         super().check()
         if self.source_features:
             raise UserError(
-                f"model.position={self.position} needs whole sentences, but a language model reads token by token"
+                f"model.position={self.position} needs trees beside texts, which only translation models support"
             )
         if self.length_limit is not None and self.length_limit < self.context:
             raise UserError(
@@ -65,7 +65,7 @@ class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
     context: Count = setting(256, "tokens per training window; generation has no such limit")
     bidirectional: bool = setting(False, "not available: a language model reads from left to right")
     bounded: ClassVar[bool] = False
-    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
+    absent_settings = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
 
 
 class ClassifierFields(BaseModelSettings):
@@ -83,7 +83,7 @@ class ClassifierFields(BaseModelSettings):
 
 class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    absent: ClassVar[tuple[str, ...]] = ("decoder_attention", *TARGET_SETTINGS)
+    absent_settings = ("decoder_attention", *TARGET_SETTINGS)
 
     def check(self) -> None:
         super().check()
@@ -95,7 +95,7 @@ class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # t
 
 class RnnClassifierSettings(ClassifierFields, RnnSettings):  # type: ignore[misc]
     backbone: Literal["rnn"] = "rnn"
-    absent: ClassVar[tuple[str, ...]] = (*TARGET_SETTINGS, *SOURCE_SETTINGS)
+    absent_settings = (*TARGET_SETTINGS, *SOURCE_SETTINGS)
 
 
 LmSettings = TransformerLmSettings | RnnLmSettings

@@ -121,7 +121,7 @@ def realize_plans(
             plan = grammar.sample_plan()
         except NoFittingWord:
             continue
-        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99, from a 64-bit hash
+        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99; the hash is a sum
         if not (grammar.found_held_out if split == "unseen" else low <= percentile < high):
             continue
         english, german = English(), German()
@@ -160,7 +160,7 @@ class SentenceSet:
 def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
     """Return the phrase with its alignment, trees, coreference and phenomena."""
     source_positions, target_positions = source.locate_nodes(), target.locate_nodes()  # by node of the plan
-    target_meanings = target.locate_meanings()  # several words may express a meaning; both languages share meanings
+    target_meanings = target.locate_meanings()  # a meaning is a group of nodes, the same in both languages
     alignment = {
         (s, t)
         for meaning, positions in source.locate_meanings().items()
@@ -173,8 +173,8 @@ def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
         source_words=tuple(source.words),
         target_words=tuple(target.words),
         alignment=tuple(sorted(alignment)),
-        source_heads=source.list_heads(source_positions, plan.root.head),
-        target_heads=target.list_heads(target_positions, plan.root.head),
+        source_heads=source.list_heads(source_positions, root=plan.root.head),
+        target_heads=target.list_heads(target_positions, root=plan.root.head),
         source_coref=tuple((source_positions[p], source_positions[a]) for p, a in source.references),
         target_coref=tuple((target_positions[p], target_positions[a]) for p, a in target.references),
         phenomena=tuple(Phenomenon(*found) for found in target.locate_phenomena(target_positions)),

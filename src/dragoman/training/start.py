@@ -93,7 +93,7 @@ class TrainRequest(NamedTuple):
         return isinstance(model := values.get("model"), dict) and model.get("kind") == "smt"
 
     def timeout_minutes(self) -> float:
-        """Return train.timeout, or a default if the recipe is invalid, which `open_folder` reports later."""
+        """Return how long processes wait for each other; a default for an invalid recipe (`open_folder` reports it)."""
         resumed = self.folder.path if self.resume and self.folder.config_file.exists() else None
         parent = self.init_from if self.init_from is not None else resumed  # the run to inherit model settings from
         with suppress(UserError):
@@ -213,7 +213,7 @@ def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
         was, now = getattr(previous.train, name), getattr(recipe.train, name)
         if was != now:
             report.log(f"train.{name} was {was} and is {now} from here on")
-    corpora = {"train": previous.data.train, "dev": previous.data.dev}  # checkpoints name corpora by their files
+    corpora = {"train": previous.data.train, "dev": previous.data.dev}  # old paths: checkpoints name corpora by them
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=corpora)})
 
 
@@ -312,7 +312,7 @@ def check_neural_settings(recipe: Recipe) -> None:
     if train.compile is True and not recipe.model.compiles:
         raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     plan_execution(recipe)
-    merge_search(recipe.search)
+    merge_search(recipe.search)  # refuses invalid settings
     metric = choose_checkpoint_metric(train.metric, task)
     if metric and metric.missing_library:
         raise UserError(f"train.metric: {metric.missing_library}")
@@ -366,7 +366,7 @@ def check_scoring(recipe: Recipe) -> None:
         raise UserError(f"data.metrics: {missing}")
     if recipe.model.task != "translate":
         return
-    merge_search(recipe.search, aligns=recipe.model.aligns)
+    merge_search(recipe.search, aligns=recipe.model.aligns)  # refuses invalid settings
     if recipe.train.metric not in ("auto", "loss") and not recipe.train.validate_lines:
         raise UserError(
             f"train.metric={recipe.train.metric} is a score of translations, but train.validate_lines=0 translates "
@@ -384,7 +384,7 @@ def build_minimal_model(recipe: Recipe) -> Model:
 def initialize_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
     """Return the model with its initial weights: sampled from the seed, or copied from the parent.
 
-    Embeddings of tags that the parent does not have keep their sampled values.
+    Embeddings of source tags (such as the target language) new to this run stay as sampled.
     """
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
@@ -409,7 +409,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         recipe = open_folder(request, None, parent, report, locks, group)
         prepared = prepare_data(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
         model, train = initialize_model(recipe, prepared.tokenizers, parent), recipe.train
-        slots, tokens = 0.0, 0  # of all examples, without padding: slots of batches in an epoch, tokens of both sides
+        slots, tokens = 0.0, 0  # slots: a pair takes as many of train.tokens as its longer side
         for corpus in prepared.train:
             source_N, target_N = corpus.store.get_lengths(np.arange(len(corpus.store)))
             slots += corpus.weight * float((np.maximum(source_N, target_N) + 1).sum())  # + 1 for EOS
