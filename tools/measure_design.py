@@ -35,6 +35,7 @@ LATER_FEATURES = {
     "serving",
     "labs",
     "cli/align.py",
+    "inference/attention_alignment.py",
     "inference/phrase_translator.py",
     "metrics/alignment.py",
     "training/statistical.py",
