@@ -111,12 +111,10 @@ class CorpusSettings(Settings):
 
     @property
     def named_files(self) -> dict[str, str]:
-        """The files of the corpus by the names of their settings."""
         return {name: path for name in FILES if (path := getattr(self, name))}
 
     @property
     def files(self) -> list[str]:
-        """The paths of all files of the corpus."""
         return list(self.named_files.values())
 
     def map_paths(self, change: Callable[[str], str]) -> CorpusSettings:
@@ -125,7 +123,6 @@ class CorpusSettings(Settings):
 
     @property
     def title(self) -> str:
-        """The name of the corpus in messages."""
         return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.selection_text
 
     @property

@@ -45,7 +45,6 @@ class CorpusList:
 
     @property
     def title(self) -> str:
-        """The names of the corpora in messages."""
         return ", ".join(corpus.title for corpus in self.corpora)
 
     def progress(self, label: str, *, passes: int = 1) -> ProgressBar:

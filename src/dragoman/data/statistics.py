@@ -92,7 +92,6 @@ class CorpusStatistics:
 
     @property
     def has_sources(self) -> bool:
-        """Return whether there are sources: plain text has only targets."""
         return self.source.empty < self.pairs
 
 

@@ -139,7 +139,6 @@ class TokenStore:
 
     @property
     def target_ids(self) -> NDArray[Any]:
-        """The concatenated tokens of all targets."""
         return self.id_columns[1].values
 
     def sample_lengths(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -70,7 +70,6 @@ class Slots:
 
     @property
     def free(self) -> list[int]:
-        """The slots without a sentence."""
         return [slot for slot, number in enumerate(self.job_numbers) if number == FREE]
 
     @property
@@ -332,7 +331,6 @@ class GpuScheduler(Scheduler):
 
     @property
     def used_bytes(self) -> int:
-        """The size of the keys and values of all pools."""
         return sum(slots.state.nbytes for slots in self.pools.values())
 
 

@@ -62,7 +62,6 @@ class Term:
 
     @property
     def is_spellable(self) -> bool:
-        """Whether the vocabulary can spell the term."""
         return int(self.missing_S[0]) < UNREACHABLE
 
 
@@ -191,12 +190,10 @@ class DecodingConstraints:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether there is any constraint."""
         return bool(self.prefix or self.required or self.avoid or self.min_tokens)
 
     @property
     def spellable_terms(self) -> list[Term]:
-        """The required terms that the vocabulary can spell."""
         return [term for term in self.required if term.is_spellable]
 
     @property

@@ -176,7 +176,6 @@ class EnsembleModel(Seq2Seq):
 
     @property
     def attention_layers(self) -> int:  # type: ignore[override]
-        """The number of attention layers that all members with alignments have."""
         return min((model.attention_layers for model in self.members if model.aligns), default=1)
 
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:

@@ -88,12 +88,10 @@ class BaseModelSettings(Settings):
 
     @property
     def encoder_depth(self) -> int:
-        """The number of encoder layers."""
         return self.encoder_layers or self.layers
 
     @property
     def decoder_depth(self) -> int:
-        """The number of decoder layers."""
         return self.decoder_layers or self.layers
 
     def get_effective_settings(self) -> dict[str, Any]:
@@ -217,7 +215,6 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The size of all keys and values in bytes."""
         return sum(tensor.nbytes for pair in (*self.memory, *self.caches) for tensor in pair or ())
 
     def select(self, rows_N: Tensor) -> KVCache:

@@ -83,7 +83,6 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
 
     @property
     def embedded_width(self) -> int:
-        """The width of the embeddings, with the default resolved."""
         return self.embedding_width or self.width
 
     @property

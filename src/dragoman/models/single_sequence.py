@@ -56,7 +56,6 @@ class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc
 
     @property
     def output_width(self) -> int:
-        """The width of the decoder's outputs, from which logits are computed."""
         return self.width
 
 
@@ -132,7 +131,6 @@ def make_membership(rows: RowLayout, texts: int) -> Tensor:
 
 
 def pool_mean(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return the mean of the states of each text."""
     member_BTS = make_membership(rows, texts).to(states_BSC.dtype)
     return member_BTS / member_BTS.sum(-1, keepdim=True).clamp(min=1) @ states_BSC
 
@@ -147,7 +145,6 @@ def pool_max(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
 
 
 def pool_first(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """Return the state of the first token of each text."""
     chosen_BTS = make_membership(rows, texts) & (rows.position_BT == 0)[:, None]
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 

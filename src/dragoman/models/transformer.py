@@ -318,7 +318,6 @@ class Transformer(Seq2Seq):
 
     @property
     def attention_layers(self) -> int:  # type: ignore[override]
-        """The number of decoder layers, all of which attend to the source."""
         return self.settings.decoder_depth
 
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:

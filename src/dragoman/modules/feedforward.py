@@ -121,7 +121,6 @@ class FeedForwardSettings(NormSettings):
 
     @property
     def inner_width(self) -> int:
-        """Return the width of the activations between the two layers."""
         return self.feedforward_width or 4 * self.width
 
 

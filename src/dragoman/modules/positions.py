@@ -38,12 +38,10 @@ class HeadSettings(NormSettings):
 
     @property
     def head_key_width(self) -> int:
-        """Return the width of the queries and keys of one head."""
         return (self.query_width or self.width) // self.heads
 
     @property
     def head_value_width(self) -> int:
-        """Return the width of the values of one head."""
         return (self.value_width or self.width) // self.heads
 
 
@@ -274,12 +272,10 @@ class PositionScheme(NamedTuple):
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Return the settings that only some position encodings read."""
         return (*self.embedding.uses, *self.attention.uses)
 
     @property
     def source_features(self) -> tuple[str, ...]:
-        """Return the features of source tokens that this scheme needs."""
         return tuple(dict.fromkeys((*self.embedding.features, *self.attention.features)))
 
 

@@ -65,12 +65,10 @@ class Phrase:
 
     @property
     def pair(self) -> Pair:
-        """Return the two texts without their analysis."""
         return Pair(self.source, self.target)
 
     @property
     def tree(self) -> Tree:
-        """Return the dependency tree of the source."""
         return Tree(self.source_words, self.source_heads)
 
 

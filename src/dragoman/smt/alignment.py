@@ -323,7 +323,6 @@ def split_blocks(source: Side, target: Side) -> Iterator[Block]:
 
 
 def slice_sentences(side: Side, first: int, last: int) -> Side:
-    """Return the sentences in [first, last)."""
     starts = side.starts[first : last + 1]
     return Side(side.ids[starts[0] : starts[-1]], starts - starts[0])
 

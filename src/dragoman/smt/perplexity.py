@@ -28,7 +28,6 @@ class SentenceScore(NamedTuple):
 
     @property
     def log_prob(self) -> float:
-        """Return the log-probability of the sentence."""
         return sum(self.log_probs)
 
 
@@ -44,7 +43,6 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """Return the perplexity of all tokens."""
         return math.exp(-self.log_prob / max(self.tokens, 1))
 
     @property

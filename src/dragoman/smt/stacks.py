@@ -30,7 +30,6 @@ class PartialTranslation:
 
     @property
     def words(self) -> list[str]:
-        """The target words so far."""
         return [word for phrase in self.phrases for word in phrase.words]
 
     def coverage(self, length: int) -> str:

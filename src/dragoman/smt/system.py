@@ -66,7 +66,6 @@ class PhraseTranslation:
 
     @property
     def features(self) -> dict[str, float]:
-        """The values of all features, unweighted."""
         return dict(zip(FEATURE_NAMES, self.derivation.features.tolist(), strict=True))
 
     def alignment(self) -> list[list[float]]:

@@ -43,7 +43,6 @@ class LossTerms(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """How often every batch goes through the model."""
         return len(self.cross_entropy_weights)
 
 

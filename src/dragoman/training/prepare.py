@@ -49,7 +49,6 @@ class RunData:
 
     @property
     def longest(self) -> int:
-        """Length in tokens of the longest source in the training data."""
         return max(part.store.longest_source for part in self.train)
 
     @cached_property

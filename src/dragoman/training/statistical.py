@@ -203,7 +203,6 @@ def describe_phrase_run(request: TrainRequest, report: Report) -> dict[str, Any]
 
 
 def find_word_tokenizer(kind: str) -> type[WordTokenizer]:
-    """Return the tokenizer of this kind, whose tokens are words."""
     found = TOKENIZERS[kind]
     assert issubclass(found, WordTokenizer)
     return found
