@@ -107,15 +107,29 @@ def test_page_shows_the_output_of_its_blocks(tmp_path: Path, monkeypatch: pytest
 
 
 def test_scores_of_the_page_are_measured() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    [name] = re.findall(r"`(bench/results/.*?\.json)`", page)
-    rows = re.findall(r"^\| (?:phrase-based|LSTM with attention) \|.*$", page, re.MULTILINE)
+    section = PAGE.read_text(encoding="utf-8").split("## Beside a neural model")[1].split("\n## ")[0]
+    [name] = re.findall(r"`(bench/results/.*?\.json)`", section)
+    rows = re.findall(r"^\| (?:phrase-based|LSTM with attention) \|.*$", section, re.MULTILINE)
     models = json.loads((PAGE.parents[1] / name).read_text(encoding="utf-8"))["models"]
     for row, model in zip(rows, (models["smt"], models["lstm"]), strict=True):
         bleu, chrf, seconds = (float(number) for number in NUMBER.findall(row))
         assert bleu == round(model["bleu test"], 1)
         assert chrf == round(model["chrf test"], 1)
         assert seconds == round(model["train_seconds"])
+
+
+def test_scores_by_data_size_are_measured() -> None:
+    section = PAGE.read_text(encoding="utf-8").split("## How much data each needs")[1].split("\n## ")[0]
+    scores: dict[tuple[str, int], list[float]] = {}
+    for file in (PAGE.parents[1] / "bench" / "results").glob("2026-11-18-data-sizes-*.json"):
+        for result in json.loads(file.read_text(encoding="utf-8")):
+            scores.setdefault((result["system"], result["size"]), []).append(result["scores"]["bleu_moses_de"])
+    sizes = sorted({size for _, size in scores})
+    names = {"transformer": "Transformer", "lstm": "LSTM with attention", "smt": "phrase-based SMT"}
+    for system, name in names.items():
+        [row] = re.findall(rf"^\| {name} \|(.*)\|$", section, re.MULTILINE)
+        means = [sum(scores[system, size]) / 3 for size in sizes]
+        assert [float(cell.split("±")[0]) for cell in row.split("|")] == [round(mean, 1) for mean in means]
 
 
 def test_differences_are_seen() -> None:
