@@ -131,14 +131,22 @@ def start_run(request: TrainRequest, report: Report, locks: ExitStack, group: Pr
     return StartedRun(recipe, folder, resume_from, parent, str(init_from) if parent else "")
 
 
-def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
-    """Return the checkpoint to resume from, or None for a new run. Refuse a folder that is neither empty nor a run."""
+def holds_run(folder: RunFolder) -> bool:
+    """Return whether the folder is a run folder, or False if it is empty or missing; refuse anything else."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
     if not folder.format_file.exists():
         if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
+        return False
+    return True
+
+
+def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
+    """Return the checkpoint to resume from, or None for a new run. Refuse a folder that is neither empty nor a run."""
+    name = str(folder.path)
+    if not holds_run(folder):
         return None
     version = folder.check_format()
     newest = checkpoint.find_newest(folder)

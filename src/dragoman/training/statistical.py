@@ -20,14 +20,14 @@ from dragoman.config.settings import prefix_errors
 from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.io import format_json, is_temporary, read_lines, write_text
+from dragoman.io import format_json, read_lines, write_text
 from dragoman.progress import Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.smt.settings import SmtSettings
 from dragoman.training.checkpoint import format_current_time
 from dragoman.training.prepare import STATISTICS_LENGTHS, STATISTICS_TEXTS, check_files, read_corpus
-from dragoman.training.start import TrainRequest, check_settings, continue_recipe, lock_run
+from dragoman.training.start import TrainRequest, check_settings, continue_recipe, holds_run, lock_run
 
 Texts = tuple[list[str], list[str]]  # sources and targets
 
@@ -79,13 +79,8 @@ def read_phrase_recipe(request: TrainRequest, report: Report) -> Recipe:
 def check_run_folder(folder: RunFolder, *, resume: bool) -> bool:
     """Return whether the folder has a phrase-based run that was begun; refuse a folder with anything else in it."""
     name = str(folder.path)
-    if folder.path.exists() and not folder.path.is_dir():
-        raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
-    if not folder.format_file.exists():
-        if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
-            raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
-        return False
-    if not folder.metrics_file.exists() and not folder.model_file.exists():  # a start that failed before any stage
+    has_begun = folder.metrics_file.exists() or folder.model_file.exists()  # a start may fail before any stage
+    if not holds_run(folder) or not has_begun:
         return False
     if not resume:
         raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
