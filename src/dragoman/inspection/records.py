@@ -97,7 +97,7 @@ class SearchTrace:
 
 @dataclass(frozen=True, slots=True)
 class PhraseUse:
-    """A phrase pair that a phrase-based system used, in target order. Spans count words from 0; the end is exclusive."""
+    """A phrase pair that a phrase-based system used. Spans count words from 0, and their end is exclusive."""
 
     source: str
     target: str

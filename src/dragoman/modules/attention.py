@@ -117,6 +117,11 @@ class SelfAttention(MultiHeadAttention):
         q, k, v = self.split_qkv(qkv_BTE, position_BT)
         return self.project_output(self.pattern(q, k, v, mask, partial(self.relate.attend, self.kernel)))
 
+    def compute_weights(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the attention weights that `forward` uses: weight_BHTT, or weight_BHTR for projected keys."""
+        q_BHTD, k_BHTD, _ = self.split_qkv(self.query_key_value(x_BTC), position_BT)
+        return self.pattern.compute_weights(q_BHTD, k_BHTD, mask, self.relate)
+
     def make_step_mask(self, position_N1: Tensor, capacity: int, dtype: torch.dtype) -> AttentionMask:
         """Return the mask for `step`: the new token at `position_N1` attends to the cache up to this position."""
         position_1K = torch.arange(capacity, device=position_N1.device)[None]

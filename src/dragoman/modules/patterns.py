@@ -58,6 +58,7 @@ class FullAttention(nn.Module):
     packable = True  # whether a row may contain several sentences
     causal = True  # whether the pattern can be used in a decoder
     limited = False  # whether sentences are limited to settings.max_length
+    keys_are_tokens = True  # whether each key belongs to one token of the sentence
     key_cost = 1  # factor in `count_keys`; 2 if computing a key takes as many operations as attending to it
     supported_distances = frozenset({"none", "tokens", "tree"})  # see `AttentionPosition.needed_distance`
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
@@ -84,6 +85,16 @@ class FullAttention(nn.Module):
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         """Compute attention by `attend`, a kernel that also applies the position scheme."""
         return attend(q_BHTD, k_BHTD, v_BHTD, mask)
+
+    def compute_weights(
+        self, q_BHTD: Tensor, k_BHTD: Tensor, mask: AttentionMask, position: AttentionPosition
+    ) -> Tensor:
+        """Return the attention weights of `forward`, weight_BHTT, with 0 where a query does not attend to a key.
+
+        The output for the value vectors e_1, e_2, ... (rows of the identity matrix) has the weights as its components.
+        """
+        eye_BHTT = torch.eye(k_BHTD.size(2), dtype=k_BHTD.dtype, device=k_BHTD.device).expand(*k_BHTD.shape[:2], -1, -1)
+        return self(q_BHTD, k_BHTD, eye_BHTT, mask, lambda q, k, v, m: position.compute_weights(q, k, m) @ v)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +261,7 @@ class Linformer(FullAttention):
     packable = False
     causal = False
     limited = True
+    keys_are_tokens = False
     key_cost = 2
     supported_distances = frozenset({"none"})
     uses = ("rank", "max_length")
@@ -275,16 +287,20 @@ class Linformer(FullAttention):
         return super().make_mask(rows, position)
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
-        assert mask.allowed is not None
-        real_B1T1 = mask.allowed.mT
-
-        def project(x_BHTD: Tensor, weight_TR: Tensor) -> Tensor:
-            """Return x_BHRD; padding is replaced by zeros."""
-            real_BHTD = x_BHTD.where(real_B1T1, 0)[:, :, : len(weight_TR)]
-            return (real_BHTD.mT @ weight_TR[: real_BHTD.size(2)].to(x_BHTD.dtype)).mT.contiguous()
-
-        k_BHRD, v_BHRD = project(k_BHTD, self.key_TR), project(v_BHTD, self.value_TR)
+        k_BHRD, v_BHRD = self.project(k_BHTD, self.key_TR, mask), self.project(v_BHTD, self.value_TR, mask)
         return attend(q_BHTD, k_BHRD, v_BHRD, AttentionMask())
+
+    def compute_weights(
+        self, q_BHTD: Tensor, k_BHTD: Tensor, mask: AttentionMask, position: AttentionPosition
+    ) -> Tensor:
+        """Return the weights of the projected keys, weight_BHTR: they are not those of single tokens."""
+        return position.compute_weights(q_BHTD, self.project(k_BHTD, self.key_TR, mask), AttentionMask())
+
+    def project(self, x_BHTD: Tensor, weight_TR: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the projected keys or values, x_BHRD. Padding counts as zeros."""
+        assert mask.allowed is not None
+        real_BHTD = x_BHTD.where(mask.allowed.mT, 0)[:, :, : len(weight_TR)]
+        return (real_BHTD.mT @ weight_TR[: real_BHTD.size(2)].to(x_BHTD.dtype)).mT.contiguous()
 
 
 def list_neighbour_blocks(blocks: int, window: int, bidirectional: bool, device: torch.device) -> Tensor:

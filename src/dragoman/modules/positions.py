@@ -162,6 +162,14 @@ class AttentionPosition(PositionPart):
         """Compute attention by the kernel, using `mask.relative_position` if the scheme needs it."""
         return kernel(q_BHQD, k_BHKD, v_BHKD, mask)
 
+    def compute_weights(self, q_BHQD: Tensor, k_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the weights that `attend` gives to the keys: weight_BHQK."""
+        return compute_attention_weights(q_BHQD, k_BHKD, mask)
+
+    def apply_weights(self, weight_BHQK: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:  # noqa: ARG002
+        """Return the output of attention with these weights, as `attend` computes it: out_BHQD."""
+        return weight_BHQK @ v_BHKD
+
 
 class Rotary(AttentionPosition):
     """Rotate queries and keys by angles that grow with the position, so scores depend on the distance (Su 2021)."""
@@ -190,12 +198,19 @@ class DistancePosition(AttentionPosition):
 class Alibi(DistancePosition):
     """Reduce scores in proportion to the distance, with a different slope in each head (Press 2022)."""
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+    def add_bias(self, q_BHQD: Tensor, mask: AttentionMask) -> AttentionMask:
+        """Return the mask with the reduction of the scores as a bias."""
         assert mask.relative_position is not None
         heads = torch.arange(1, self.settings.heads + 1, device=q_BHQD.device, dtype=torch.float32)
         slope_H = 2.0 ** (-8.0 * heads / self.settings.heads)  # as in the paper: from 2 ** (-8 / H) to 2 ** -8
         bias = -slope_H.view(-1, *[1] * (q_BHQD.dim() - 2)) * mask.relative_position[:, None].abs()
-        return kernel(q_BHQD, k_BHKD, v_BHKD, replace(mask, bias=bias.to(q_BHQD.dtype)))
+        return replace(mask, bias=bias.to(q_BHQD.dtype))
+
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        return kernel(q_BHQD, k_BHKD, v_BHKD, self.add_bias(q_BHQD, mask))
+
+    def compute_weights(self, q_BHQD: Tensor, k_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        return compute_attention_weights(q_BHQD, k_BHKD, self.add_bias(q_BHQD, mask))
 
 
 class Relative(DistancePosition):
@@ -224,13 +239,23 @@ class Relative(DistancePosition):
         return self.key_RD, self.value_RD
 
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:  # noqa: ARG002
+        return self.apply_weights(self.compute_weights(q_BHQD, k_BHKD, mask), v_BHKD, mask)
+
+    def compute_weights(self, q_BHQD: Tensor, k_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        key_RD, _ = self.get_vectors()
+        product = (q_BHQD @ key_RD.to(q_BHQD.dtype).T).gather(-1, self.expand_buckets(q_BHQD, mask))
+        return compute_attention_weights(q_BHQD, k_BHKD, replace(mask, bias=product * q_BHQD.size(-1) ** -0.5))
+
+    def apply_weights(self, weight_BHQK: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        weight_BHQK, value_RD = weight_BHQK.to(v_BHKD.dtype), self.get_vectors()[1].to(v_BHKD.dtype)
+        bucket_weight = weight_BHQK.new_zeros(*weight_BHQK.shape[:-1], len(value_RD))
+        bucket_weight = bucket_weight.scatter_add(-1, self.expand_buckets(weight_BHQK, mask), weight_BHQK)
+        return weight_BHQK @ v_BHKD + bucket_weight @ value_RD
+
+    def expand_buckets(self, queries: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the bucket of every query and key. `queries` has the dimensions of the queries before the last one."""
         assert mask.relative_position is not None
-        key_RD, value_RD = self.get_vectors()
-        bucket = self.compute_bucket(mask.relative_position)[:, None].expand(*q_BHQD.shape[:-1], -1)
-        bias = (q_BHQD @ key_RD.to(q_BHQD.dtype).T).gather(-1, bucket) * q_BHQD.size(-1) ** -0.5
-        weight = compute_attention_weights(q_BHQD, k_BHKD, replace(mask, bias=bias)).to(v_BHKD.dtype)
-        bucket_weight = weight.new_zeros(*weight.shape[:-1], len(value_RD)).scatter_add(-1, bucket, weight)
-        return weight @ v_BHKD + bucket_weight @ value_RD.to(v_BHKD.dtype)
+        return self.compute_bucket(mask.relative_position)[:, None].expand(*queries.shape[:-1], -1)
 
 
 class TreeRelative(Relative):
