@@ -51,7 +51,7 @@ MAY_IMPORT = {
         "smt",
     ],
     "evaluation": ["recipe", "phrasebook", "metrics", "data", "inference"],
-    "inspection": ["models"],
+    "inspection": ["data", "modules", "models", "decoding", "inference"],
     "training": [
         "config",
         "recipe",

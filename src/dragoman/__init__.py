@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dragoman.inference.single_sequence import Generator as Generator
     from dragoman.inference.single_sequence import Verdict as Verdict
     from dragoman.inference.translator import Translator as Translator
+    from dragoman.inspection.records import Inspection as Inspection
+    from dragoman.inspection.sentence import inspect as inspect
     from dragoman.recipe import Recipe as Recipe
     from dragoman.training.trainer import train as train
     from dragoman.types import Hypothesis as Hypothesis
@@ -35,6 +37,8 @@ _EXPORTS = {  # module -> public names, separated by spaces
     "inference.loading": "load score",
     "inference.single_sequence": "Classifier Continuation Generator Verdict",
     "inference.translator": "Translator",
+    "inspection.records": "Inspection",
+    "inspection.sentence": "inspect",
     "recipe": "Recipe",
     "training.trainer": "train",
     "types": "Hypothesis Line Pair PairScore Score",

@@ -28,6 +28,7 @@ from dragoman.cli import options as opt
 from dragoman.cli.align import align_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
+from dragoman.cli.inspect import inspect_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
@@ -54,6 +55,7 @@ for command in (
     evaluate_command,
     score_command,
     align_command,
+    inspect_command,
     distil_command,
     backtranslate_command,
     export_command,
