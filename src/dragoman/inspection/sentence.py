@@ -55,8 +55,8 @@ class SentenceBatch:
     @torch.no_grad()
     def compute_logp(self) -> Tensor:
         """Return the log-probabilities of every predicted token: logp_TV."""
-        states_TC = self.model(self.batch)[0]
-        return self.model.project(states_TC)[:, : self.output_size].float().log_softmax(-1)
+        logits_TV: Tensor = self.model.project(self.model(self.batch)[0])[:, : self.output_size]
+        return logits_TV.float().log_softmax(-1)
 
 
 def inspect(

@@ -94,7 +94,7 @@ class FullAttention(nn.Module):
         The output for the value vectors e_1, e_2, ... (rows of the identity matrix) has the weights as its components.
         """
         eye_BHTT = torch.eye(k_BHTD.size(2), dtype=k_BHTD.dtype, device=k_BHTD.device).expand(*k_BHTD.shape[:2], -1, -1)
-        return self(q_BHTD, k_BHTD, eye_BHTT, mask, lambda q, k, v, m: position.compute_weights(q, k, m) @ v)
+        return self.forward(q_BHTD, k_BHTD, eye_BHTT, mask, lambda q, k, v, m: position.compute_weights(q, k, m) @ v)
 
 
 @dataclass(frozen=True, kw_only=True)
