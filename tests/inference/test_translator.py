@@ -24,7 +24,7 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load
 from dragoman.inference.postprocess import drop_duplicates, get_warning_kind, join_hypotheses
 from dragoman.inference.postprocess import split_sentences as sentences_of
-from dragoman.inference.predictor import MAX_UNSPLIT, bucket_widths
+from dragoman.inference.predictor import MIN_SEGMENT_LIMIT, bucket_widths
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, PAD, Example, Hypothesis, Line
 from toy_requests import beam_search, take_likeliest
@@ -206,7 +206,7 @@ def test_an_endless_sentence_is_cut_but_not_short(translator: Translator, line: 
     """No memory holds the attention of a book over itself."""
     pieces = list(translator.split_line(Line(line)))
     assert "".join("".join(piece.text for piece in pieces).split()) == "".join(line.split())
-    assert max(len(piece.ids) for piece in pieces) <= MAX_UNSPLIT
+    assert max(len(piece.ids) for piece in pieces) <= MIN_SEGMENT_LIMIT
     assert len(pieces) > 100
 
 

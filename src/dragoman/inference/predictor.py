@@ -35,7 +35,7 @@ from dragoman.types import EOS, UNK, Batch, Example, Line, PairScore
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Model, covariant=True)
-MAX_UNSPLIT = 512  # texts of up to this many tokens are not split, even if all training texts were shorter
+MIN_SEGMENT_LIMIT = 512  # texts of up to this many tokens are read at once, even if all training texts were shorter
 MAX_TOKENS_WITH_EOS = 4096  # maximum tokens per side, EOS included: a larger attention matrix may not fit into memory
 MAX_ATTENTION_CELLS = 4_000_000  # maximum number of attention weights (rows * width * width) of a batch
 LOGIT_CHUNK = 512  # number of tokens whose logits are computed at a time, to limit memory
@@ -53,14 +53,14 @@ class Predictor(Generic[_M]):
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)  # the run folder
     max_tokens: int = field(init=False)  # maximum length of a text; EOS and a tag must fit into the model too
-    max_unsplit: int = field(init=False)  # sentences of up to this many tokens are not split
+    max_segment_tokens: int = field(init=False)  # longer sentences are split into segments
 
     def __post_init__(self) -> None:
         positions, tags = self.recipe.model.length_limit, self.recipe.data.tags
         longest_tag = max((len(tag.split()) for tag in tags), default=0)
         max_tokens = sys.maxsize if positions is None else positions - 1 - longest_tag
         object.__setattr__(self, "max_tokens", max_tokens)
-        object.__setattr__(self, "max_unsplit", min(max(self.longest_source, MAX_UNSPLIT), max_tokens))
+        object.__setattr__(self, "max_segment_tokens", min(max(self.longest_source, MIN_SEGMENT_LIMIT), max_tokens))
 
     def __repr__(self) -> str:
         """Return text like Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""

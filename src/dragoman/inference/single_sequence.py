@@ -222,9 +222,9 @@ class Classifier(Predictor[Model]):
         return [self.make_verdict(parts_of_line, [next(logps) for _ in parts_of_line]) for parts_of_line in parts]
 
     def split_ids(self, line: str) -> list[list[int]]:
-        """Return the ids of a line, split into parts of `longest_source` tokens if it has more than `max_unsplit`."""
+        """Return the ids of a line; above `max_segment_tokens` they are split into parts of `longest_source` tokens."""
         ids = self.tokenizers.source.encode(line) if line.strip() else []
-        if len(ids) <= self.max_unsplit:
+        if len(ids) <= self.max_segment_tokens:
             return [ids] if ids else []
         return [ids[start : start + self.longest_source] for start in range(0, len(ids), self.longest_source)]
 

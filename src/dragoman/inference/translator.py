@@ -301,13 +301,13 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[SourceSegment]:
         """Return the line as one segment, or as one per sentence if it is longer than any source in training.
 
-        A sentence may be longer; above `max_unsplit` tokens it is split between words, or inside an overlong word.
+        A sentence of more than `max_segment_tokens` tokens is split between words, or inside an overlong word.
         """
         text, encode = line.text, self.tokenizers.source.encode
         if not text.strip():
             return []
         ids = encode(text) if ids is None else ids
-        if len(ids) <= min(self.longest_source, self.max_unsplit):
+        if len(ids) <= min(self.longest_source, self.max_segment_tokens):
             segments = [SourceSegment(text, ids, line, line_index)]
         else:
             texts = postprocess.split_sentences(text) if len(ids) > self.longest_source else [text]
@@ -319,12 +319,12 @@ class Translator(Predictor[Seq2Seq]):
         return segments
 
     def _split_text(self, text: str, unit: re.Pattern[str]) -> list[str]:
-        """Split a text of more than `max_unsplit` tokens into parts of at most `longest_source` tokens.
+        """Split a text of more than `max_segment_tokens` tokens into parts of at most `longest_source` tokens.
 
         `unit` matches what must not be split: a word or a character.
         """
         encode = self.tokenizers.source.encode
-        if len(encode(text)) <= self.max_unsplit:
+        if len(encode(text)) <= self.max_segment_tokens:
             return [text]
         first, *others = (match.span() for match in unit.finditer(text))
         spans = [first]
