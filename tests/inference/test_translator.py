@@ -346,7 +346,7 @@ def test_batches_have_every_example_once_and_one_shape_per_width(translator: Tra
     examples = [Example(np.full(length, 5), np.full(1, 5), i) for i, length in enumerate(lengths)]
     for indices, batch in translator.iter_batches(examples, bucket_widths, max_cells=cells):
         rows, width = batch.source_BS.shape
-        assert rows == min(translator.rows, cells // width**2) >= len(indices)
+        assert rows == min(translator.batch_rows, cells // width**2) >= len(indices)
         assert {round_to_bucket(lengths[i] + 1) for i in indices} == {width}
         used = (batch.source_BS != PAD).sum(1).tolist()
         assert used == [lengths[i] + 1 for i in indices] + [0] * (rows - len(indices))

@@ -72,7 +72,7 @@ class Predictor(Generic[_M]):
         return count_parameters(self.model)
 
     @property
-    def rows(self) -> int:
+    def batch_rows(self) -> int:
         """The number of rows of a batch, which depends only on the kind of device."""
         return DEVICE_ROWS[self.device.type]
 
@@ -91,7 +91,7 @@ class Predictor(Generic[_M]):
         for index, example in enumerate(examples):
             groups.setdefault(choose_widths(example), []).append(index)
         for widths, group in groups.items():
-            row_count = max(1, min(self.rows, max_cells // max(widths) ** 2))
+            row_count = max(1, min(self.batch_rows, max_cells // max(widths) ** 2))
             for start in range(0, len(group), row_count):
                 indices = group[start : start + row_count]
                 rows = [[index] for index in indices] + [[]] * (row_count - len(indices))

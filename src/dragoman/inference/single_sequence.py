@@ -95,8 +95,8 @@ class Generator(Predictor[LanguageModel]):
         texts = [self.start_text(prompt, tokens, seeds=(seed, n)) for prompt in prompts for n in range(count)]
         context = self.model.settings.context
         with eval_mode(self.model):
-            for start in range(0, len(texts), self.rows):
-                batch, history = texts[start : start + self.rows], context - 1
+            for start in range(0, len(texts), self.batch_rows):
+                batch, history = texts[start : start + self.batch_rows], context - 1
                 while any(len(text.random_T) for text in batch):
                     self.fill_window(batch, settings or SampleSettings(), max(history, 1))
                     history = context // 2  # from now on, each window is half previous tokens and half new tokens
@@ -125,9 +125,12 @@ class Generator(Predictor[LanguageModel]):
         limits = [len(text.random_T) for text in texts]
         if has_window:
             limits = [min(limit, max(context - len(ids), 1)) for limit, ids in zip(limits, inputs)]
-        prompt_BP = torch.full((self.rows, max(map(len, inputs))), PAD)
-        random_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
-        length_B, limit_B = torch.ones(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
+        prompt_BP = torch.full((self.batch_rows, max(map(len, inputs))), PAD)
+        random_BT = torch.zeros(self.batch_rows, max(limits), dtype=torch.float64)
+        length_B, limit_B = (
+            torch.ones(self.batch_rows, dtype=torch.long),
+            torch.zeros(self.batch_rows, dtype=torch.long),
+        )
         for row, (ids, text, limit) in enumerate(zip(inputs, texts, limits)):
             prompt_BP[row, : len(ids)] = torch.tensor(ids)
             random_BT[row, :limit] = torch.from_numpy(text.random_T[:limit])

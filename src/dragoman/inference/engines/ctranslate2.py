@@ -198,7 +198,7 @@ class CTranslate2Engine(Engine):
     def __init__(self, run: Predictor[Model], folder: Path, quantization: str) -> None:
         device, threads = run.device, torch.get_num_threads()
         self.max_tokens = run.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
-        self.rows = BATCH_ROWS[device.type]
+        self.batch_rows = BATCH_ROWS[device.type]
         self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         library, index = import_ctranslate2(), device.index or 0
         supported_types = library.get_supported_compute_types(device.type, index)
@@ -265,7 +265,7 @@ class CTranslate2Engine(Engine):
         search = apply_fixed_settings(search)
         yield from ((i, []) for i, job in enumerate(jobs) if job.max_tokens <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.max_tokens > 0), key=lambda i: -len(jobs[i].ids))
-        batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
+        batches = (order[start : start + self.batch_rows] for start in range(0, len(order), self.batch_rows))
         pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending))
         while pending:
             batch, retries = pending.popleft(), []
