@@ -145,11 +145,11 @@ class LineTranslator:
         start = time.monotonic()
         self.runs, self.options = runs, options
         self.translator = load_as(Translator, runs, device=device, engine=options.engine)
-        default_engine = "torch" if self.translator.takes_engine else self.translator.recipe.model.kind
+        default_engine = "torch" if self.translator.supports_engines else self.translator.recipe.model.kind
         engine = default_engine if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
         log_on_main(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
-        if options.glossary and not self.translator.takes_constraints:
+        if options.glossary and not self.translator.supports_constraints:
             raise UserError(f"model.kind={self.translator.recipe.model.kind} has no use for --glossary; leave it out")
         # Sentences that are typed on a terminal are shown with their alignment.
         typed = bool(options.arguments) and not options.input_file and not options.output_file

@@ -59,7 +59,7 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
     predictor = predictors[0] if len(predictors) == 1 else combine_predictors(predictors)
     if not isinstance(predictor, Translator):
         return predictor
-    if predictor.takes_engine:
+    if predictor.supports_engines:
         return replace(predictor, engine=open_engine(engine, predictor))
     if engine != "auto":
         kind = predictor.recipe.model.kind
@@ -203,7 +203,7 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
             features = [", ".join(member.recipe.model.source_features) or "none" for member in (first, predictor)]
             difference = f"different source features ({features[0]} and {features[1]})"
             raise UserError(f"{names[0]!r} and {name!r} use {difference}, so they cannot form an ensemble")
-        if not isinstance(predictor, Translator) or not predictor.takes_engine:
+        if not isinstance(predictor, Translator) or not predictor.supports_engines:
             raise UserError(f"{name!r} is no neural translation model and cannot be part of an ensemble; leave it out")
         translators.append(predictor)
     # The recipe with the lowest limit on the length of a text, since every text must fit into all models

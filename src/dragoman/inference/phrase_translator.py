@@ -39,8 +39,8 @@ class PhraseTranslator(Translator):
     """A phrase-based system and the tokenizers of its words."""
 
     model: PhraseSystem  # type: ignore[assignment]
-    takes_engine: ClassVar[bool] = False
-    takes_constraints: ClassVar[bool] = False
+    supports_engines: ClassVar[bool] = False
+    supports_constraints: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Predictor.__post_init__(self)  # super() does not work in dataclasses with slots

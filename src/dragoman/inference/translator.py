@@ -82,8 +82,8 @@ class Translator(Predictor[Seq2Seq]):
     """A sequence-to-sequence model and the engine that decodes with it; by default PyTorch in float32."""
 
     engine: Engine = None  # type: ignore[assignment]  # set in __post_init__
-    takes_engine: ClassVar[bool] = True  # whether the model can be decoded by different engines
-    takes_constraints: ClassVar[bool] = True  # whether words of a translation can be required or forbidden
+    supports_engines: ClassVar[bool] = True  # whether the model can be decoded by different engines
+    supports_constraints: ClassVar[bool] = True  # whether words of a translation can be required or forbidden
 
     def __post_init__(self) -> None:
         Predictor.__post_init__(self)  # super() does not work in dataclasses with slots
