@@ -1,7 +1,7 @@
 """Constraints on translations: glossaries, and terms that must or must not appear.
 
 `Glossary` adds the terms that apply to a line, `make_constraints` compiles the terms of a line for the search, and
-`list_unmet` checks the translation. Each line of a glossary file has one of these forms:
+`list_unmet_constraints` checks the translation. Each line of a glossary file has one of these forms:
 
     dog<tab>Hund        if "dog" is in the source, "Hund" must be in the translation
     dog<tab>!Köter      if "dog" is in the source, "Köter" must not be in the translation
@@ -197,7 +197,7 @@ def make_constraints(
     )
 
 
-def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:
+def list_unmet_constraints(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:
     """Return a warning for each constraint that the text does not meet."""
     required, avoid = ([term.text for term in terms] for terms in (constraints.required, constraints.avoid))
     missing = [term for term in required if not output_contains(term, text)]

@@ -33,7 +33,7 @@ from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_setti
 from dragoman.decoding.protocol import NEG_INF, DecodingConstraints, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
-from dragoman.inference.constraints import list_unmet, make_constraints
+from dragoman.inference.constraints import list_unmet_constraints, make_constraints
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import AlignmentRows, join_hypotheses
@@ -424,7 +424,7 @@ class Translator(Predictor[Seq2Seq]):
         flags += [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
         placeholder_warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
         if segment.constraints.is_constrained:
-            warnings += list_unmet(segment.line, segment.constraints, text)
+            warnings += list_unmet_constraints(segment.line, segment.constraints, text)
         return Hypothesis(
             text=text,
             score=result.score,
