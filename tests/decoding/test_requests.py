@@ -28,18 +28,18 @@ def test_settings_override_those_of_the_run() -> None:
 def test_prefix_and_terms_raise_the_length_limit() -> None:
     search = SearchSettings(max_ratio=1.0, max_extra=2, min_ratio=0.5)
     line = Line("abc", ("dog",), ("cat",), "ab ")
-    constraint = make_constraints(line, line.text, 3, BYTES, search, first=True)
+    constraint = make_constraints(line, line.text, 3, BYTES, search, is_first_segment=True)
     assert BYTES.target.decode(constraint.prefix) == "ab"
     assert [term.text for term in constraint.required] == ["dog"]
     assert [term.text for term in constraint.avoid] == ["cat"]
     assert constraint.min_tokens == 2
     assert compute_max_tokens(constraint, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and the word boundary after it
     assert compute_max_tokens(constraint, 3, search, 9) == 9
-    later = make_constraints(line, "x", 1, BYTES, search, first=False)
+    later = make_constraints(line, "x", 1, BYTES, search, is_first_segment=False)
     assert (later.prefix, later.required, len(later.avoid), later.min_tokens) == ((), (), 1, 1)
     assert (
         compute_max_tokens(
-            make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), first=True), 1, search, 100
+            make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), is_first_segment=True), 1, search, 100
         )
         == 51
     )

@@ -54,10 +54,10 @@ def test_where_a_term_stands(term: str, text: str, source: bool, answer: bool) -
 
 def test_terms_of_a_line_and_of_its_parts() -> None:
     terms = ("always", ("dog", "Hund"), ("cat", "Katze"), ("dog", "Hund"))
-    assert select_terms(terms, "the dog", first=True) == ["always", "Hund"]
-    assert select_terms(terms, "the cat", first=False) == ["Katze"]
+    assert select_terms(terms, "the dog", unconditional=True) == ["always", "Hund"]
+    assert select_terms(terms, "the cat", unconditional=False) == ["Katze"]
     with pytest.raises(UserError, match="must not be empty"):
-        select_terms((" ",), "the dog", first=True)
+        select_terms((" ",), "the dog", unconditional=True)
 
 
 def test_a_glossary_file(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_more_than_a_search_can_bear_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"g, line 2: a term has 200 characters at most, and '.+'\.\.\. has 20"):
             read_glossary(write_lines(tmp_path / "g", ["cat\tKatze", line]))
     with pytest.raises(UserError, match=r"the line 'the dog': 129 terms"):
-        select_terms([("dog", str(number)) for number in range(MAX_TERMS + 1)], "the dog", first=True)
+        select_terms([("dog", str(number)) for number in range(MAX_TERMS + 1)], "the dog", unconditional=True)
 
 
 def test_a_dictionary_file(tmp_path: Path) -> None:

@@ -95,12 +95,12 @@ class TermCompiler:
 get_term_compiler = lru_cache(maxsize=2)(TermCompiler)  # keeps the compilers of two vocabularies
 
 
-def select_terms(terms: Sequence[str | TermPair], text: str, *, first: bool) -> list[str]:
+def select_terms(terms: Sequence[str | TermPair], text: str, *, unconditional: bool) -> list[str]:
     """Return the terms that apply to a segment of a line, `text`, without duplicates.
 
-    A pair applies if its source term is in the text. Terms without a source term apply only to the `first` segment.
+    A pair applies if its source term is in the text. Terms without a source term apply only if `unconditional`.
     """
-    selected = [term for term in terms if isinstance(term, str)] if first else []
+    selected = [term for term in terms if isinstance(term, str)] if unconditional else []
     selected += [pair[1] for pair in terms if not isinstance(pair, str) and source_contains(pair[0], text)]
     if not all(term.strip() for term in selected):
         raise UserError("a term must not be empty; leave it out, or write what must (not) appear")
@@ -181,15 +181,16 @@ def read_dictionary(path: Path) -> dict[str, str]:
 
 
 def make_constraints(
-    line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool
+    line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, is_first_segment: bool
 ) -> DecodingConstraints:
     """Return the constraints on the translation of a segment of a line, with its `text` and number of `tokens`.
 
-    The forced prefix and required terms without a source term apply only to the `first` segment of the line.
+    The forced prefix and required terms without a source term apply only to the first segment of the line.
     """
-    required, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
+    required = select_terms(line.terms, text, unconditional=is_first_segment)
+    avoid = select_terms(line.avoid, text, unconditional=True)
     return DecodingConstraints(
-        prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
+        prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if is_first_segment and line.begin.strip() else (),
         required=tuple(get_term_compiler(tokenizers.target).get(term) for term in required),
         avoid=tuple(get_term_compiler(tokenizers.target).get(term, all_caps=True) for term in avoid),
         min_tokens=math.ceil(search.min_ratio * tokens),

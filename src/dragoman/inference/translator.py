@@ -290,7 +290,7 @@ class Translator(Predictor[Seq2Seq]):
             constraints = DecodingConstraints(seed_text=segment.text)
             if line.terms or line.avoid or line.begin or search.min_ratio:
                 constraints = make_constraints(
-                    line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
+                    line, segment.text, len(segment.ids), self.tokenizers, search, is_first_segment=not segments
                 )
             max_tokens = compute_max_tokens(constraints, len(segment.ids), search, self.max_tokens)
             segments.append(segment._replace(tag_ids=tag_ids, constraints=constraints, max_tokens=max_tokens))
