@@ -39,9 +39,9 @@ INDEX_WORD = re.compile(rf"[{NO_SPACES}]|[^\W{NO_SPACES}]+|\S")  # a letter of s
 
 
 def needs_boundaries(term: str) -> tuple[bool, bool]:
-    """Return whether a term matches only at a word boundary: at its start, and at its end.
+    """Return whether a term matches only after a word boundary, and whether only before one.
 
-    It needs a boundary next to a letter or digit, except in scripts without spaces between words.
+    A term that starts (ends) with a letter or digit needs a boundary there, except in scripts without spaces.
     """
     before, after = (letter.isalnum() and not SPACELESS_LETTER.match(letter) for letter in (term[0], term[-1]))
     return before, after
@@ -70,11 +70,14 @@ def spell_term(term: str, *, all_caps: bool = False) -> list[str]:
 
 
 class TermCompiler:
-    """Compiles terms to finite automata over the tokens of a vocabulary. `get` is `compile` with a cache."""
+    """Compiles terms to finite automata that read tokens of a vocabulary. `get` is `compile` with a cache.
+
+    Shapes   S states   V vocabulary
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.token_bytes = tokenizer, tokenizer.token_bytes()
-        self.table = SpellingTable(self.token_bytes)
+        self.spelling_table = SpellingTable(self.token_bytes)
         self.get = lru_cache(maxsize=CACHED_TERMS)(self.compile)
 
     def compile(self, text: str, *, all_caps: bool = False) -> Term:
@@ -85,11 +88,12 @@ class TermCompiler:
         encode, decode = self.tokenizer.encode, self.tokenizer.decode
         spellings = [term for term in spell_term(text, all_caps=all_caps) if decode(encode(term)) == term]
         if not spellings:
-            state_SV = np.zeros((2, len(self.token_bytes)), dtype=np.int16)  # every token leads to state 0
-            return Term(text, state_SV, np.array([UNREACHABLE, 0], dtype=np.int32), np.array([False, True]))
-        in_bytes = [b"".join(self.token_bytes[i] for i in encode(spelling)).lstrip(b" ") for spelling in spellings]
+            next_state_SV = np.zeros((2, len(self.token_bytes)), dtype=np.int16)  # never reaches state 1, which accepts
+            missing_S = np.array([UNREACHABLE, 0], dtype=np.int32)  # tokens until the term is complete
+            return Term(text, next_state_SV, missing_S, complete_at_end_S=np.array([False, True]))
+        encoded = [b"".join(self.token_bytes[i] for i in encode(spelling)).lstrip(b" ") for spelling in spellings]
         before, after = needs_boundaries(text)
-        return self.table.build_term(text, in_bytes, before=before, after=after)
+        return self.spelling_table.build_term(text, encoded, before=before, after=after)
 
 
 get_term_compiler = lru_cache(maxsize=2)(TermCompiler)  # keeps the compilers of two vocabularies
@@ -122,7 +126,7 @@ def check_terms(terms: list[str], location: str) -> list[str]:
 class Glossary:
     """Pairs of a source term and a target term that must (or must not) be in the translation, and forbidden terms.
 
-    The pairs are indexed by the first word of the source term, so that large glossaries are fast.
+    `never` has the forbidden terms. The pairs are indexed by the first word of the source term, for fast lookup.
     """
 
     def __init__(self, required: Sequence[TermPair], avoid: Sequence[TermPair], never: Sequence[str]) -> None:
@@ -130,8 +134,8 @@ class Glossary:
         self.required: dict[str, list[TermPair]] = defaultdict(list)
         self.avoid: dict[str, list[TermPair]] = defaultdict(list)
         for index, pairs in ((self.required, required), (self.avoid, avoid)):
-            for pair in pairs:
-                index[INDEX_WORD.findall(pair[0])[0].casefold()].append(pair)
+            for source, target in pairs:
+                index[INDEX_WORD.findall(source)[0].casefold()].append((source, target))
 
     def add_terms(self, line: Line) -> Line:
         """Return the line with the terms of the glossary that apply to it, in addition to its other constraints."""
