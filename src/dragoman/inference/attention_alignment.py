@@ -35,8 +35,9 @@ class WordAttention(NamedTuple):
 class AttentionAligner:
     """Computes the attention between words with one layer of a model.
 
-    `layer` is counted from 1; None is the layer that is best as a word alignment. With `shift`, the weights of a word
-    are those of the step that reads it, not of the step that predicts it. `tag` is put before every source.
+    `layer` is counted from 1; None is the layer that is best as a word alignment. With `shift`, the weights of a target
+    word are those of the step that reads it, not of the step that predicts it. `tag`, such as a language, precedes
+    every source in the input of the model.
     """
 
     def __init__(self, translator: Translator, *, layer: int | None = None, shift: bool = False, tag: str = "") -> None:
@@ -61,13 +62,13 @@ class AttentionAligner:
         sides = [[" ".join(line.split()) for line in lines] for lines in (sources, targets)]
         examples = translator.make_examples(*sides, tag=self.tag)
         maximum = min(MAX_TOKENS_WITH_EOS - 1, translator.max_tokens)
-        found = [WordAttention(np.zeros((len(t.split()), len(s.split())))) for s, t in zip(*sides, strict=True)]
+        results = [WordAttention(np.zeros((len(t.split()), len(s.split())))) for s, t in zip(*sides, strict=True)]
         fitting = []
         for index, example in enumerate(examples):
             length = max(len(example.source), len(example.target))
             if length > maximum:
                 warning = f"without links: {length} tokens, but the maximum of the model is {maximum}"
-                found[index] = found[index]._replace(warning=warning)
+                results[index] = results[index]._replace(warning=warning)
             elif len(example.source) and len(example.target):
                 fitting.append(index)
         tag_length = len(translator.encode_tag(self.tag))
@@ -75,31 +76,30 @@ class AttentionAligner:
         with eval_mode(translator.model):
             for indices, batch in batches:
                 weight_BTS = translator.model.compute_alignment(batch, self.layer).double().cpu()
-                for row, number in enumerate(indices):
-                    index = fitting[number]
+                for row, index in enumerate(fitting[i] for i in indices):
                     example = examples[index]
                     steps = slice(int(self.shift), len(example.target) + int(self.shift))
                     weight_TS = weight_BTS[row, steps, tag_length : len(example.source)].numpy()
                     ids = example.source[tag_length:].tolist(), example.target.tolist()
-                    found[index] = self.merge_tokens(weight_TS, (sides[0][index], sides[1][index]), ids)
-        return found
+                    results[index] = self.merge_tokens(weight_TS, (sides[0][index], sides[1][index]), ids)
+        return results
 
     def merge_tokens(
         self, weight_TS: Weights, texts: tuple[str, str], ids: tuple[list[int], list[int]]
     ) -> WordAttention:
         """Return the weights between words, given those between the tokens of both texts."""
         tokenizers = self.translator.tokenizers.source, self.translator.tokenizers.target
-        words = [find_words_of_tokens(*item) for item in zip(tokenizers, texts, ids, strict=True)]
+        source_words, target_words = map(find_words_of_tokens, tokenizers, texts, ids)
         sizes = len(texts[1].split()), len(texts[0].split())
-        if words[0] is None or words[1] is None:
+        if source_words is None or target_words is None:
             return WordAttention(np.zeros(sizes), "without links: the tokens do not spell the words of the line")
-        weight_TS = weight_TS / np.maximum(weight_TS.sum(-1, keepdims=True), 1e-9)  # without </s> and a tag
-        return WordAttention(merge_weights(weight_TS, words[0], words[1], sizes))
+        weight_TS = weight_TS / np.maximum(weight_TS.sum(-1, keepdims=True), 1e-9)  # </s> and tag are left out
+        return WordAttention(merge_weights(weight_TS, source_words, target_words, sizes))
 
 
 def find_words_of_tokens(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
-    """Return the index of the word in which each token begins. Offsets are bytes, without spaces."""
-    starts = tokenizer.locate_tokens(text, ids)
+    """Return the index of the word in which each token begins; None if the tokens do not spell the text."""
+    starts = tokenizer.locate_tokens(text, ids)  # in bytes of the text without spaces
     if starts is None:
         return None
     word_starts = [0, *accumulate(len(word.encode()) for word in text.split(" ")[:-1])]
@@ -111,7 +111,8 @@ def merge_weights(
 ) -> Weights:
     """Return weight_JI: sums over the tokens of source words and means over the tokens of target words.
 
-    `source_words` and `target_words` have the word of each token; `sizes` is (J, I). A word without tokens gets zeros.
+    `source_words` and `target_words` have the word index of each token; `sizes` is (J, I). A word without tokens has
+    zeros.
     """
     J, I = sizes
     weight_TI = np.zeros((len(weight_TS), I))
