@@ -39,7 +39,10 @@ def test_prefix_and_terms_raise_the_length_limit() -> None:
     assert (later.prefix, later.required, len(later.avoid), later.min_tokens) == ((), (), 1, 1)
     assert (
         compute_max_tokens(
-            make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), is_first_segment=True), 1, search, 100
+            make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), is_first_segment=True),
+            1,
+            search,
+            100,
         )
         == 51
     )

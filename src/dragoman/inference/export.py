@@ -39,22 +39,23 @@ MIN_CHRF = 70  # minimum chrF of translations of a quantised model, with the tra
 
 
 class Format(NamedTuple):
-    """An export format. `save` writes a run into a folder in a quantization; `engine` runs the written model."""
+    """An export format. The arguments of `save` and `engine` are the model of a run, a folder and a quantization."""
 
     save: Callable[[Predictor[Model], Path, str], list[str] | None]  # returns messages about what was not exported
-    engine: Callable[[Predictor[Model], Path, str], Engine]
+    engine: Callable[[Predictor[Model], Path, str], Engine]  # runs the model that `save` wrote
     quantizations: Sequence[str] = ("float32",)
-    sample: int = SAMPLE_LINES  # number of sentences whose translations are compared
+    sample: int = SAMPLE_LINES
 
 
 FORMATS = {
     "ctranslate2": Format(save_ctranslate2, CTranslate2Engine, QUANTIZATIONS),
     "huggingface": Format(
-        lambda run, folder, _: save_huggingface(run, folder), lambda _, folder, __: HuggingFaceEngine(folder)
+        lambda predictor, folder, _: save_huggingface(predictor, folder),
+        lambda _, folder, __: HuggingFaceEngine(folder),
     ),
     "onnx": Format(
-        lambda run, folder, _: save_onnx(run, folder),
-        lambda run, folder, _: OnnxEngine(run, folder),
+        lambda predictor, folder, _: save_onnx(predictor, folder),
+        lambda predictor, folder, _: OnnxEngine(predictor, folder),
         sample=SLOW_SAMPLE_LINES,
     ),
 }
@@ -67,7 +68,7 @@ class Agreement(NamedTuple):
     lines: int  # number of translations
     same: int  # number of translations with equal texts
     near: int  # number of translations with different texts, but scores that are equal up to rounding
-    gap: float  # maximum difference of scores
+    gap: float  # maximum difference between the scores of two translations of a sentence
     bleu: float = 100.0  # of the exported model's translations, with those of the run as references
     chrf: float = 100.0
 
@@ -107,19 +108,19 @@ def export(
             print(agreement)
     """
     run, out = Path(run), Path(out)
-    target = get_entry(FORMATS, to, "format")
-    if quantization not in target.quantizations:
+    export_format = get_entry(FORMATS, to, "format")
+    if quantization not in export_format.quantizations:
         raise UserError(
-            f"{to} does not support quantization {quantization!r}; it supports {', '.join(target.quantizations)}"
+            f"{to} does not support quantization {quantization!r}; it supports {', '.join(export_format.quantizations)}"
         )
-    check_free(out)
+    check_output_folder(out)
     translator = load_as(Translator, run, device="cpu")
     agreements: list[Agreement] = []
 
     def write(folder: Path) -> None:
         try:
             folder.mkdir(parents=True)
-            for note in target.save(translator, folder, quantization) or ():
+            for note in export_format.save(translator, folder, quantization) or ():
                 log(note)
             translator.tokenizers.save(folder / "tokenizer")
             RunFolder(folder).save_recipe(translator.recipe)
@@ -129,12 +130,12 @@ def export(
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
-        engine = target.engine(translator, folder, quantization)
+        engine = export_format.engine(translator, folder, quantization)
         if isinstance(engine, CTranslate2Engine) and (note := engine.describe_precision_fallback(quantization)):
             log(note)
-        agreements.extend(compare_translations(translator, engine, target.sample))
+        agreements.extend(compare_translations(translator, engine, export_format.sample))
         check_agreements(agreements, exact=quantization == "float32", force=force)
-        check_free(out)  # again, since another command may have written there in the meantime
+        check_output_folder(out)  # again, since another command may have written there in the meantime
 
     write_atomically(out, write)
     return agreements
@@ -142,7 +143,7 @@ def export(
 
 def import_run(folder: Path, out: Path) -> list[Agreement]:
     """Write a run folder from a model saved by `transformers`; compare translations if that library is installed."""
-    check_free(out)
+    check_output_folder(out)
     agreements: list[Agreement] = []
 
     def write(run: Path) -> None:
@@ -160,7 +161,7 @@ def import_run(folder: Path, out: Path) -> list[Agreement]:
     return agreements
 
 
-def check_free(out: Path) -> None:
+def check_output_folder(out: Path) -> None:
     """Raise a UserError if the output folder is not empty or its parent does not exist."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists already; remove it or choose another folder")
@@ -169,7 +170,7 @@ def check_free(out: Path) -> None:
 
 
 def sample_lines(data: DataSettings, count: int) -> list[Line]:
-    """Return sentences of the run's dev and test corpora, or of the phrasebook if their files do not exist any more."""
+    """Return sentences of the run's dev and test corpora or, if their files are missing, of the built-in phrasebook."""
     sources = (
         Line(pair.source, tag=pair.tag)
         for split, corpora in (("dev", data.dev), ("test", data.test))
@@ -181,7 +182,7 @@ def sample_lines(data: DataSettings, count: int) -> list[Line]:
         lines = list(islice(sources, count))
     except UserError:
         lines = []
-    tag = next(iter(data.tags), "")
+    tag = next(iter(data.tags), "")  # any tag that the model knows, since the phrasebook has none
     return lines or [Line(pair.source, tag=tag) for pair in generate_pairs("test", count, direction=data.direction)]
 
 
@@ -192,7 +193,7 @@ def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterat
     theirs = replace(ours, engine=engine)
     for beam in sorted({1, ours.recipe.search.beam}):
         results = [translator.translate(lines, beam=beam, align=False) for translator in (ours, theirs)]
-        gaps = [abs(our.score - their.score) for our, their in zip(*results, strict=True)]  # differences of scores
+        gaps = [abs(our.score - their.score) for our, their in zip(*results, strict=True)]
         same = [our.text == their.text for our, their in zip(*results, strict=True)]
         near = sum(not equal and gap <= SCORE_TOLERANCE for equal, gap in zip(same, gaps, strict=True))
         agreement = Agreement(beam, len(lines), sum(same), near, max(gaps))
