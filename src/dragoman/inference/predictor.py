@@ -52,12 +52,12 @@ class Predictor(Generic[_M]):
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)  # the run folder
-    max_tokens: int = field(init=False)  # maximum length of a text; EOS and a tag must fit into the model too
+    max_tokens: int = field(init=False)  # maximum length of a text, so that EOS and a tag (a language) fit too
     max_segment_tokens: int = field(init=False)  # longer sentences are split into segments
 
     def __post_init__(self) -> None:
         positions, tags = self.recipe.model.length_limit, self.recipe.data.tags
-        longest_tag = max((len(tag.split()) for tag in tags), default=0)
+        longest_tag = max((len(tag.split()) for tag in tags), default=0)  # each word of a tag is one token
         max_tokens = sys.maxsize if positions is None else positions - 1 - longest_tag
         object.__setattr__(self, "max_tokens", max_tokens)
         object.__setattr__(self, "max_segment_tokens", min(max(self.longest_source, MIN_SEGMENT_LIMIT), max_tokens))
@@ -101,7 +101,7 @@ class Predictor(Generic[_M]):
 def parse_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:
     """Return the length of the longest source of training, in tokens, and the statistics of the training pairs.
 
-    Translations that deviate from the statistics are flagged. `header` is that of the model file `path`.
+    Their keys in `header`, the metadata of the model file `path`, are "longest" and "usual".
     """
     try:
         longest_source = int(header["longest"])
@@ -116,7 +116,7 @@ def parse_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatis
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and garbage collection, and restore both at the end.
+    """Disable dropout and Python's garbage collection, and restore both at the end.
 
     Thousands of hypotheses consist of many small lists. While these are created, the garbage collector would scan them
     again and again, which takes longer than creating them.
@@ -149,7 +149,7 @@ def check_lines(lines: Iterable[_T], verb: str, noun: str = "item", types: tuple
 
 
 def bucket_widths(example: Example) -> Widths:
-    """Return the widths of the batch for a pair: its lengths with EOS, rounded up to bucket lengths."""
+    """Return the widths of the batch for a pair: its lengths with EOS, rounded up to one of a few bucket lengths."""
     return Widths(round_to_bucket(len(example.source) + 1), round_to_bucket(len(example.target) + 1))
 
 
