@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class PartialText:
 
     ids: list[int]  # the prompt and the tokens generated so far, after BOS or EOS
     prompt_length: int  # number of ids of the prompt, BOS or EOS included
-    random_T: NDArray[np.float64]  # a random number for each token that may still be generated
+    random_T: NDArray[np.float64]  # a random number to sample each token that may still be generated
     logp: float = 0.0
     finished: bool = False
 
@@ -108,7 +109,7 @@ class Generator(Predictor[LanguageModel]):
     def start_text(self, prompt: str, tokens: int, *, seeds: tuple[int, int]) -> PartialText:
         """Return the encoded prompt with random numbers for up to `tokens` new tokens."""
         if self.whole_files:
-            ids = [EOS, *self.encode_lines(prompt.split("\n"))[:-1]]
+            ids = [EOS, *self.encode_lines(prompt.split("\n"))[:-1]]  # the last line is continued, so it has no EOS
         else:
             ids = [BOS, *self.tokenizers.target.encode(prompt)]
             tokens = min(tokens, max(self.recipe.data.max_length + 1 - len(ids), 0))
@@ -117,7 +118,8 @@ class Generator(Predictor[LanguageModel]):
     def fill_window(self, texts: list[PartialText], settings: SampleSettings, history: int) -> None:
         """Read the last `history` tokens of each text and extend it until the window is full or the text has ended.
 
-        Recurrent models, which have no context limit, and models of lines read each text from its beginning.
+        A window has `context` tokens. Models without a context limit (`bounded` is false), such as recurrent ones, and
+        models trained on lines read each text from its beginning.
         """
         has_window = self.whole_files and self.model.settings.bounded
         inputs = [text.ids[-history:] if has_window else text.ids for text in texts]
@@ -127,10 +129,8 @@ class Generator(Predictor[LanguageModel]):
             limits = [min(limit, max(context - len(ids), 1)) for limit, ids in zip(limits, inputs)]
         prompt_BP = torch.full((self.batch_rows, max(map(len, inputs))), PAD)
         random_BT = torch.zeros(self.batch_rows, max(limits), dtype=torch.float64)
-        length_B, limit_B = (
-            torch.ones(self.batch_rows, dtype=torch.long),
-            torch.zeros(self.batch_rows, dtype=torch.long),
-        )
+        length_B = torch.ones(self.batch_rows, dtype=torch.long)
+        limit_B = torch.zeros_like(length_B)
         for row, (ids, text, limit) in enumerate(zip(inputs, texts, limits)):
             prompt_BP[row, : len(ids)] = torch.tensor(ids)
             random_BT[row, :limit] = torch.from_numpy(text.random_T[:limit])
@@ -140,7 +140,8 @@ class Generator(Predictor[LanguageModel]):
             self.model, prompt_BP, length_B, random_BT, limit_B, settings, eos_ends=not self.whole_files
         )
         for text, result, limit in zip(texts, results, limits):
-            text.random_T = text.random_T[limit:] if len(result.tokens) == limit else text.random_T[:0]
+            is_full = len(result.tokens) == limit
+            text.random_T = text.random_T[limit:] if is_full else text.random_T[:0]  # a text that has ended needs none
             text.ids += result.tokens
             text.logp += result.logp
             text.finished = text.finished or result.finished
@@ -173,7 +174,7 @@ class Generator(Predictor[LanguageModel]):
         if self.whole_files:
             ids = np.array(self.encode_lines(lines), dtype=np.int64)
             context = self.model.settings.context
-            windows = TextWindows(ids, context, context) if len(ids) > 1 else ()
+            windows = TextWindows(ids, context, first_length=context) if len(ids) > 1 else ()
             examples = windows.read_examples(np.arange(len(windows))) if windows else []
         else:
             targets = [np.array(ids, dtype=np.int64) for ids in self.tokenizers.target.encode_all(lines)]
@@ -181,7 +182,7 @@ class Generator(Predictor[LanguageModel]):
         if not examples:
             raise UserError("there is no text to measure; give at least one line that is not empty")
         collate = EXAMPLE_FORMATS["windows" if self.whole_files else "lines"].collate
-        total_loss, count = 0.0, 0
+        total_loss, predicted_tokens = 0.0, 0
         with eval_mode(self.model), torch.inference_mode():
             for _, batch in self.iter_batches(
                 examples, lambda example: Widths(0, round_to_bucket(len(example.target) + 1)), collate
@@ -189,9 +190,9 @@ class Generator(Predictor[LanguageModel]):
                 real_BT = batch.target_segment_BT > 0
                 logits_NV = self.model.project(self.model(batch)[real_BT]).float()
                 total_loss += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
-                count += batch.target_tokens
+                predicted_tokens += batch.target_tokens
         tokens = sum(len(ids) + 1 for ids in self.tokenizers.target.encode_all(lines))
-        return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total_loss / count)
+        return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total_loss / predicted_tokens)
 
     @property
     def whole_files(self) -> bool:
@@ -219,10 +220,10 @@ class Classifier(Predictor[Model]):
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
         """Return the label of each line, in the order of the lines. An empty line has no label."""
         lines = check_lines(lines, "classify")
-        parts = [self.split_ids(line) for line in lines]
+        parts_by_line = [self.split_ids(line) for line in lines]
         with eval_mode(self.model):
-            logps = iter(self.compute_logps([part for parts_of_line in parts for part in parts_of_line]))
-        return [self.make_verdict(parts_of_line, [next(logps) for _ in parts_of_line]) for parts_of_line in parts]
+            logps = iter(self.compute_logps(list(chain.from_iterable(parts_by_line))))
+        return [self.make_verdict(parts, [next(logps) for _ in parts]) for parts in parts_by_line]
 
     def split_ids(self, line: str) -> list[list[int]]:
         """Return the ids of a line; above `max_segment_tokens` they are split into parts of `longest_source` tokens."""
