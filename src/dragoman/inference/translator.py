@@ -7,7 +7,7 @@
 model, an engine decodes the segments, and the search results become hypotheses with text, warnings and alignments.
 `Translator.stream` translates one line and yields its words while the search is still running.
 
-Shapes   B rows of a batch   S source width   T target width
+Shapes   B rows of a batch, or sentences   S source width   T target width   W beam width
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Translator(Predictor[Seq2Seq]):
         segments: list[SourceSegment] = []
         for index, ids in enumerate(self.tokenizers.source.encode_all(texts)):
             segments += self.make_segments(lines[index], options, ids, tree=trees[index], line_index=index)
-        by_line: list[list[list[Hypothesis]]] = [[] for _ in lines]
+        by_line: list[list[list[Hypothesis]]] = [[] for _ in lines]  # n-best lists of the segments of each line
         for segment, hypotheses in zip(segments, self.decode_segments(segments, options), strict=True):
             by_line[segment.line_index].append(hypotheses)
         return [
@@ -244,7 +244,7 @@ class Translator(Predictor[Seq2Seq]):
         """
         if not (tag or self.tokenizers.tags):
             return ()
-        known = self.recipe.data.tags  # "" if some of the training data had no tag
+        known = self.recipe.data.tags  # includes "" if some of the training data had no tag
         names = [name for name in known if name]
         if not tag and names and "" not in known:
             if len(names) > 1:
@@ -337,10 +337,10 @@ class Translator(Predictor[Seq2Seq]):
 
     def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, is_full_line: bool) -> SourceSegment:
         """Return the segment with the tree of its line, or with a warning that the model reads it without a tree."""
-        record = FEATURES["tree"].make_record(Pair(segment.text, "", tree if is_full_line else None))
-        aligned = FEATURES["tree"].align_tokens(record, segment.text, segment.ids, self.tokenizers.source)
-        segment, has_tree = segment._replace(features={"tree": aligned}), len(aligned.record) > 0
-        if has_tree:
+        encoded_tree = FEATURES["tree"].make_record(Pair(segment.text, "", tree if is_full_line else None))
+        feature = FEATURES["tree"].align_tokens(encoded_tree, segment.text, segment.ids, self.tokenizers.source)
+        segment = segment._replace(features={"tree": feature})
+        if len(feature.record):  # empty if there is no usable tree
             return segment
         reason = ": its words do not spell the line" if is_full_line else ": the line was split"
         return segment._replace(warning=NO_TREE_WARNING + (reason if tree else ""))
@@ -371,9 +371,10 @@ class Translator(Predictor[Seq2Seq]):
             if options.align or search.coverage > 0 or search.unknown != "drop":
                 aligned = enumerate(self.add_alignments(segments, dict(results), search.coverage))
             else:
-                aligned = ((index, [(result, []) for result in unaligned]) for index, unaligned in results)
-            for index, pairs in aligned:
-                hypotheses[index] = [self.make_hypothesis(segments[index], *pair, options) for pair in pairs]
+                aligned = ((index, [(result, []) for result in nbest]) for index, nbest in results)
+            for index, results_with_alignment in aligned:
+                for result, alignment in results_with_alignment:
+                    hypotheses[index].append(self.make_hypothesis(segments[index], result, alignment, options))
         return hypotheses
 
     @torch.inference_mode()
@@ -404,7 +405,7 @@ class Translator(Predictor[Seq2Seq]):
     ) -> Hypothesis:
         """Return the hypothesis of a search result: text, subwords, alignment, warnings and flags."""
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
-        lengths = len(segment.ids), len(result.tokens)
+        source_length, length = len(segment.ids), len(result.tokens)
         if UNK in result.tokens and unknown != "drop":
             replace_word = postprocess.UNKNOWN_WORD_METHODS[unknown]
             words = postprocess.list_source_words(source, segment.text, segment.ids)
@@ -414,13 +415,13 @@ class Translator(Predictor[Seq2Seq]):
         else:
             text = target.decode(result.tokens)
         warnings = [segment.warning] if segment.warning else []
-        if lengths[0] > self.longest_source:
-            warnings.append(f"longer than any sentence of training ({lengths[0]} tokens against {self.longest_source})")
+        if source_length > self.longest_source:
+            compared = f"{source_length} tokens against {self.longest_source}"
+            warnings.append(f"longer than any sentence of training ({compared})")
         if not result.finished:
-            is_full = lengths[1] == self.max_tokens
-            limits = "model.max_length allows" if is_full else "search.max_ratio and max_extra allow"
-            warnings.append(f"cut at {lengths[1]} tokens, the most that {limits}")
-        flags = list(postprocess.find_flags(segment.text, text, lengths, self.statistics))
+            limits = "model.max_length allows" if length == self.max_tokens else "search.max_ratio and max_extra allow"
+            warnings.append(f"cut at {length} tokens, the most that {limits}")
+        flags = list(postprocess.find_flags(segment.text, text, (source_length, length), self.statistics))
         flags += [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
         placeholder_warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
         if segment.constraints.is_constrained:
@@ -466,7 +467,7 @@ def merge_search(
             f"{need_alignment[0]} needs the source word that each target word attends to, which this model's attention "
             "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
         )
-    return apply_fixed_settings(settings)
+    return apply_fixed_settings(settings)  # of the method, such as beam 1 of greedy search
 
 
 def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
@@ -479,7 +480,7 @@ def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: Se
 
 
 class StreamClosed(Exception):
-    """Raised in the decoding thread when the consumer of a stream has stopped reading."""
+    """Raised in the decoding thread of `stream_text` when the consumer has stopped reading."""
 
 
 def find_certain_prefix(beams: BeamState) -> list[int]:
