@@ -72,9 +72,9 @@ def import_ctranslate2() -> ModuleType:
     return ctranslate2  # type: ignore[no-any-return]
 
 
-def save_ctranslate2(run: Predictor[Model], folder: Path, quantization: str, *, narrow_int8: bool = True) -> None:
+def save_ctranslate2(predictor: Predictor[Model], folder: Path, quantization: str, *, narrow_int8: bool = True) -> None:
     """Write model and vocabularies into a folder that `ctranslate2.Translator` opens."""
-    spec = make_specification(run)
+    spec = make_specification(predictor)
     quantize_weights(spec, quantization, narrow_int8=narrow_int8)
     spec.save(str(folder))
 
@@ -103,9 +103,9 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
         spec_module.visit_spec(spec, narrow)
 
 
-def make_specification(run: Predictor[Model]) -> Any:
+def make_specification(predictor: Predictor[Model]) -> Any:
     """Return CTranslate2's specification of the model, filled with its weights."""
-    model = require_exportable(run.model, "CTranslate2", equal_head_widths=True)
+    model = require_exportable(predictor.model, "CTranslate2", equal_head_widths=True)
     specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
@@ -126,8 +126,8 @@ def make_specification(run: Predictor[Model]) -> Any:
     spec.encoder.embeddings[0].weight = copy_float(model.encoder.embedding.weight)
     spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.output_size])
     spec.decoder.projection.weight = copy_float(model.project.weight[: model.output_size])
-    spec.register_source_vocabulary(list_vocabulary(run.tokenizers.source, run.tokenizers.tags))
-    spec.register_target_vocabulary(list_vocabulary(run.tokenizers.target))
+    spec.register_source_vocabulary(list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags))
+    spec.register_target_vocabulary(list_vocabulary(predictor.tokenizers.target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
     spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.bos_token, True
     return spec
@@ -195,9 +195,9 @@ class PendingBatch(NamedTuple):
 class CTranslate2Engine(Engine):
     """The engine that runs a converted model in CTranslate2, in one of QUANTIZATIONS."""
 
-    def __init__(self, run: Predictor[Model], folder: Path, quantization: str) -> None:
-        device, threads = run.device, torch.get_num_threads()
-        self.max_tokens = run.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
+    def __init__(self, predictor: Predictor[Model], folder: Path, quantization: str) -> None:
+        device, threads = predictor.device, torch.get_num_threads()
+        self.max_tokens = predictor.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
         self.batch_rows = BATCH_ROWS[device.type]
         self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         library, index = import_ctranslate2(), device.index or 0
@@ -211,13 +211,13 @@ class CTranslate2Engine(Engine):
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
         torch.set_num_threads(threads)  # CTranslate2 has changed this process-wide number
-        self.source = list_vocabulary(run.tokenizers.source, run.tokenizers.tags)
-        self.target = list_vocabulary(run.tokenizers.target)
+        self.source = list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags)
+        self.target = list_vocabulary(predictor.tokenizers.target)
         self.target_ids = {token: number for number, token in enumerate(self.target)}
 
     @classmethod
     def convert(
-        cls, run: Predictor[Model], cache: Path | None = None, *, quantization: str = "float32"
+        cls, predictor: Predictor[Model], cache: Path | None = None, *, quantization: str = "float32"
     ) -> CTranslate2Engine:
         """Return the engine of a model. The model is converted first, unless the cache contains the converted model.
 
@@ -226,24 +226,24 @@ class CTranslate2Engine(Engine):
         is removed as soon as CTranslate2 has loaded the model.
         """
         cache = cache or cache_folder()
-        if run.device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
+        if predictor.device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
             raise UserError("the installed CTranslate2 cannot use the GPU; use --device cpu or --engine torch")
         with ExitStack() as cleanup:
             try:
-                folder = convert_cached(run, cache.expanduser(), quantization)
+                folder = convert_cached(predictor, cache.expanduser(), quantization)
                 location, remedy = repr(str(folder)), "remove it to convert the model again, or use --engine torch"
             except OSError:
                 location, remedy = "the model in a temporary folder", "use --engine torch"
                 try:
                     temporary = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
-                    folder = convert_cached(run, temporary, quantization)
+                    folder = convert_cached(predictor, temporary, quantization)
                 except OSError as error:
                     raise UserError(
                         f"the model for CTranslate2 can be written neither to {str(cache)!r} nor to a temporary folder "
                         f"({error.strerror}); make room there, or use --engine torch"
                     ) from None
             try:
-                return cls(run, folder, quantization)
+                return cls(predictor, folder, quantization)
             except RuntimeError as error:
                 raise UserError(f"CTranslate2 cannot open {location} ({error}); {remedy}") from None
 
@@ -347,15 +347,15 @@ def needs_scores(search: SearchSettings) -> bool:
     return search.scores or search.beam > 1
 
 
-def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Path:
+def convert_cached(predictor: Predictor[Model], cache: Path, quantization: str) -> Path:
     """Return the folder of the converted model in the cache; convert the model if the folder does not exist."""
-    model = require_exportable(run.model, "CTranslate2", equal_head_widths=True)
-    narrow = quantization.startswith("int8") and run.device.type == "cpu" and not cpu_features().exact_int8
+    model = require_exportable(predictor.model, "CTranslate2", equal_head_widths=True)
+    narrow = quantization.startswith("int8") and predictor.device.type == "cpu" and not cpu_features().exact_int8
     key = fingerprint_model(
-        model, run.tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow
+        model, predictor.tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow
     )
     folder = cache / f"ctranslate2-{key}"
     if not (folder / "model.bin").exists():
-        save = partial(save_ctranslate2, run, quantization=quantization, narrow_int8=narrow)
+        save = partial(save_ctranslate2, predictor, quantization=quantization, narrow_int8=narrow)
         create_folder_atomically(folder, write=save, required_file="model.bin")
     return folder

@@ -103,9 +103,9 @@ def split_module(module: nn.Module, names: Sequence[str], axis: int) -> Iterator
         yield Weight(f"{name}.bias", bias, 0 if axis == 0 else None)
 
 
-def save_huggingface(run: Predictor[Model], folder: Path) -> list[str]:
+def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
     """Write a folder that `transformers` opens. Return messages about what the format cannot represent."""
-    model, tokenizers, search = run.model, run.tokenizers, run.recipe.search
+    model, tokenizers, search = predictor.model, predictor.tokenizers, predictor.recipe.search
     model = require_exportable(model, "Hugging Face", equal_head_widths=True)
     settings, pre_norm = model.settings, model.settings.norm_place == "pre"
     if pre_norm and model.encoder.embedding is not model.decoder.embedding:
@@ -120,7 +120,7 @@ def save_huggingface(run: Predictor[Model], folder: Path) -> list[str]:
         )
     order_C = compute_feature_order(settings.width)
     tensors = {weight.name: reorder_features(weight, order_C) for weight in list_weights(model)}
-    max_output = int(search.max_ratio * run.longest_source) + search.max_extra + 1  # for the longest source
+    max_output = int(search.max_ratio * predictor.longest_source) + search.max_extra + 1  # for the longest source
     positions = max(MIN_POSITIONS, 1 + max_output)
     if pre_norm:  # Pegasus reads sinusoids from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
@@ -128,7 +128,7 @@ def save_huggingface(run: Predictor[Model], folder: Path) -> list[str]:
             tensors[f"model.{side}.embed_positions.weight"] = sinusoid_PC.index_select(1, order_C)
     tensors["final_logits_bias"] = torch.zeros(1, len(model.project.weight))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
-    render = partial(render_json, run=run, positions=positions, max_output=max_output)
+    render = partial(render_json, predictor=predictor, positions=positions, max_output=max_output)
     files = {name: render(name) for name in ("config.json", "generation_config.json")}
     notes = []
     if not isinstance(tokenizers.source, SubwordTokenizer):

@@ -57,9 +57,9 @@ class DecoderGraph(EncoderGraph):
         return logp_BV[:, : self.model.output_size]
 
 
-def save_onnx(run: Predictor[Model], folder: Path) -> None:
+def save_onnx(predictor: Predictor[Model], folder: Path) -> None:
     """Write both graphs and the vocabularies."""
-    model = copy.deepcopy(require_exportable(run.model, "ONNX")).cpu().float().eval()
+    model = copy.deepcopy(require_exportable(predictor.model, "ONNX")).cpu().float().eval()
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             module.kernel = KERNELS["reference"]  # the other kernels are for training or for one kind of device
@@ -73,7 +73,7 @@ def save_onnx(run: Predictor[Model], folder: Path) -> None:
     export_graph(
         DecoderGraph(model), folder / "decoder.onnx", "logp", source=source_BS, memory=memory_BSC, target=target_BT
     )
-    tokenizers = run.tokenizers
+    tokenizers = predictor.tokenizers
     source, target = list_vocabulary(tokenizers.source, tokenizers.tags), list_vocabulary(tokenizers.target)
     for side, vocabulary in (("source", source), ("target", target)):
         (folder / f"{side}_vocabulary.json").write_text(format_json(vocabulary), encoding="utf-8")
@@ -117,7 +117,7 @@ class OnnxState(NamedTuple):
 class OnnxEngine(Engine):
     """An engine whose model steps (`start` and `step` of the decoding protocol) run the two graphs."""
 
-    def __init__(self, run: Predictor[Model], folder: Path) -> None:
+    def __init__(self, predictor: Predictor[Model], folder: Path) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -125,7 +125,7 @@ class OnnxEngine(Engine):
                 "onnxruntime is not installed, so translations cannot be compared; "
                 "pip install 'dragoman[onnx]' installs it"
             ) from None
-        self.decode = run.tokenizers.target.decode
+        self.decode = predictor.tokenizers.target.decode
         self.encoder: Any = onnxruntime.InferenceSession(folder / "encoder.onnx")
         self.decoder: Any = onnxruntime.InferenceSession(folder / "decoder.onnx")
 
