@@ -125,7 +125,7 @@ class OnnxEngine(Engine):
                 "onnxruntime is not installed, so translations cannot be compared; "
                 "pip install 'dragoman[onnx]' installs it"
             ) from None
-        self.decode = predictor.tokenizers.target.decode
+        self.detokenize = predictor.tokenizers.target.decode
         self.encoder: Any = onnxruntime.InferenceSession(folder / "encoder.onnx")
         self.decoder: Any = onnxruntime.InferenceSession(folder / "decoder.onnx")
 
@@ -144,7 +144,7 @@ class OnnxEngine(Engine):
         width = max((len(job.ids) + 1 for job in jobs), default=1)
         source_BS, real_BS, _ = collate_sources(jobs, width, len(jobs))
         run = partial(run_batch, self, source_BS, real_BS)
-        return enumerate(decode(Request(jobs, search, run, self.decode)))
+        return enumerate(decode(Request(jobs, search, run, self.detokenize)))
 
 
 def run_session(session: Any, **inputs: Tensor) -> Tensor:

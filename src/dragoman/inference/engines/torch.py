@@ -113,8 +113,8 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
 class TorchEngine(Engine):
     """The engine of a model in PyTorch: the original model, or the one that `prepare_model` returns."""
 
-    def __init__(self, model: StepModel[Any], device: torch.device, decode: Callable[[Sequence[int]], str]) -> None:
-        self.model, self.device, self.decode = model, device, decode
+    def __init__(self, model: StepModel[Any], device: torch.device, detokenize: Callable[[Sequence[int]], str]) -> None:
+        self.model, self.device, self.detokenize = model, device, detokenize
         if device.type == "cpu":
             keep_freed_memory()
 
@@ -128,7 +128,7 @@ class TorchEngine(Engine):
     ) -> IndexedResults:
         """Yield the index and the results of each job. `observe` is called with the state after every step."""
         is_plain = METHODS[search.method].is_beam_search and not search.no_repeat
-        results = decode(Request(jobs, search, partial(self.run, is_plain=is_plain, observe=observe), self.decode))
+        results = decode(Request(jobs, search, partial(self.run, is_plain=is_plain, observe=observe), self.detokenize))
         if self.device.type == "cpu":
             release_memory()
         return enumerate(results)
