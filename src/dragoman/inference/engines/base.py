@@ -46,12 +46,12 @@ class Engine(Protocol):
 
 
 class LayerModule(NamedTuple):
-    """A module of a Transformer layer and its names in other libraries (see formats.yaml)."""
+    """A module of a Transformer layer and its names in other libraries, which may split it (see formats.yaml)."""
 
     path: str
     huggingface: list[str]
     ctranslate2: list[str]
-    axis: int
+    axis: int  # of the weight: the one whose size is the model width
 
 
 LAYER_MODULES = [LayerModule(**row) for row in TABLES["layer_modules"]]
@@ -92,7 +92,7 @@ def format_setting(value: object) -> str:
 
 
 def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]:
-    """Return all tokens in the order of their ids, then the tags.
+    """Return all tokens in the order of their ids, then the tags, which precede sources (such as languages).
 
     Other libraries need distinct tokens, so duplicates get a suffix. Subwords are spelled as in SentencePiece ("▁the").
     """
@@ -101,19 +101,19 @@ def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]
     else:
         tokens = dict.fromkeys(SPECIALS)
         for number in range(len(SPECIALS), tokenizer.size):
-            piece = tokenizer.ids_to_tokens([number])[0]
-            while piece in tokens:
-                piece += f"<{number}>"
-            tokens[piece] = None
+            token = tokenizer.ids_to_tokens([number])[0]
+            while token in tokens:
+                token += f"<{number}>"
+            tokens[token] = None
     for tag in tags:
-        while (piece := f"<{tag}>") in tokens:
+        while (token := f"<{tag}>") in tokens:
             tag += "'"
-        tokens[piece] = None
+        tokens[token] = None
     return list(tokens)
 
 
 def fingerprint_model(model: nn.Module, *values: object) -> str:
-    """Return a digest of a model's weights and of further values that the converted files depend on."""
+    """Return a digest of a model's weights and of further values that a conversion depends on, as a cache key."""
     digest = hashlib.blake2b(repr(values).encode(), digest_size=12)
     for name, tensor in sorted(collect_weights(model).items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
