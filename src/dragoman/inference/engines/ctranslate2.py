@@ -51,7 +51,7 @@ TABLE_POSITIONS = 4096  # rows of the sinusoid table: maximum tokens of a source
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}  # model.activation -> name in CTranslate2
 QUANTIZATIONS = ["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
 CACHE_VERSION = 1  # increment when the converted files change for an unchanged model
-BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences per batch
+BATCH_ROWS = {"cpu": 32, "cuda": 256}
 QUEUED_BATCHES = 3  # per worker; few, since an interrupted call waits until all queued batches are done
 SUPPORTED_SEARCH_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
 IGNORED_SEARCH_SETTINGS = {  # settings of other decoding methods, and settings that the caller applies to the results
@@ -83,8 +83,7 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
     """Quantise the weights of a specification in place.
 
     `narrow_int8` limits int8 weights to [-64, 64]: without VNNI, x86 libraries add two uint8*int8 products in int16,
-    which could otherwise saturate. Exported models need this, since they may run on any CPU. The engine
-    torch-int8 has the same limit, see inference/engines/torch.py.
+    which could otherwise saturate. Exported models need this, since they may run on any CPU.
     """
     spec.validate()
     weights = {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
@@ -124,6 +123,7 @@ def make_specification(predictor: Predictor[Model]) -> Any:
     fill_stack(spec.encoder, model.encoder)
     fill_stack(spec.decoder, model.decoder)
     spec.encoder.embeddings[0].weight = copy_float(model.encoder.embedding.weight)
+    # A table for both sides also has rows for tags of sources, above the output size.
     spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.output_size])
     spec.decoder.projection.weight = copy_float(model.project.weight[: model.output_size])
     spec.register_source_vocabulary(list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags))
@@ -139,7 +139,7 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
     if hasattr(spec, "position_encodings"):
         # Always write the table: CTranslate2's built-in sinusoids use a different feature order.
         table_PC = torch.zeros(TABLE_POSITIONS, settings.width)
-        if isinstance(position, Learned):
+        if isinstance(position, Learned):  # our model multiplies these weights by the square root of the width
             table_PC = copy_float(position.table.weight) * settings.width**0.5
         elif isinstance(position, Sinusoidal):
             table_PC = make_sinusoids(torch.arange(TABLE_POSITIONS), settings.width)
@@ -149,7 +149,7 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         for names, module in list_layer_modules(layer):
             fill_parts(list(find_parts(layer_spec, names.ctranslate2)), module)
-        if not settings.scaled:
+        if not settings.scaled:  # scores are not divided by the square root of the head width
             for attention in find_parts(layer_spec, ["self_attention", "attention"]):
                 attention.queries_scale = 1.0
         if isinstance(relate := layer.attention.sublayer.relate, Relative):
@@ -171,7 +171,7 @@ def find_parts(spec: object, paths: Sequence[str]) -> Iterator[Any]:
 
 
 def fill_parts(parts: list[Any], module: nn.Module) -> None:
-    """Copy weight and bias of a linear layer or a norm. With several parts, the output dimension is split evenly."""
+    """Copy weight and bias of a linear layer or a norm into parts of a specification, split evenly by output."""
     names = ("gamma", "beta") if hasattr(parts[0], "gamma") else ("weight", "bias")
     for theirs, ours in zip(names, ("weight", "bias"), strict=True):
         if hasattr(parts[0], theirs):  # an RMS norm has no bias
@@ -199,7 +199,7 @@ class CTranslate2Engine(Engine):
         device, threads = predictor.device, torch.get_num_threads()
         self.max_tokens = predictor.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
         self.batch_rows = BATCH_ROWS[device.type]
-        self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
+        self.max_pending_batches = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         library, index = import_ctranslate2(), device.index or 0
         supported_types = library.get_supported_compute_types(device.type, index)
         self.translator: Any = library.Translator(
@@ -211,9 +211,9 @@ class CTranslate2Engine(Engine):
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
         torch.set_num_threads(threads)  # CTranslate2 has changed this process-wide number
-        self.source = list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags)
-        self.target = list_vocabulary(predictor.tokenizers.target)
-        self.target_ids = {token: number for number, token in enumerate(self.target)}
+        self.source_vocabulary = list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags)
+        self.target_vocabulary = list_vocabulary(predictor.tokenizers.target)
+        self.target_ids = {token: number for number, token in enumerate(self.target_vocabulary)}
 
     @classmethod
     def convert(
@@ -264,9 +264,9 @@ class CTranslate2Engine(Engine):
         self.check_supported(jobs, search)
         search = apply_fixed_settings(search)
         yield from ((i, []) for i, job in enumerate(jobs) if job.max_tokens <= 0)
-        order = sorted((i for i, job in enumerate(jobs) if job.max_tokens > 0), key=lambda i: -len(jobs[i].ids))
-        batches = (order[start : start + self.batch_rows] for start in range(0, len(order), self.batch_rows))
-        pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending))
+        by_length = sorted((i for i, job in enumerate(jobs) if job.max_tokens > 0), key=lambda i: -len(jobs[i].ids))
+        batches = (by_length[start : start + self.batch_rows] for start in range(0, len(by_length), self.batch_rows))
+        pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending_batches))
         while pending:
             batch, retries = pending.popleft(), []
             pending.extend(self.submit(jobs, next_batch, search) for next_batch in islice(batches, 1))
@@ -291,7 +291,7 @@ class CTranslate2Engine(Engine):
         """
         patience = 2 if retry and search.beam > 1 else 1
         futures = self.translator.translate_batch(
-            [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
+            [list(map(self.source_vocabulary.__getitem__, jobs[i].ids)) for i in batch],
             beam_size=search.beam,
             patience=patience,
             num_hypotheses=patience * search.beam if retry else search.nbest,
@@ -299,7 +299,7 @@ class CTranslate2Engine(Engine):
             max_decoding_length=max(jobs[i].max_tokens for i in batch),
             min_decoding_length=0,
             max_input_length=0,
-            suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
+            suppress_sequences=[[self.target_vocabulary[PAD]], [self.target_vocabulary[BOS]]],
             return_scores=needs_scores(search),
             return_end_token=True,
             asynchronous=True,
