@@ -120,7 +120,7 @@ def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
         )
     order_C = compute_feature_order(settings.width)
     tensors = {weight.name: reorder_features(weight, order_C) for weight in list_weights(model)}
-    max_output = int(search.max_ratio * predictor.longest_source) + search.max_extra + 1  # for the longest source
+    max_output = int(search.max_ratio * predictor.longest_source) + search.max_extra + 1  # tokens, with EOS
     positions = max(MIN_POSITIONS, 1 + max_output)
     if pre_norm:  # Pegasus reads sinusoids from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
@@ -145,8 +145,8 @@ def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
 
 def render_json(name: str, **context: object) -> object:
     """Return the parsed content of a JSON file, made from its template in templates/huggingface/."""
-    tokens = {"PAD": PAD, "UNK": UNK, "BOS": BOS, "EOS": EOS, "SPECIALS": SPECIALS}
-    return json.loads(render_template(f"huggingface/{name}", {**tokens, **context}))
+    special_tokens = {"PAD": PAD, "UNK": UNK, "BOS": BOS, "EOS": EOS, "SPECIALS": SPECIALS}
+    return json.loads(render_template(f"huggingface/{name}", {**special_tokens, **context}))
 
 
 def describe_tokenizer(tokenizer: SubwordTokenizer) -> object:
@@ -226,20 +226,20 @@ def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) ->
             f"{str(folder / 'tokenizer')!r} has {tokenizers.source.size} and {tokenizers.target.size} tokens, "
             f"but the model was made for {sizes[0]} and {sizes[1]}; copy the tokenizer that belongs to it"
         )
-    model = {ours: config[theirs] for ours, theirs in TABLES["huggingface_config"].items()}
-    model |= {
+    values = {ours: config[theirs] for ours, theirs in TABLES["huggingface_config"].items()}
+    values |= {
         "kind": "transformer",
         "dropout": float(config.get("dropout", 0.1)),
         "norm_place": NORM_PLACE_BY_MODEL_TYPE[config["model_type"]],
         "tied": config.get("tie_word_embeddings", True),
     }
-    if tokenizers.joint and model["tied"] and not config.get("share_encoder_decoder_embeddings", True):
+    if tokenizers.joint and values["tied"] and not config.get("share_encoder_decoder_embeddings", True):
         raise UserError(
             f"{str(folder / 'config.json')!r} has one vocabulary but two tables of embeddings and a tied output, "
             "which Dragoman does not support"
         )
     tokenizer = recipe.tokenizer.model_copy(update={"joint": tokenizers.joint})
-    settings = parse_settings(TransformerSettings, model, where="model")
+    settings = parse_settings(TransformerSettings, values, where="model")
     return check_model(recipe.model_copy(update={"model": settings, "tokenizer": tokenizer}))
 
 
@@ -262,7 +262,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
-    """Copy weights of `transformers` into the model; raise a UserError if any other weight would have an effect."""
+    """Copy weights of `transformers` into the model; raise a UserError for others, unless they have no effect."""
     inverse_order_C = compute_feature_order(model.settings.width).argsort()
     used = {"final_logits_bias", *(["model.shared.weight", "lm_head.weight"] if model.settings.tied else [])}
     for weight in list_weights(model):
@@ -329,8 +329,8 @@ class HuggingFaceEngine(Engine):
         )
         token_NT, logp_TRV = output.sequences[:, 1:], torch.stack(output.logits).float().log_softmax(-1)
         step_T = torch.arange(token_NT.size(1))  # fewer than the steps of the search if long hypotheses were discarded
-        row_NT = torch.arange(len(token_NT))[:, None].expand_as(token_NT)
-        if search.beam > 1:  # the row of each token changes during beam search
+        row_NT = torch.arange(len(token_NT))[:, None].expand_as(token_NT)  # the row of a step that predicted each token
+        if search.beam > 1:  # beam search reorders rows
             row_NT = output.beam_indices[:, : len(step_T)].clamp(min=0)
         logp_NT = logp_TRV[step_T, row_NT, token_NT]
         results = []
