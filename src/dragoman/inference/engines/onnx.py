@@ -51,8 +51,9 @@ class DecoderGraph(EncoderGraph):
     """Compute log-probabilities of the next token from sources, encoder states and target prefixes with BOS."""
 
     def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
-        target, source = (RowLayout.from_padding_mask(mask) for mask in (target_BT >= 0, source_BS != PAD))
-        states_BTC = self.model.decoder(target_BT, target, memory_BSC, source)
+        all_real_BT = target_BT >= 0  # prefixes have no padding; computed from the input, so that the shape is dynamic
+        target_rows, source_rows = (RowLayout.from_padding_mask(mask) for mask in (all_real_BT, source_BS != PAD))
+        states_BTC = self.model.decoder(target_BT, target_rows, memory_BSC, source_rows)
         logp_BV: Tensor = self.model.project(states_BTC[:, -1]).log_softmax(-1)
         return logp_BV[:, : self.model.output_size]
 
@@ -115,7 +116,7 @@ class OnnxState(NamedTuple):
 
 
 class OnnxEngine(Engine):
-    """An engine whose model steps (`start` and `step` of the decoding protocol) run the two graphs."""
+    """An engine that runs our own search on the two graphs, by `start` and `step` (decoding/protocol.py)."""
 
     def __init__(self, predictor: Predictor[Model], folder: Path) -> None:
         try:
@@ -143,8 +144,8 @@ class OnnxEngine(Engine):
         """Decode all jobs in one batch with our own search."""
         width = max((len(job.ids) + 1 for job in jobs), default=1)
         source_BS, real_BS, _ = collate_sources(jobs, width, len(jobs))
-        run = partial(run_batch, self, source_BS, real_BS)
-        return enumerate(decode(Request(jobs, search, run, self.detokenize)))
+        run_search = partial(run_batch, self, source_BS, real_BS)
+        return enumerate(decode(Request(jobs, search, run_search, self.detokenize)))
 
 
 def run_session(session: Any, **inputs: Tensor) -> Tensor:
