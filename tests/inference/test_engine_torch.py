@@ -139,7 +139,7 @@ def test_int8_products_are_exact_sums_of_integers(features: CpuFeatures, rows: i
     weight_OI = (linear.weight.detach() / made.scale_O[:, None]).round().long()
     assert weight_OI.abs().max() == largest
     scale_N1 = x_NI.abs().amax(1, keepdim=True) / 127
-    whole_NI = ((x_NI / scale_N1) + Int8Linear.ZERO + 0.5).to(torch.uint8).long() - Int8Linear.ZERO
+    whole_NI = ((x_NI / scale_N1) + Int8Linear.ZERO_POINT + 0.5).to(torch.uint8).long() - Int8Linear.ZERO_POINT
     exact_NO = (whole_NI @ weight_OI.T).double() * made.scale_O.double() * scale_N1.double()
     assert (made(x_NI) - exact_NO).abs().max() < 1e-6 * exact_NO.abs().max()
 

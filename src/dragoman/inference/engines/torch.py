@@ -56,7 +56,7 @@ class Int8Linear(nn.Module):
     The scale of a row comes from its largest absolute value, so it does not depend on the other rows of the batch.
     """
 
-    ZERO = 128  # the uint8 value that represents an input of 0
+    ZERO_POINT = 128  # the uint8 value that represents an input of 0
     # Largest absolute value of a weight: with VNNI, and without. CPUs without VNNI add two products of a weight and an
     # input (at most 255) in signed int16, which must not saturate: 2 * 255 * 64 < 2**15.
     MAX_WEIGHT, MAX_WEIGHT_WITHOUT_VNNI = 127, 64
@@ -68,14 +68,15 @@ class Int8Linear(nn.Module):
         self.scale_O = weight_OI.abs().amax(1).clamp(min=1e-12) / largest
         int8_OI = (weight_OI / self.scale_O[:, None]).round().to(torch.int8)
         self.weight = torch.ops.onednn.qlinear_prepack(int8_OI, None)
-        self.zero_O = torch.zeros(len(weight_OI), dtype=torch.int32)
+        self.zero_point_O = torch.zeros(len(weight_OI), dtype=torch.int32)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
         x_NI = x.flatten(0, -2)
-        scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
-        uint8_NI = (x_NI / scale_N1).add_(self.ZERO + 0.5).to(torch.uint8)  # adding 0.5 rounds, since `to` truncates
-        factors = (uint8_NI, 1.0, self.ZERO, self.weight, self.scale_O, self.zero_O)  # each with scale and zero point
+        scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)  # inputs become -127 to 127
+        uint8_NI = (x_NI / scale_N1).add_(self.ZERO_POINT + 0.5).to(torch.uint8)  # + 0.5 rounds, as `to` truncates
+        # Input and weight, each with its scale and zero point
+        factors = (uint8_NI, 1.0, self.ZERO_POINT, self.weight, self.scale_O, self.zero_point_O)
         out_NO = torch.ops.onednn.qlinear_pointwise.default(*factors, None, 1.0, 0, torch.float32, "none", [], "")
         out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias, out_NO, scale_N1)
         return out_NO.view(*x.shape[:-1], -1)
@@ -128,7 +129,8 @@ class TorchEngine(Engine):
     ) -> IndexedResults:
         """Yield the index and the results of each job. `observe` is called with the state after every step."""
         is_plain = METHODS[search.method].is_beam_search and not search.no_repeat
-        results = decode(Request(jobs, search, partial(self.run, is_plain=is_plain, observe=observe), self.detokenize))
+        run_search = partial(self.run, is_plain=is_plain, observe=observe)
+        results = decode(Request(jobs, search, run_search, self.detokenize))
         if self.device.type == "cpu":
             release_memory()
         return enumerate(results)
@@ -138,25 +140,26 @@ class TorchEngine(Engine):
     ) -> list[list[SearchResult]]:
         """Run one search for all jobs: with one worker thread per core on a CPU, with a single one on a GPU.
 
-        There is a queue for each source width. On a GPU, rounding depends on the shape of a batch. There, only beam
-        search without constraints (`is_plain`) is batched continuously; all else runs in batches of a fixed shape.
+        There is a queue for each source width. On a GPU, rounding depends on the shape of a batch. There, only plain
+        beam search (`is_plain`) without constraints is batched continuously; all else runs in batches of a fixed shape.
         """
         results: list[list[SearchResult]] = [[] for _ in jobs]
-        queues: dict[tuple[int, bool], list[int]] = {}  # source width, whether there are no constraints -> job numbers
+        queues: dict[tuple[int, bool], list[int]] = {}  # (source width, plain and unconstrained) -> job numbers
         for number, job in enumerate(jobs):
             if job.max_tokens:
                 key = (round_to_bucket(len(job.ids) + 1), is_plain and not job.constraints.is_constrained)
                 queues.setdefault(key, []).append(number)
         count, rows = sum(map(len, queues.values())), choose_rows(self.model, self.device)
         tasks: list[tuple[Scheduler, JobQueue]] = []
-        for (_, is_unconstrained), numbers in sorted(queues.items(), reverse=True):
-            if is_unconstrained and use_cuda_graph(self.model, self.device, count):
+        for (_, plain), numbers in sorted(queues.items(), reverse=True):  # the longest sources first
+            if plain and use_cuda_graph(self.model, self.device, count):
                 tasks.append((self.gpu_scheduler, JobQueue(jobs, numbers)))
-            elif is_unconstrained or self.device.type == "cpu":
+            elif plain or self.device.type == "cpu":
                 tasks.append((Scheduler(self.model, self.device, rows), JobQueue(jobs, numbers)))
             else:
                 slots = DEVICE_ROWS[self.device.type]
-                scheduler, starts = Scheduler(self.model, self.device, rows, slots), range(0, len(numbers), slots)
+                scheduler = Scheduler(self.model, self.device, rows, fixed_slots=slots)
+                starts = range(0, len(numbers), slots)
                 tasks += [(scheduler, JobQueue(jobs, numbers[start : start + slots])) for start in starts]
         cancelled = threading.Event()
 
@@ -173,7 +176,7 @@ class TorchEngine(Engine):
 
 
 def choose_rows(model: StepModel[Any], device: torch.device) -> int:
-    """Return the number of rows of a model step: enough for efficient products, and few enough for CPU caches."""
+    """Return the number of rows (hypotheses) of a model step: enough for fast matrix products, few for CPU caches."""
     if device.type == "cuda":
         return 1024
     settings = getattr(model, "settings", None)
@@ -181,7 +184,7 @@ def choose_rows(model: StepModel[Any], device: torch.device) -> int:
 
 
 def use_cuda_graph(model: StepModel[Any], device: torch.device, jobs: int) -> bool:
-    """Return whether the model supports CUDA graphs and there are enough jobs to capture one."""
+    """Return whether the model supports CUDA graphs (by its indirect KV cache) and there are enough jobs for one."""
     return device.type == "cuda" and jobs >= MIN_GRAPH_JOBS and getattr(model, "supports_indirect_cache", False)
 
 
