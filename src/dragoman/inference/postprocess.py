@@ -39,7 +39,7 @@ RATIO_SMOOTHING = 4  # tokens added to both lengths before dividing, since ratio
 RATIO_MARGIN = 1.25  # a length ratio is flagged if it exceeds the bounds of the training pairs by this factor
 OFTEN_REWRITTEN = 0.3  # placeholders are not checked if at least this fraction of the training pairs changes them
 MIN_PLACEHOLDER_PAIRS = 10  # minimum denominator of this fraction: very few pairs with placeholders prove little
-MAX_NAMED = 10  # maximum number of placeholders that one warning lists
+MAX_LISTED = 10  # maximum number of placeholders that one warning lists
 PLACEHOLDER_MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
 # Matching takes linear time on any text: every alternative starts with a distinct character or at the start of a word,
 # and its repetitions are possessive (they never backtrack).
@@ -64,7 +64,7 @@ class PairStatistics(NamedTuple):
     min_ratio: float  # minimum and maximum of target tokens per source token
     max_ratio: float
     copies: float  # fraction of pairs whose target copies the source
-    rewritten: float = 0.0  # fraction of pairs with placeholders whose target changes them; not stored in earlier runs
+    rewritten: float = 0.0  # fraction of pairs with placeholders whose target changes them; 0 in runs of old releases
 
     @classmethod
     def measure(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
@@ -121,7 +121,7 @@ def count_placeholders(text: str) -> Counter[str]:
             if span.endswith(")") and span.count(")") > span.count("("):
                 span = span[:-1].rstrip(".,;:!?'")
         counts[span] += 1
-    del counts[SPECIALS[UNK]]  # looks like a tag
+    del counts[SPECIALS[UNK]]  # <unk>, which looks like an HTML tag
     return counts
 
 
@@ -138,8 +138,8 @@ def check_placeholders(source: str, output: str, statistics: PairStatistics | No
     warnings = []
     lost, added = source_counts - output_counts, output_counts - source_counts
     for flag, names in ((FLAG_LOST, [*lost.elements()]), (FLAG_ADDED, [*added.elements()])):
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        warnings += [f"{flag}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+        warnings += [f"{flag}: {', '.join(names[:MAX_LISTED])}{more}"] if names else []
     return warnings
 
 
@@ -157,7 +157,8 @@ def count_loops(words: Sequence[str]) -> int:
     loops = 0
     for length in range(1, min(MAX_LOOP_WORDS, len(words) // 2, repeated) + 1):
         required = length * (1 if length >= 4 else 2)  # words that repeat the first occurrence of the phrase
-        if required > repeated or sum(matches := list(map(eq, words[length:], words))) < required:
+        matches = list(map(eq, words[length:], words))
+        if required > repeated or sum(matches) < required:
             continue
         consecutive = 0
         for match in matches:
@@ -268,12 +269,13 @@ def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> li
     """Return, for each source token, the word that contains its first character."""
     if isinstance(tokenizer, WordTokenizer):
         return [match[0] for match in tokenizer.token_pattern.finditer(text)]
-    starts = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
+    matches = list(SOURCE_WORD.finditer(text))
+    word_starts = [count_letter_bytes(text[: match.start()]) for match in matches]  # without spaces, as `locate_tokens`
     words, index = [], 0
     for start in tokenizer.locate_tokens(text, ids) or [0] * len(ids):
-        while index + 1 < len(starts) and starts[index + 1][0] <= start:
+        while index + 1 < len(matches) and word_starts[index + 1] <= start:
             index += 1
-        words.append(starts[index][1])
+        words.append(matches[index][0])
     return words
 
 
@@ -294,9 +296,10 @@ def split_sentences(line: str) -> list[str]:
         after = NON_SPACES.search(line, mark.end())
         if has_capitals and after and after[0][0].islower():
             continue
-        before = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
-        is_short = len(before) == 1 or (len(before) <= 3 and before.istitle())
-        if mark[0] != "." or not (is_short or before.isdigit() or "." in before):
+        # The word before the mark, or its end if it is long: only short words can be abbreviations
+        word = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
+        is_abbreviation = len(word) == 1 or (len(word) <= 3 and word.istitle()) or "." in word
+        if mark[0] != "." or not (is_abbreviation or word.isdigit()):
             sentences.append(line[start : mark.end()])
             start = mark.end()
     return [sentence.strip() for sentence in (*sentences, line[start:]) if sentence.strip()]
