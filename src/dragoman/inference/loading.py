@@ -79,7 +79,7 @@ def load_as(predictor_class: type[_P], run: RunPaths, *, device: str = "auto", e
 
 
 def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator | Classifier:
-    """Load the model in a run folder; a translator gets the default engine.
+    """Load the model in a run folder; a translator gets the default engine, PyTorch in float32.
 
     No files outside the folder are needed, and no code from the folder is executed.
     """
@@ -134,7 +134,7 @@ ENGINES: dict[str, Callable[[Predictor[Model], Path | None], Engine]] = {
 
 
 def open_engine(name: str, predictor: Predictor[Model], *, cache: Path | None = None) -> Engine:
-    """Return the engine called `name` for a model. Converted models are stored in the folder `cache`."""
+    """Return the engine called `name` for a model. Some engines convert the model and store it in `cache`."""
     return get_entry(ENGINES, name, "engine")(predictor, cache)
 
 
@@ -206,7 +206,7 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
         if not isinstance(predictor, Translator) or not predictor.supports_engines:
             raise UserError(f"{name!r} is no neural translation model and cannot be part of an ensemble; leave it out")
         translators.append(predictor)
-    # The recipe with the lowest limit on the length of a text, since every text must fit into all models
+    # Every text must fit into all models, so the recipe is the one with the lowest limit on the length of a text.
     strictest = min(translators, key=lambda translator: translator.max_tokens).recipe
     recipe = strictest.model_copy(update={"search": first.recipe.search})
     model = EnsembleModel([translator.model for translator in translators]).eval()
