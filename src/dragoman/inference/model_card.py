@@ -90,8 +90,8 @@ class TestRecord(BaseModel):
     scores: dict[str, TestScore]
 
 
-def check_record(cls: type[_R], record: dict[str, Any], path: Path) -> _R:
-    """Return a record of a file in a run folder as an object; raise a UserError if the record is damaged."""
+def parse_record(cls: type[_R], record: dict[str, Any], path: Path) -> _R:
+    """Return a JSON object of the file `path` as an instance of `cls`; raise a UserError if it is damaged."""
     try:
         return cls.model_validate(record)
     except (ValidationError, RecursionError):
@@ -108,7 +108,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
     validations = [event for event in events if event["event"] == "validate"]
     task = recipe.model.task
     best = max(validations, key=lambda event: rank_validation(event, recipe), default=None)
-    state, provenance = folder.load_state(), check_record(Provenance, folder.load_provenance(), folder.provenance_file)
+    state, provenance = folder.load_state(), parse_record(Provenance, folder.load_provenance(), folder.provenance_file)
     # Totals of training: in the last checkpoint or, if users have removed the checkpoints, in the last train event
     totals = state or (train_events[-1] if train_events else provenance.training)
     tokens, seconds = int(totals.get("tokens") or 0), totals.get("seconds") or 0.0
@@ -138,7 +138,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "ended": provenance.ended,
         "longest_source": predictor.longest_source,
         "steps": int(header.get("step", 0)),  # 0 for a model that was imported
-        "epochs": round(position["epoch"] + position.get("passed", 0.0), 4) if position else None,
+        "epochs": round(position["epoch"] + position.get("passed", 0.0), 4) if position else None,  # passed: a fraction
         "tokens_read": tokens,
         "train_seconds": seconds,
         "tokens_per_second": round(tokens / seconds) if seconds else 0,
@@ -168,7 +168,7 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     """Return the results of `dragoman evaluate`: the newest value of each metric per test, beam, engine and tag."""
     newest: dict[tuple[str, int | None, str, str], TestRecord] = {}
     for record in read_records(path):
-        result = check_record(TestRecord, record, path)
+        result = parse_record(TestRecord, record, path)
         key = result.test, result.beam, result.engine, result.tag
         previous = newest.pop(key, None)
         if previous and previous.lines == result.lines:  # otherwise the test set has changed
@@ -180,18 +180,18 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
     """Return the sort key by which training ranked its validations, best last; the loss decides between equal scores.
 
-    With train.metric=auto, the metric is the one in the record, and scores below the floor of the metric count as equal
-    (early in training, BLEU is too low to rank models).
+    With train.metric=auto, the metric is the one in `event`, and scores below `metric.floor` count as equal (early in
+    training, BLEU is too low to rank models).
     """
     auto = recipe.train.metric == "auto"
     recorded = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
     metric = recorded if auto else choose_checkpoint_metric(recipe.train.metric, recipe.model.task)
-    loss = -event["loss"] if event["loss"] is not None else -math.inf
+    negative_loss = -event["loss"] if event["loss"] is not None else -math.inf
     score = event.get(metric.name) if metric else None
     if metric is None or score is None:
-        return loss, loss
+        return negative_loss, negative_loss
     goodness = metric.goodness(score)  # higher is better, also for error rates
-    return max(goodness, metric.floor) if auto else goodness, loss
+    return max(goodness, metric.floor) if auto else goodness, negative_loss
 
 
 def name_corpus(corpus: CorpusSettings) -> str:
@@ -226,25 +226,25 @@ def list_languages(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(directions))
 
 
-def format_card(about: dict[str, Any]) -> Sections:
+def format_card(card: dict[str, Any]) -> Sections:
     """Return the rows of the card as text, by section and name. Repeated names are numbered."""
     sections: Sections = {}
 
-    def row(section: str, name: str, caller: Callable[[], str]) -> str:  # called by each `row` block of the template
+    def row(section: str, name: str, caller: Callable[[], str]) -> str:  # for {% call row(...) %} in the template
         rows = sections.setdefault(section, {})
         repeats = sum(other == name or other.startswith(f"{name} (") for other in rows)
         rows[f"{name} ({repeats + 1})" if repeats else name] = caller()
         return ""
 
-    duration = timedelta(seconds=round(about["train_seconds"]))
-    render_template("model_card_rows.jinja", {**about, "row": row, "duration": duration, "metrics": METRICS})
+    duration = timedelta(seconds=round(card["train_seconds"]))
+    render_template("model_card_rows.jinja", {**card, "row": row, "duration": duration, "metrics": METRICS})
     return sections
 
 
-def make_card_table(about: dict[str, Any]) -> Table:
+def make_card_table(card: dict[str, Any]) -> Table:
     """Return the card as a table for a terminal."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for rows in format_card(about).values():
+    for rows in format_card(card).values():
         for name, value in rows.items():
             table.add_row(name, Text(value, overflow="fold"))
     return table
@@ -255,6 +255,6 @@ def render_card(run: str | Path, *, exported: str = "") -> str:
 
     `exported` is the name of the folder if the card is written for an exported model, else "".
     """
-    about = read_card(run)
-    about["run"] = Path(about["run"]).resolve().name  # the path means nothing to other readers of the card
-    return render_template("model_card.md.jinja", {**about, "sections": format_card(about), "exported": exported})
+    card = read_card(run)
+    card["run"] = Path(card["run"]).resolve().name  # the path means nothing to other readers of the card
+    return render_template("model_card.md.jinja", {**card, "sections": format_card(card), "exported": exported})
