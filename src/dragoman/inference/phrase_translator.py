@@ -4,7 +4,8 @@
     translator.translate(["A man walks his dog."])
 
 Lines are split, and probable errors are flagged, as with neural models. The beam is the maximum number of hypotheses
-per stack. Scores are weighted sums of features, not log-probabilities.
+per stack (partial translations of equally many source words). Scores are weighted sums of features, not
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PhraseTranslator(Translator):
         tag: str = "",
         align: bool = True,
     ) -> DecodeOptions:
-        """Return the options of a call. Without a beam, stacks are as large as the recipe says (model.decoder.stack).
+        """Return the options of a call. The default of the beam is model.decoder.stack, not search.beam.
 
         Raise a UserError for options that phrase-based systems do not support.
         """
@@ -89,12 +90,12 @@ class PhraseTranslator(Translator):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment. `observe` is not called: words are final at the end of the search."""
         del observe
-        found = self.model.translate(
+        nbest_lists = self.model.translate(
             (segment.text for segment in segments), n_best=options.search.nbest, stack=options.search.beam
         )
         return [
             [self.make_phrase_hypothesis(segment, translation, options) for translation in translations]
-            for segment, translations in zip(segments, found, strict=True)
+            for segment, translations in zip(segments, nbest_lists, strict=True)
         ]
 
     def make_phrase_hypothesis(
@@ -133,7 +134,7 @@ class PhraseTranslator(Translator):
         if len(sources) != len(targets):
             raise UserError("score takes a list of sources and a list of as many targets")
         self.check_trees(trees, len(sources))
-        self.encode_tag(tag)
+        self.encode_tag(tag)  # only a check: raises a UserError if the tag is unknown
         scores = []
         for tokens, derivation in self.model.force(zip(sources, targets, strict=True)):
             if derivation:
