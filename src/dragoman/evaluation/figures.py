@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STYLE = Path(__file__).parent / "templates" / "chart.mplstyle"
 GREY, BACKGROUND_GREY = "#667080", "#c4cad2"  # colours of tick labels, and of series in the background
 LINE_COLOURS = ("#0068a8", "#cf5200", "#008a62", "#b0508a", "#a87400", "#6f4bb8", "#2a97d4", "#7d5f2a")
-CSS_VARIABLES = {GREY: "--soft", "#d9dce1": "--faint", BACKGROUND_GREY: "--behind"} | {
+CSS_VARIABLES = {GREY: "--soft", "#d9dce1": "--faint", BACKGROUND_GREY: "--behind"} | {  # faint: grid lines
     colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
 }
 LINE_STYLES = ("-", (0, (3, 1.5)), (0, (1, 1.5)))  # solid, dashed, dotted: the next style once all colours are used
@@ -42,7 +42,7 @@ MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-MIN_LOG_VALUE = 1e-12  # smaller values are raised to it, since a logarithmic axis cannot show 0
+MIN_LOG_VALUE = 1e-12  # the lowest value of a logarithmic axis
 
 
 class Point(NamedTuple):
@@ -71,7 +71,7 @@ class LineChart:
     series: list[Series]
     x_title: str
     y_title: str
-    unit: str  # of y, for sentences about the chart
+    unit: str  # of y, for sentences about the chart in a report
     ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, ...; if empty, x is a number
     logarithmic: bool = False
     low_is_good: bool = False
@@ -86,10 +86,10 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
     from matplotlib.figure import Figure
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
-    # Names get at most 40 % of the width. Those of `behind` count too, so that the charts of all families are aligned.
+    # Names get at most 40 % of the width. Those of `behind` count too, which aligns charts of parts of the series.
     name_length = min(max(len(series.name) for series in all_series), int(0.4 * width / CHARACTER_WIDTH))
     right = width - 2 * LABEL_GAP - name_length * CHARACTER_WIDTH
-    tips: dict[str, list[str]] = {}  # group id -> tooltips (see convert_to_inline_svg)
+    tooltips: dict[str, list[str]] = {}  # group id -> tooltips (see convert_to_inline_svg)
     with matplotlib.rc_context(fname=str(STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # missing in matplotlib's font, not in the browser's
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
@@ -99,33 +99,33 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
         for number, series in enumerate(behind):
             xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
             axes.plot(xs, means, color=BACKGROUND_GREY, linewidth=1.2, gid=f"behind:{number}")
-            tips[f"behind:{number}"] = [series.name]
+            tooltips[f"behind:{number}"] = [series.name]
         lines = []
         for number, series in enumerate(chart.series):
             lines.append(draw_series(axes, series, number))
-            tips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
-            tips[f"name:{number}"] = [series.name]
+            tooltips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
+            tooltips[f"name:{number}"] = [series.name]
         names = [name if len(name) <= name_length else f"{name[: name_length - 1]}…" for name, _ in chart.series]
         draw_labels(axes, lines, names)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
+    return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tooltips)
 
 
 def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> None:
     """Set limits, ticks, grid and titles of both axes."""
     xs = [point.x for series in all_series for point in series.points]
     values = [value for series in all_series for point in series.points for value in point.values]
-    low, high = min(values), max(values)  # the axis extends 4 % beyond them; equal values get a margin too
+    low, high = min(values), max(values)  # the axis extends 4 % beyond them; equal values get a fixed margin
     if chart.logarithmic:
         low, high = max(low, MIN_LOG_VALUE), max(high, MIN_LOG_VALUE)
-        slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
-        low, high = low / slack, high * slack
+        margin = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
+        low, high = low / margin, high * margin
         axes.set_yscale("log")
         y_ticks = choose_log_ticks(math.log10(low), math.log10(high))
     else:  # the axis starts at 0, unless all values are so far from 0 that their differences would not be visible
-        slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
-        low, high = (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
+        margin = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
+        low, high = (low - margin if low > 0.6 * high else min(0.0, low)), high + margin
         y_ticks = choose_linear_ticks(low, high)
     axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
     axes.set_ylim(low, high)
@@ -141,7 +141,7 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
     axes.grid(True, gid="grid")
     for label in axes.get_yticklabels():
         label.set_gid("y-tick")
-    axes.set_xlabel(chart.x_title, labelpad=34, gid="title")
+    axes.set_xlabel(chart.x_title, labelpad=34, gid="title")  # below the two lines of tick labels
     axes.set_ylabel(f"{chart.y_title} (log scale)" if chart.logarithmic else chart.y_title, gid="title")
 
 
@@ -150,8 +150,8 @@ def choose_linear_ticks(low: float, high: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     ticks = MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10], min_n_ticks=MIN_TICKS).tick_values(low, high)
-    slack = 1e-9 * (high - low)  # for rounding errors
-    return [float(tick) for tick in ticks if low - slack <= tick <= high + slack]
+    tolerance = 1e-9 * (high - low)  # for rounding errors
+    return [float(tick) for tick in ticks if low - tolerance <= tick <= high + tolerance]
 
 
 def choose_log_ticks(low: float, high: float) -> list[float]:
@@ -178,7 +178,7 @@ def format_tick(value: float) -> str:
 
 
 def clip_small(values: Iterable[float]) -> list[float]:
-    """Return the values, with MIN_LOG_VALUE in place of values near 0."""
+    """Return the values, with MIN_LOG_VALUE in place of values near 0, which a logarithmic axis cannot show."""
     return [value if abs(value) >= MIN_LOG_VALUE else MIN_LOG_VALUE for value in values]
 
 
@@ -207,9 +207,8 @@ def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> No
         colour, (x, y) = lines[number].get_color(), ends[number]
         connector = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
         style: dict[str, Any] = {"color": colour, "weight": "bold", "gid": f"name:{number}"}
-        axes.annotate(
-            names[number], (x, y), (x + LABEL_GAP, label_y - 4), "figure pixels", arrowprops=connector, **style
-        )
+        baseline = x + LABEL_GAP, label_y - 4  # 4 pixels: half the height of a letter
+        axes.annotate(names[number], (x, y), baseline, "figure pixels", arrowprops=connector, **style)
 
 
 def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = LABEL_HEIGHT) -> list[float]:
@@ -225,12 +224,12 @@ def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = 
     return positions
 
 
-def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
+def convert_to_inline_svg(text: str, label: str, tooltips: Mapping[str, Sequence[str]]) -> str:
     """Return matplotlib's SVG for use inside a page: without ids, links and namespaces, which could clash.
 
     matplotlib writes the group id (gid) of an artist, such as "line" or "dots:3", as the id of a group. The part before
-    the colon becomes the class of the group. Colours become CSS variables and dots become circles. `tips` maps group
-    ids to the texts shown when the mouse is over a dot, a line or a name. `label` is the text for screen readers.
+    the colon becomes the class of the group. Colours become CSS variables and dots become circles. `tooltips` has the
+    texts for dots, lines and names, by group id. `label` is the text for screen readers.
     """
     root = ElementTree.fromstring(CONTROL_CHARACTERS.sub("", text))
     for element in list(root.iter()):
@@ -252,8 +251,8 @@ def convert_to_inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str
         if (kind := gid.partition(":")[0]) in SVG_CLASSES:
             group.set("class", kind)
         shapes = {"behind": [group], "dots": list(group.iter("circle")), "name": list(group.iter("text"))}.get(kind, [])
-        for shape, tip in zip(shapes, tips.get(gid, [])):
-            ElementTree.SubElement(shape, "title").text = tip
+        for shape, tooltip in zip(shapes, tooltips.get(gid, [])):
+            ElementTree.SubElement(shape, "title").text = tooltip
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     svg = ElementTree.tostring(root, encoding="unicode")
-    return CONTROL_CHARACTERS.sub("", svg)  # labels and tips may contain them too
+    return CONTROL_CHARACTERS.sub("", svg)  # labels and tooltips may contain them too
