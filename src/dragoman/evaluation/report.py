@@ -57,7 +57,7 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
 
 
 def list_score_rows(result: Result, short_names: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Yield a row of SCORE_COLUMNS for each score and each grammatical phenomenon."""
+    """Yield a row of SCORE_COLUMNS for each score and, on the phrasebook, for each grammatical phenomenon."""
     run = short_names[result["run"]]
     for name, score in select_scores(result).items():
         value = f"{score['value']:.{SCORE_DIGITS.get(name, 2)}f}"
@@ -128,11 +128,11 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
     tables = []
 
     def add_table(title: str, group: Sequence[Result], breakdown: str, size: str, value: str) -> None:
+        # `breakdown` is a key of the results, `size` and `value` are keys of its buckets.
         rows = [["", size, *(short_names[result["run"]] for result in group)]]
-        rows += [
-            [format_bounds(row[0]), str(row[0][size]), *(f"{bucket[value]:.2f}" for bucket in row)]
-            for row in zip(*(result[breakdown]["buckets"] for result in group), strict=True)
-        ]
+        for buckets in zip(*(result[breakdown]["buckets"] for result in group), strict=True):
+            values = [f"{bucket[value]:.2f}" for bucket in buckets]
+            rows.append([format_bounds(buckets[0]), str(buckets[0][size]), *values])
         tables.append(f"\n{title}\n{align_columns(rows)}")
 
     for heading, group in groups:
@@ -149,10 +149,10 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
 
 
 def describe_word_count_source(result: Result, short_names: Mapping[str, str]) -> str:
-    """Return where words were counted: "the training data of <short name>", or a text."""
-    source: str = result["rarity"]["counted_in"]
-    run = source.removeprefix(TRAINING_DATA_PREFIX)
-    return f"{TRAINING_DATA_PREFIX}{short_names[run]}" if run in short_names else source
+    """Return where words were counted: "the training data of <short name of a run>", or "the references"."""
+    text: str = result["rarity"]["counted_in"]
+    run = text.removeprefix(TRAINING_DATA_PREFIX)
+    return f"{TRAINING_DATA_PREFIX}{short_names[run]}" if run in short_names else text
 
 
 def format_bounds(bucket: Mapping[str, Any]) -> str:
@@ -215,6 +215,7 @@ def describe_test(systems: Sequence[ScoredSystem], short_names: Mapping[str, str
         "scores": [score for result in results for score in select_scores(result).values()],
         "signatures": {name: score["signature"] for result in results for name, score in select_scores(result).items()},
         "charts": list(render_breakdowns(systems, short_names)),
+        # For each further system: the number of lines that are better, worse and equal in comparison with the first
         "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in value_SN[1:] - value_SN[0]],
         "lines": [compare_line(systems, value_SN[:, n], n) for n in find_differing_lines(value_SN, LINES_SHOWN)],
     }
@@ -291,8 +292,10 @@ def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> 
 def mark_differences(text: str, expected: Sequence[str], others: Sequence[str]) -> list[Span]:
     """Split a text into spans: "off" are words in no `expected` text, "own" those that some text of `others` lacks."""
     tokens = TOKEN.findall(text)
-    correct = set[int]().union(*(find_common_tokens(tokens, TOKEN.findall(other)) for other in expected))
-    shared = set(range(len(tokens))).intersection(*(find_common_tokens(tokens, TOKEN.findall(o)) for o in others))
+    in_expected, in_others = (
+        [find_common_tokens(tokens, TOKEN.findall(other)) for other in texts] for texts in (expected, others)
+    )
+    correct, shared = set[int]().union(*in_expected), set(range(len(tokens))).intersection(*in_others)
     kinds = [
         None if token.isspace() else " ".join(["off"] * (index not in correct) + ["own"] * (index not in shared))
         for index, token in enumerate(tokens)
