@@ -106,7 +106,7 @@ class EvaluationOptions:
     engine: str = "auto"
 
     def check(self, *, runs: bool, hypotheses: bool) -> None:
-        """Refuse options that cannot be combined."""
+        """Refuse options that cannot be combined. `runs` and `hypotheses`: whether any run or file is evaluated."""
         if not runs and not hypotheses:
             raise UserError("evaluate needs a run folder, or --hypotheses F with the outputs of a system")
         files = self.source is not None or bool(self.references)
@@ -214,9 +214,10 @@ def read_test_corpus(predictor: Predictor[Any], corpus: CorpusSettings) -> Evalu
     value may also be a list of several references.
     """
     source, target = corpus.keys
-    direction, trees = predictor.recipe.data.direction, getattr(predictor, "reads_trees", False)
+    reads_trees = getattr(predictor, "reads_trees", False)
+    direction = predictor.recipe.data.direction
     corpora = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
-    pairs_by_key = [list(read_pairs(keyed, split="test", direction=direction, trees=trees)) for keyed in corpora]
+    pairs_by_key = [list(read_pairs(keyed, split="test", direction=direction, trees=reads_trees)) for keyed in corpora]
     references = [lines for pairs in pairs_by_key for lines in collect_references(pairs)]
     sources = [pair.source for pair in pairs_by_key[0]]
     return EvaluationSet(sources, references, corpus.title, [pair.tree for pair in pairs_by_key[0]], corpus.tag)
@@ -264,9 +265,9 @@ def measure_lm(generator: Generator, test: EvaluationSet, metrics: Sequence[str]
         )
     lines = test.references[0] if test.references else test.sources
     likelihood = generator.measure(lines)
-    protocol = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
+    conditions = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
     scores = {
-        name: {"value": getattr(likelihood, name), "signature": f"{protocol}|unit:{unit}"}
+        name: {"value": getattr(likelihood, name), "signature": f"{conditions}|unit:{unit}"}
         for name, unit in LM_UNITS.items()
     }
     details = {"tokens": likelihood.tokens, "characters": likelihood.characters, **scores, "warnings": {}}
@@ -394,9 +395,11 @@ class Scorer:
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return the result of one system on one test set, as a dict that can be written as JSON."""
         test = output.test
-        lines = test.sources, test.references  # a test set is recognized by its lines
-        earlier = ((systems[0].output.test, systems) for systems in self.systems_by_test)
-        systems = next((systems for other, systems in earlier if (other.sources, other.references) == lines), [])
+        systems: list[ScoredSystem] = []  # systems scored before on the same test set, which is recognized by its lines
+        for scored_systems in self.systems_by_test:
+            other = scored_systems[0].output.test
+            if (other.sources, other.references) == (test.sources, test.references):
+                systems = scored_systems
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
         counts = {metric.name: metric.check_and_count(output.texts, test.references) for metric in metrics}
         resamples = significance.bootstrap_scores(counts) if counts else {}
@@ -411,12 +414,13 @@ class Scorer:
             }
         if systems:
             first, trials = systems[0], significance.RANDOMISATION_TRIALS
-            both = first.counts_by_metric, counts, first.resamples, resamples
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
-                differences = significance.compare_with_first(*both, on_progress=bar.set_done)
-            for key, difference in differences.items():
-                against = {"run": first.name, **difference._asdict(), "significant": difference.significant}
-                scores[key]["against"] = against
+                differences = significance.compare_with_first(
+                    first.counts_by_metric, counts, first.resamples, resamples, on_progress=bar.set_done
+                )
+            for metric_name, difference in differences.items():
+                comparison = {"run": first.name, **difference._asdict(), "significant": difference.significant}
+                scores[metric_name]["against"] = comparison
         result = {"run": name, **output.describe_test_set(), **scores, **output.details}
         if counts and self.recipes is not None:
             result["lengths"] = score_by_length(output, counts)
