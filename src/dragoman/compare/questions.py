@@ -40,8 +40,8 @@ class FigureOptions(NamedTuple):
     test: str  # the name of a test set
     metric: str
     budget: str  # what limits the training: steps, epochs, minutes or flops
-    x: str  # only for the figure "setting": the setting on the x axis, such as model.layers
-    lines: str  # only for the figure "setting": models with the same value of this setting form a line
+    x_setting: str  # only for the figure "setting": the setting on the x axis, such as model.layers
+    line_setting: str  # only for the figure "setting": models with the same value of this setting form a line
 
 
 def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> LineChart:
@@ -117,23 +117,23 @@ def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -
 
 
 def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
-    """Plot scores by the setting `x`, such as model.layers. Models with the same value of `lines` form a line."""
+    """Plot scores by a setting, such as model.layers. Models with the same value of `line_setting` form a line."""
     scores_by_line: dict[str, dict[float, tuple[float, ...]]] = {}  # name of a line -> x -> scores of the seeds
     for model in models:
-        x, name = locate_model(model, options.x, options.lines)
+        x, name = find_x_and_line(model, options.x_setting, options.line_setting)
         scores = tuple(run["tests"][options.test]["scores"][options.metric] for run in model["runs"])
         if scores:
             scores_by_line.setdefault(name, {})[x] = scores
     xs = sorted({x for line in scores_by_line.values() for x in line})
     lines = [
-        Series(name, [Point(xs.index(x), f"{options.x} {x:g}", line[x]) for x in sorted(line)])
+        Series(name, [Point(xs.index(x), f"{options.x_setting} {x:g}", line[x]) for x in sorted(line)])
         for name, line in scores_by_line.items()
     ]
-    return plot_scores(lines, options, x_title=options.x, ticks=[f"{x:g}" for x in xs])
+    return plot_scores(lines, options, x_title=options.x_setting, ticks=[f"{x:g}" for x in xs])
 
 
-def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
-    """Return the value of the setting `x` of a model and the name of its line, for the figure "setting"."""
+def find_x_and_line(model: ModelRecord, x_setting: str, line_setting: str) -> tuple[float, str]:
+    """Return the value of `x_setting` of a model and the name of its line, for the figure "setting"."""
 
     def find_setting(path: str) -> Any:
         try:
@@ -142,10 +142,12 @@ def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
             message = f"a question asks for the setting {path!r}, which {model['name']!r} does not have"
             raise UserError(message) from None
 
-    value = find_setting(x)
+    value = find_setting(x_setting)
     if not isinstance(value, int | float):
-        raise UserError(f"a question has {x!r} on its x axis, but {value!r} of {model['name']!r} is not a number")
-    return float(value), f"{lines} {find_setting(lines)}".lower()  # "true" instead of "True", as in YAML
+        raise UserError(
+            f"a question has {x_setting!r} on its x axis, but {value!r} of {model['name']!r} is not a number"
+        )
+    return float(value), f"{line_setting} {find_setting(line_setting)}".lower()  # "true" instead of "True", as in YAML
 
 
 FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] = {
@@ -207,13 +209,14 @@ def check_questions(questions: Questions, runs: Sequence[PlannedRun]) -> None:
     """Refuse questions that cannot be answered, before the runs start, which may take days."""
     models = {run.name: {"name": run.name, "settings": run.recipe.model_dump(mode="json")} for run in runs}
     for question in questions.questions:
-        lines = question.match_models(list(models))
-        if not lines:
+        names = question.match_models(list(models))
+        if not names:
             raise UserError(f"no recipe matches `models` of the question {question.title!r}; correct the names")
         if bool(question.better) != bool(question.worse):
             raise UserError(f"the question {question.title!r} needs both better and worse, or neither")
+        lines = names  # other figures have a line for each model
         if question.figure == "setting":
-            lines = [locate_model(models[name], question.x, question.lines)[1] for name in lines]
+            lines = [find_x_and_line(models[name], question.x, question.lines)[1] for name in names]
         for name in filter(None, (question.better, question.worse)):
             get_entry(dict.fromkeys(lines), name, f"line in the figure of {question.title!r}")
 
