@@ -45,9 +45,10 @@ class FigureOptions(NamedTuple):
 
 
 def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> LineChart:
-    """Return the figure of a question in report.json. The default test set is the first one.
+    """Return the figure of a question in report.json, whose section `about` names test sets, metrics and budget.
 
-    Scores are those of the first metric. The x axis of learning curves shows what limits the training.
+    The default test set is the first one. Scores are those of the first metric. The x axis of learning curves shows
+    what limits the training.
     """
     test, budget = question.get("test") or next(iter(about["tests"]), ""), next(iter(about["budget"]), "steps")
     options = FigureOptions(test, about["metrics"][0], budget, question.get("x", ""), question.get("lines", ""))
@@ -79,8 +80,8 @@ def plot_bins(
         return [run["tests"].get(options.test, {}).get(key, []) for run in model["runs"]]
 
     def find_points(model: ModelRecord) -> list[Point]:
-        bins = zip(labels, *read_tables(model))
-        return [Point(n, label, tuple(row["value"] for row in seeds)) for n, (label, *seeds) in enumerate(bins)]
+        bins = zip(labels, *read_tables(model))  # the label of a bin, and its row in the table of each seed
+        return [Point(n, label, tuple(row["value"] for row in rows)) for n, (label, *rows) in enumerate(bins)]
 
     first_table: Sequence[Mapping[str, Any]] = next((read_tables(model)[0] for model in models if model["runs"]), [])
     labels = [f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{suffix}" for row in first_table]
@@ -92,6 +93,7 @@ def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str,
     """Plot the gradient norm of the source or target embeddings by distance (inspection/gradient_flow.py)."""
 
     def find_points(model: ModelRecord) -> list[Point]:
+        # Norms at distance 0, 1, ... for each seed; phrase-based systems have no gradients.
         seeds = [run["gradient"][side][: MAX_GRADIENT_DISTANCE + 1] for run in model["runs"] if "gradient" in run]
         return [Point(d, f"{d} tokens", tuple(100 * norm for norm in norms)) for d, norms in enumerate(zip(*seeds))]
 
@@ -105,11 +107,11 @@ def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -
 
     def find_points(model: ModelRecord) -> list[Point]:
         points = []
-        for seeds in zip(*(run["training"]["curve"] for run in model["runs"])):
-            losses = tuple(point["loss"] for point in seeds)
+        for validations in zip(*(run["training"]["curve"] for run in model["runs"])):  # one of each seed
+            losses = tuple(validation["loss"] for validation in validations)
             if None not in losses:
-                x = sum(point[x_key] for point in seeds) / len(seeds)
-                points.append(Point(x, f"{x_key} {seeds[0][x_key]:,.0f}", losses))
+                x = sum(validation[x_key] for validation in validations) / len(validations)
+                points.append(Point(x, f"{x_key} {validations[0][x_key]:,.0f}", losses))
         return points
 
     lines, title = make_series(models, find_points), "validation loss, nats per token"
@@ -238,8 +240,8 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
         {**records[name], "runs": [run for run in records[name]["runs"] if run["seed"] in common_seeds]}
         for name in names
     ]
-    record = {**question.model_dump(mode="json"), "models": names, "test": test}
-    return {**record, "answer": describe_outcome(question, plot_figure(record, models, about))}
+    resolved = {**question.model_dump(mode="json"), "models": names, "test": test}
+    return {**resolved, "answer": describe_outcome(question, plot_figure(resolved, models, about))}
 
 
 def describe_outcome(question: Question, figure: LineChart) -> str:
