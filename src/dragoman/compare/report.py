@@ -52,7 +52,7 @@ class Column(Settings):
     def read(self, run: Measurements) -> float | None:
         """Return the number that this column shows for a run; None if the run has none."""
         value: Any = reduce(lambda section, key: section.get(key, {}), self.path, run)
-        if isinstance(value, list):  # a learning curve
+        if isinstance(value, list):  # a learning curve, of which the lowest loss is shown
             return min((point["loss"] for point in value if point["loss"] is not None), default=None)
         return None if value == {} else value
 
@@ -60,7 +60,7 @@ class Column(Settings):
         """Return a number in the unit and format of this column."""
         return self.format.format(number / self.unit)
 
-    def heading_on(self, devices: Sequence[str]) -> str:
+    def choose_heading(self, devices: Sequence[str]) -> str:
         """Return the heading for runs on these devices."""
         return self.device_headings.get(devices[0], self.heading) if len(devices) == 1 else self.heading
 
@@ -110,7 +110,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the record of a comparison: for each model its settings, its measurements, and their means over seeds."""
     first = runs[0].recipe
-    neural = [run.recipe.train for run in runs if run.recipe.model.kind != "smt"]  # others have no budget
+    neural = [run.recipe.train for run in runs if run.recipe.model.kind != "smt"]  # equal budgets; others have none
     training = {
         f"{run.name} (seed {run.seed})": measurements[run.folder]["training"]
         for run in runs
@@ -132,11 +132,11 @@ def summarise(
         planned = [run for run in runs if run.name == name]
         finished = {run.seed: measurements[run.folder] for run in planned if run.folder in measurements}
         columns = TEXTS.columns | (make_score_columns(about) if finished else {})
-        family, missing = classify_model(planned[0].recipe)
+        family, missing_parts = classify_model(planned[0].recipe)
         models.append({
             "name": name,
             "family": family,
-            "missing": missing,
+            "missing": missing_parts,
             "settings": planned[0].recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
             "numbers": {key: summarise_values(map(column.read, finished.values())) for key, column in columns.items()},
             "runs": [{"seed": seed, **measured} for seed, measured in finished.items()],
@@ -173,7 +173,7 @@ def summarise_values(numbers: Iterable[float | None]) -> dict[str, float] | None
 
 
 def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
-    """Return the family of a model, and the names of the parts that an ablated Transformer lacks."""
+    """Return the family of a model, which groups models in charts, and the parts that an ablated Transformer lacks."""
     model = recipe.model
     if model.kind == "rnn":
         return ("recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"), []
@@ -224,7 +224,7 @@ def format_comparison(report: Mapping[str, Any]) -> Text:
     about = report["about"]
     columns = make_score_columns({**about, "metrics": about["metrics"][:1]})
     columns |= {key: TEXTS.columns[key] for key in TERMINAL_COLUMNS}
-    rows = [["model", *(column.heading_on(about["devices"]) for column in columns.values())]]
+    rows = [["model", *(column.choose_heading(about["devices"]) for column in columns.values())]]
     for model in report["models"]:
         numbers = [(column, model["numbers"].get(key)) for key, column in columns.items()]
         rows.append([model["name"], *(column.render(number["mean"]) if number else "-" for column, number in numbers)])
@@ -248,9 +248,10 @@ def render_comparison(report: Mapping[str, Any]) -> str:
                 svg = render_chart(replace(chart, series=members), width=620, height=300, behind=others)
                 charts.append((family, svg))
         sections += [{**section, "charts": charts}] if chart.series or "answer" in section else []
-    phenomena: dict[str, dict[str, list[float]]] = {}  # per cent correct, by phenomenon and model
+    phenomena: dict[str, dict[str, list[float]]] = {}  # per cent correct of all seeds, by phenomenon and model
     for model in report["models"]:
-        for test, result in (pair for run in model["runs"] for pair in run.get("tests", {}).items()):
+        results = [(test, result) for run in model["runs"] for test, result in run.get("tests", {}).items()]
+        for test, result in results:
             for name, count in result.get("phenomena", {}).items():
                 phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
     columns = make_score_columns(about) | TEXTS.columns
