@@ -36,7 +36,7 @@ MEASUREMENT_VERSION = 2  # runs measured by another version are measured again
 # Default metrics by task, if data.metrics is empty; the first one is plotted.
 TASK_METRICS = {"translate": ("bleu", "chrf"), "classify": ("accuracy",), "generate": ("loss", "perplexity")}
 TIMED_SENTENCES = 256  # translated greedily to measure speed
-GRADIENT_SENTENCES = 64  # to measure gradient norms
+GRADIENT_SENTENCES = 64
 MIN_BIN_FRACTION = 0.02  # fraction of all lines; a smaller bin is merged with the previous one
 # Number of words of the source, split at spaces.
 LENGTH_BINS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))
@@ -96,7 +96,7 @@ def read_training(run: Path) -> dict[str, Any]:
     return {
         "steps": state["step"],
         **{key: state[key] for key in ("seconds", "tokens", "flops", "peak_memory", "skipped")},
-        "device": state["choices"]["device"],
+        "device": state["choices"]["device"],  # choices: what training decided about the execution
         "tokens_per_second": float(np.median(speeds)) if speeds else None,
         "curve": curve,
     }
@@ -140,7 +140,7 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
             "seconds": seconds,
             "lengths": measure_lengths(pairs, texts, metrics[0]),
         }
-        if count := corpora[name].phrasebook:
+        if count := corpora[name].phrasebook:  # the number of generated pairs; 0 for files
             split, seed = corpora[name].split, corpora[name].seed
             corpus_direction = phrasebook_direction(corpora[name], direction)
             phrases = list(generate_phrases(split, count, seed=seed, direction=corpus_direction))
@@ -151,7 +151,7 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
     speed = {  # sentences per second, with greedy search and with the beam size of the recipe
         "greedy": len(timed_pairs) / (time.monotonic() - start),
         "beam": len(all_pairs) / sum(result["seconds"] for result in results.values()),
-        "width": translator.recipe.search.beam,  # of the beam
+        "width": translator.recipe.search.beam,
     }
     measured = {"tests": results, "speed": speed}
     if translator.recipe.model.kind == "smt":  # has no gradients
@@ -205,6 +205,7 @@ def measure_bins(
             contents.append(((previous_low, high), previous_items + items))
         elif items:
             contents.append(((low, high), items))
+    # The key "lines" has the number of items, which may also be phenomena.
     return [{"low": low, "high": high, "lines": len(items), "value": score(items)} for (low, high), items in contents]
 
 
