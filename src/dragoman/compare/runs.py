@@ -34,7 +34,8 @@ from dragoman.training.trainer import train
 
 QUESTIONS_FILE = "questions.yaml"  # beside the recipes: questions about the results (questions.py)
 BATCH_SETTINGS = ("tokens", "accumulate")  # must be equal if the budget is a number of steps
-# Settings that have no effect on results, by section: a finished run is reused although they have changed
+# Settings without effect on results, by section: a finished run is reused although they have changed. These are the
+# settings that a resumed run may change, except those that decide when training stops (LIMITS, patience) and `average`.
 IGNORED_SETTINGS = {"train": MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}, "data": {"cache"}}
 POLL_SECONDS = 0.05  # between two checks of the processes
 SAVE_SECONDS = 60.0  # for an interrupted process to save a checkpoint and exit
@@ -80,8 +81,8 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
     for run in runs:
         old = RunFolder(run.folder)
-        change = old.format_file.exists() and find_changed_setting(old.load_recipe(), run.recipe, IGNORED_SETTINGS)
-        if change:
+        was_started = old.format_file.exists()
+        if was_started and (change := find_changed_setting(old.load_recipe(), run.recipe, IGNORED_SETTINGS)):
             setting, before, now = change
             difference = f"was trained with {setting}={before!r}, but the recipe has {now!r}"
             raise UserError(f"{str(run.folder)!r} {difference}; remove the folder, or choose another --out")
@@ -118,11 +119,11 @@ def check_comparable(recipes: Mapping[str, Recipe]) -> None:
     del remedies["data.cache"]  # has no effect on results
     check_equal(recipes, remedies)
     neural = {name: recipe for name, recipe in recipes.items() if recipe.model.kind != "smt"}
-    has_step_budget, budget = any(recipe.train.steps for recipe in neural.values()), dict[str, str]()
+    has_step_budget, budget_remedies = any(recipe.train.steps for recipe in neural.values()), dict[str, str]()
     for key in (*LIMITS, *(BATCH_SETTINGS if has_step_budget else ())) if neural else ():
         example = f"train.{key}={getattr(next(iter(neural.values())).train, key):g}"
-        budget[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
-    check_equal(neural, budget)
+        budget_remedies[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
+    check_equal(neural, budget_remedies)
     for name, recipe in recipes.items():
         if not (recipe.data.test or recipe.data.dev):
             raise UserError(f"{name!r} has nothing to be evaluated on; name a corpus under data.test or data.dev")
@@ -215,10 +216,10 @@ def run_in_processes(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -
 
 
 class Worker:
-    """The process of a run. Its output goes to a log file and, if only one run is active at a time, also to stderr."""
+    """A process that trains and measures a run. Its output goes to a log file and, if `jobs` is 1, also to stderr."""
 
     def __init__(self, run: PlannedRun, *, jobs: int) -> None:
-        self.run, self.echo = run, jobs == 1
+        self.run, self.copies_to_stderr = run, jobs == 1
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         write_text(run.file(".yaml"), format_settings(run.recipe))
         command = [sys.executable, "-m", "dragoman", "compare-one", str(run.file(".yaml")), str(run.folder)]
@@ -232,7 +233,7 @@ class Worker:
     def poll(self) -> int | None:
         """Copy new output to stderr; return the exit code, or None while the process runs."""
         code = self.process.poll()
-        if self.echo:
+        if self.copies_to_stderr:
             print(self.log.read(), end="", file=sys.stderr, flush=True)
         return code
 
