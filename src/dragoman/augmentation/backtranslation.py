@@ -93,7 +93,7 @@ def backtranslate(
     `run` is the run folder of a model of the opposite direction. `search`, `beam` and `tag` are as for
     `Translator.translate`; `batch` is the number of lines that are translated together.
     """
-    text, out, selection = Path(text), Path(out), TranslationFilter()
+    text, out, pair_filter = Path(text), Path(out), TranslationFilter()
 
     def check_output() -> None:
         if out.exists() and text.exists() and out.samefile(text):
@@ -118,10 +118,10 @@ def backtranslate(
             ]
 
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
-            yield from selection.format_lines(records)
-            if selection.left_out and not selection.accepted:  # an error here keeps the old contents of `out`
+            yield from pair_filter.format_lines(records)
+            if pair_filter.left_out and not pair_filter.accepted:  # an error here keeps the old contents of `out`
                 raise jobs.NoUsableRecords(
-                    f"{selection}: no translation by {run} is good enough to learn from; {suggest_remedy(str(run))}"
+                    f"{pair_filter}: no translation by {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )
 
         depends_on = jobs.list_dependencies(text, [run], options.search, group, engine=engine, tag=tag)
@@ -129,7 +129,7 @@ def backtranslate(
             text, out, translate, format_pairs, depends_on=depends_on, batch=batch, group=group, report=report
         )
         if group.is_main:
-            report.log(f"{out}: {selection}")
-            if warning := warn_of_poor_translations(str(run), selection.accepted_nonblank, selection.nonblank):
+            report.log(f"{out}: {pair_filter}")
+            if warning := warn_of_poor_translations(str(run), pair_filter.accepted_nonblank, pair_filter.nonblank):
                 report.log(warning)
-    return selection
+    return pair_filter

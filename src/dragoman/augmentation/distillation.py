@@ -264,27 +264,27 @@ def write_corpora(
 
     `shards` has the number of shards of each corpus.
     """
-    selections, corpora, original_pairs = [], [], 0
+    pair_filters, corpora, original_pairs = [], [], 0
     for plan, count in zip(plans, shards, strict=True):
-        selection = TranslationFilter()
-        jobs.write_lines(plan.file, selection.format_lines(plan.job.read_records(count)))
-        name, left_out = plan.corpus.title, dict(selection.left_out)
-        corpora.append({"file": plan.file.name, "of": name, "answers": selection.accepted, "left_out": left_out})
-        selections.append(selection)
-        original_pairs += 0 if plan.corpus.text or not record["originals"] else selection.nonblank
-        report.log(f"{name}: {selection}")
-    if warning := check_enough_pairs(record["teacher"], selections, original_pairs):
+        pair_filter = TranslationFilter()
+        jobs.write_lines(plan.file, pair_filter.format_lines(plan.job.read_records(count)))
+        name, left_out = plan.corpus.title, dict(pair_filter.left_out)
+        corpora.append({"file": plan.file.name, "of": name, "answers": pair_filter.accepted, "left_out": left_out})
+        pair_filters.append(pair_filter)
+        original_pairs += 0 if plan.corpus.text or not record["originals"] else pair_filter.nonblank
+        report.log(f"{name}: {pair_filter}")
+    if warning := check_enough_pairs(record["teacher"], pair_filters, original_pairs):
         report.log(warning)
     write_teacher_record(folder, record, corpora)
 
 
-def check_enough_pairs(teacher: str, selections: Sequence[TranslationFilter], originals: int) -> str:
+def check_enough_pairs(teacher: str, pair_filters: Sequence[TranslationFilter], originals: int) -> str:
     """Return a warning if many translations are left out, else "". Raise a UserError if too few are accepted.
 
     `originals` is the number of original pairs that the student also learns from.
     """
-    accepted = sum(selection.accepted_nonblank for selection in selections)
-    total = sum(selection.nonblank for selection in selections)
+    accepted = sum(pair_filter.accepted_nonblank for pair_filter in pair_filters)
+    total = sum(pair_filter.nonblank for pair_filter in pair_filters)
     if not accepted:
         raise UserError(f"no translation by {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
     if accepted + originals < MIN_ACCEPTED_FRACTION * (total + originals):
