@@ -28,7 +28,7 @@ from dragoman.types import Hypothesis
 
 
 def find_faults(hypothesis: Hypothesis) -> list[str]:
-    """Return the reasons why no model should learn from a translation. A missing syntax tree is no such reason."""
+    """Return the reasons why no model should learn from a translation. A missing syntax tree of its source is none."""
     return [*(warning for warning in hypothesis.warnings if warning != NO_TREE_WARNING), *hypothesis.flags]
 
 
@@ -110,7 +110,7 @@ def backtranslate(
         group.run_on_main(check_output)
         options_without_scores = replace(options, search=options.search.model_copy(update={"scores": False}))
 
-        def translate(_previous: int, lines: Sequence[str]) -> list[Record]:
+        def translate(_offset: int, lines: Sequence[str]) -> list[Record]:
             nbest_lists = translator.translate_nbest(lines, options_without_scores)
             return [
                 {"source": best.text, "target": line, "faults": find_faults(best) if best.text.strip() else ["empty"]}

@@ -85,7 +85,7 @@ class Teacher:
         digest = digest_bytes(json.dumps(key, sort_keys=True).encode())
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
-    def translate(self, _previous: int, pairs: Sequence[Pair]) -> list[Record]:
+    def translate(self, _offset: int, pairs: Sequence[Pair]) -> list[Record]:
         """Return a record for each source, with the most likely hypothesis or the one most similar to the reference."""
         sources = [Line(pair.source, tag=pair.tag) for pair in pairs]
         trees = [pair.tree for pair in pairs] if self.translator.reads_trees else None

@@ -36,9 +36,9 @@ from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, read_json
 
 ShardItem = TypeVar("ShardItem")
-PHRASE_SYSTEM_FILES = ("casing.json", "lm.arpa", "weights.json")  # of model.kind=smt, beside model.safetensors
+PHRASE_SYSTEM_FILES = ("casing.json", "lm.arpa", "weights.json")  # of phrase-based systems, beside model.safetensors
 SHARD_SIZE = 4096  # items per shard
-RECORDS_FILE, DEPENDENCIES_FILE = "answers.jsonl", "about.json"  # names that earlier releases also use
+RECORDS_FILE, DEPENDENCIES_FILE = "answers.jsonl", "about.json"  # fixed names: jobs of earlier releases can resume
 
 Record = dict[str, Any]  # the result for one item, as a JSON object
 
@@ -53,7 +53,7 @@ class ShardedJob(Generic[ShardItem]):
 
     folder: Path
     read_items: Callable[[], Iterator[ShardItem]]  # iterates over all items, from the beginning
-    process: Callable[[int, Sequence[ShardItem]], list[Record]]  # (number of previous items, batch) -> records
+    process: Callable[[int, Sequence[ShardItem]], list[Record]]  # (offset of the batch, its items) -> records
     batch: int  # items per batch
 
     def run(self, group: ProcessGroup, bar: ProgressBar) -> int:
@@ -62,7 +62,7 @@ class ShardedJob(Generic[ShardItem]):
         while shard := list(islice(items, SHARD_SIZE)):
             if number % group.world_size == group.rank:  # the shards are divided among the processes
                 digest = io.digest_bytes(repr(shard).encode())
-                if read_shard(self.locate(number), digest) is not None:
+                if read_shard(self.get_shard_file(number), digest) is not None:
                     bar.skip(len(shard))
                 else:
                     self.make_shard(number, shard, digest, bar)
@@ -71,7 +71,7 @@ class ShardedJob(Generic[ShardItem]):
 
     def make_shard(self, number: int, items: Sequence[ShardItem], digest: str, bar: ProgressBar) -> None:
         """Process the items of a shard and write their records. `digest` is that of the items."""
-        path = self.locate(number)
+        path = self.get_shard_file(number)
         shutil.rmtree(path.parent, ignore_errors=True)
         records: list[Record] = []
         for start in range(0, len(items), self.batch):
@@ -94,14 +94,13 @@ class ShardedJob(Generic[ShardItem]):
 
     def read_records(self, count: int) -> Iterator[Record]:
         """Yield the records of all items, in the order of the items. `count` is the number of shards."""
-        for path in map(self.locate, range(count)):
+        for path in map(self.get_shard_file, range(count)):
             records = read_shard(path)
             if records is None:
                 raise UserError(f"{str(path)!r} is missing or damaged; repeat the command to compute it again")
             yield from records
 
-    def locate(self, number: int) -> Path:
-        """Return the path of the file of a shard."""
+    def get_shard_file(self, number: int) -> Path:
         return self.folder / f"{number:06}" / RECORDS_FILE
 
 
@@ -126,8 +125,8 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
         model = folder.load_recipe().model.model_dump(mode="json", exclude_unset=True)
-        more = filter(Path.exists, (folder.path / name for name in PHRASE_SYSTEM_FILES))
-        parts += [bytes.fromhex(io.digest_file(path)) for path in (folder.model_file, *more)]
+        phrase_files = filter(Path.exists, (folder.path / name for name in PHRASE_SYSTEM_FILES))
+        parts += [bytes.fromhex(io.digest_file(path)) for path in (folder.model_file, *phrase_files)]
         parts.append(json.dumps(model, sort_keys=True).encode())
     return io.digest_bytes(*parts)
 
@@ -230,7 +229,7 @@ def write_sharded(
     """
     output, read_items = output.resolve(), partial(io.read_lines, source)
     report = report or Report(quiet=not group.is_main)
-    shows_time_left = sys.stderr.isatty() and group.is_main  # it needs the total
+    shows_time_left = sys.stderr.isatty() and group.is_main  # on a terminal; this needs the total
     total = sum(1 for _ in report.progress("counting").iterate(read_items())) if shows_time_left else 0
     with ExitStack() as locks:
         folder = group.run_on_main(lambda: locks.enter_context(open_shards_beside(output, depends_on)))
