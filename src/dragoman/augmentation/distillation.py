@@ -42,7 +42,7 @@ from dragoman.training.start import check_settings, find_checkpoint, lock_run
 from dragoman.training.trainer import train
 from dragoman.types import Line, Pair
 
-SOURCES_PER_BATCH = 256  # sources that the teacher translates at a time
+SOURCES_PER_BATCH = 256
 MIN_ACCEPTED_FRACTION = 0.1  # with fewer pairs, the student would learn another distribution of sentences
 SIMILARITY = METRICS["chrf"]  # of a translation and its reference; unlike BLEU, chrF is meaningful for short sentences
 
@@ -54,7 +54,7 @@ class DistilSettings(Settings):
     closest: bool = False  # use the hypothesis that is most similar to the reference, not the most likely one
     originals: bool = False  # train the student on the original pairs too
     sources: Annotated[tuple[str, ...], AsTuple] = ()  # plain text files with more lines for the teacher to translate
-    tag: str = ""  # tag put before each line of `sources`
+    tag: str = ""  # tag put before each line of `sources`, such as the target language
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Teacher:
         for pair, hypotheses in zip(pairs, nbest_lists, strict=True):
             best = hypotheses[0]
             if self.closest and pair.target.strip():
-                best = max(hypotheses, key=lambda h: SIMILARITY.compute([h.text], [[pair.target]]).value)
+                best = max(hypotheses, key=lambda hyp: SIMILARITY.compute([hyp.text], [[pair.target]]).value)
             records.append({"source": pair.source, "target": best.text, "faults": find_faults(best)})
         return records
 
@@ -154,20 +154,20 @@ def distil(
         teacher_recipe = teacher.translator.recipe
         student = group.fail_together(lambda: make_student_recipe(base_recipe, teacher_recipe, train_corpora))
         options = {**settings.model_dump(mode="json"), "beam": teacher.beam}
-        record = {"teacher": teacher.name, "digest": teacher.digest, **options}
+        teacher_record = {"teacher": teacher.name, "digest": teacher.digest, **options}
         if checkpoint or resume:
-            group.run_on_main(lambda: check_same_teacher(folder, record, started=bool(checkpoint)))
+            group.run_on_main(lambda: check_same_teacher(folder, teacher_record, started=bool(checkpoint)))
         with ExitStack() as locks:
             group.run_on_main(lambda: locks.enter_context(lock_run(folder)))
             if not checkpoint:
                 group.run_on_main(lambda: folder.create(student))
-                group.run_on_main(lambda: write_teacher_record(folder, record, []))
+                group.run_on_main(lambda: write_teacher_record(folder, teacher_record, []))
             if group.run_on_main(lambda: not checkpoint or not all(plan.file.exists() for plan in plans)):
                 for plan in plans:  # a shared lock, so that `dragoman cache --clear` does not remove the folder
                     with suppress(OSError):  # if the cache is not writable, translate_corpora raises a UserError
                         locks.enter_context(share_folder(plan.job.folder))
-                shards = group.fail_together(lambda: translate_corpora(teacher, plans, group, report))
-                group.run_on_main(lambda: write_corpora(folder, plans, shards, record, report))
+                shard_counts = group.fail_together(lambda: translate_corpora(teacher, plans, group, report))
+                group.run_on_main(lambda: write_corpora(folder, plans, shard_counts, teacher_record, report))
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 
@@ -177,11 +177,11 @@ def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings
     Raise a UserError if a file is missing, or if the teacher does not have the tag of a corpus.
     """
     check_files(recipe)
-    extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
-    if settings.tag and not extra:
+    extra_corpora = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
+    if settings.tag and not extra_corpora:
         raise UserError("--tag is put before the lines of --source, but there is no --source; leave it out")
     plans = []
-    for number, corpus in enumerate([*recipe.data.train, *extra], 1):
+    for number, corpus in enumerate([*recipe.data.train, *extra_corpora], 1):
         teacher.translator.encode_tag(corpus.tag)
         plans.append(JobPlan(corpus, teacher.make_job(corpus, recipe), folder.distilled_folder / f"{number}.jsonl"))
     return plans
@@ -256,26 +256,24 @@ def translate_corpora(teacher: Teacher, plans: Sequence[JobPlan], group: Process
 def write_corpora(
     folder: RunFolder,
     plans: Sequence[JobPlan],
-    shards: Sequence[int],
-    record: Mapping[str, Any],
+    shard_counts: Sequence[int],
+    teacher_record: Mapping[str, Any],
     report: Report,
 ) -> None:
-    """Write the student's training data and teacher.json; raise a UserError if too few translations are accepted.
-
-    `shards` has the number of shards of each corpus.
-    """
+    """Write the student's training data and teacher.json; raise a UserError if too few translations are accepted."""
     pair_filters, corpora, original_pairs = [], [], 0
-    for plan, count in zip(plans, shards, strict=True):
+    for plan, count in zip(plans, shard_counts, strict=True):
         pair_filter = TranslationFilter()
         jobs.write_lines(plan.file, pair_filter.format_lines(plan.job.read_records(count)))
         name, left_out = plan.corpus.title, dict(pair_filter.left_out)
         corpora.append({"file": plan.file.name, "of": name, "answers": pair_filter.accepted, "left_out": left_out})
         pair_filters.append(pair_filter)
-        original_pairs += 0 if plan.corpus.text or not record["originals"] else pair_filter.nonblank
+        # Files of further sources (corpus.text) have no original targets
+        original_pairs += 0 if plan.corpus.text or not teacher_record["originals"] else pair_filter.nonblank
         report.log(f"{name}: {pair_filter}")
-    if warning := check_enough_pairs(record["teacher"], pair_filters, original_pairs):
+    if warning := check_enough_pairs(teacher_record["teacher"], pair_filters, original_pairs):
         report.log(warning)
-    write_teacher_record(folder, record, corpora)
+    write_teacher_record(folder, teacher_record, corpora)
 
 
 def check_enough_pairs(teacher: str, pair_filters: Sequence[TranslationFilter], originals: int) -> str:
