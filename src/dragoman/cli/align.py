@@ -32,7 +32,7 @@ from dragoman.smt.settings import ALIGNER_FILE, ALIGNMENT_METHODS, MAX_LENGTH, A
 if TYPE_CHECKING:
     from dragoman.smt.alignment import Aligner
 
-Lines = tuple[list[str], list[str]]
+Lines = tuple[list[str], list[str]]  # the sources and the targets
 MAX_DRAWN_PAIRS = 3  # pairs that are drawn as matrices if stdout is a terminal
 ATTENTION_BATCH = 256  # pairs whose attention weights are in memory at a time
 
@@ -76,12 +76,12 @@ def align_command(
     """
     opt.check_arguments(inputs=[source, target, gold, reverse, *(train or [])], output=output_file)
     kind = find_argument_kind(method)
-    used = {"train": train, "save": save, "reverse": reverse, "layer": layer, "shift": shift, "tag": tag}
-    check_options(kind, {name for name, value in used.items() if value})
+    given = {"train": train, "save": save, "reverse": reverse, "layer": layer, "shift": shift, "tag": tag}
+    check_options(kind, {name for name, value in given.items() if value})
     if save and save.exists():
         raise UserError(f"--save {save}: this already exists; choose another name, or remove it first")
     lines = read_parallel_lines(source, target)
-    gold_links = read_gold_links(gold, lines) if gold else []
+    gold_links = read_link_file(gold, lines) if gold else []
     values: dict[str, Any] = {}
     for item in overrides or []:
         apply_override(values, item)
@@ -116,13 +116,13 @@ def find_argument_kind(method: str) -> str:
                     "folder that exists")  # fmt: skip
 
 
-def check_options(kind: str, used: set[str]) -> None:
-    """Refuse options that have no effect for a kind of first argument."""
+def check_options(kind: str, given: set[str]) -> None:
+    """Refuse options that have no effect for this kind of first argument (see `find_argument_kind`)."""
     allowed = {"method": {"train", "save"}, "model": set[str](), "run": {"layer", "shift", "tag"}, "file": {"reverse"}}
-    purposes = {"method": "a method to train", "run": "a run folder", "file": "a file of links"}
-    for name in sorted(used - allowed[kind]):
-        owner = next(purposes[other] for other in purposes if name in allowed[other])
-        raise UserError(f"--{name} is for {owner} as the first argument; leave it out")
+    descriptions = {"method": "a method to train", "run": "a run folder", "file": "a file of links"}
+    for name in sorted(given - allowed[kind]):
+        suitable = next(text for other, text in descriptions.items() if name in allowed[other])
+        raise UserError(f"--{name} is for {suitable} as the first argument; leave it out")
 
 
 def read_parallel_lines(source: Path, target: Path) -> Lines:
@@ -150,6 +150,7 @@ def open_aligner(method: str, lines: Lines, train: tuple[Path, Path] | None, val
         settings.check()
         return train_on_lines(lines, train, settings)
     aligner = Aligner.load(Path(method))
+    # KINDS are the names of models, such as ibm1, and of the settings with their numbers of iterations.
     for name in values.keys() & {*KINDS, "agree", "null", "estimate_null", "lowercase", "max_length"}:
         raise UserError(f"{name} is a setting of training, but {method!r} is already trained; leave it out")
     aligner.settings = parse_settings(AlignerSettings, {**aligner.settings.model_dump(), **values})
@@ -163,7 +164,7 @@ def train_on_lines(lines: Lines, train: tuple[Path, Path] | None, settings: Alig
 
     more_sources, more_targets = read_parallel_lines(*train) if train else ([], [])
     texts = lines[0] + more_sources, lines[1] + more_targets
-    # With more than one pass, the bar shows a percentage and no count; its total is then total * passes = 1000.
+    # With several passes, the bar shows a percentage instead of a count. Its total is total * passes = 1000.
     with ProgressBar("training", total=100, passes=10) as bar:
         aligner = train_aligner(
             *texts,
@@ -213,14 +214,14 @@ def read_links(forward: Path, reverse: Path | None, lines: Lines, values: dict[s
     settings.check(attention=False)
     if values and not reverse:
         raise UserError(f"{next(iter(values))} symmetrises two directions; name the file of the other with --reverse")
-    sides = [[line.split() for line in side] for side in lines]
-    first = [links.possible for links in read_gold_links(forward, lines)]
+    word_counts = [[len(line.split()) for line in side] for side in lines]
+    forward_links = [links.possible for links in read_link_file(forward, lines)]
     if not reverse:
-        return iter([sorted(links) for links in first])
-    second = [links.possible for links in read_gold_links(reverse, (lines[1], lines[0]))]
+        return iter([sorted(links) for links in forward_links])
+    reverse_links = [links.possible for links in read_link_file(reverse, (lines[1], lines[0]))]
     return (
-        combine_links(links, ((i, j) for j, i in back), settings.symmetrize, (len(source), len(target)))
-        for links, back, source, target in zip(first, second, *sides, strict=True)
+        combine_links(links, ((i, j) for j, i in swapped), settings.symmetrize, (source_length, target_length))
+        for links, swapped, source_length, target_length in zip(forward_links, reverse_links, *word_counts, strict=True)
     )
 
 
@@ -239,12 +240,12 @@ def write_alignments(
     counts = AlignmentCounts()
     with ExitStack() as stack:
         file = stack.enter_context(open_output(output_file))
-        draws = file is sys.stdout and file.isatty() and not as_json
-        if not draws:  # on a terminal, the links themselves show the progress
+        draws_matrices = file is sys.stdout and file.isatty() and not as_json
+        if not draws_matrices:  # on a terminal, the links themselves show the progress
             bar = stack.enter_context(ProgressBar("aligning", total=len(lines[0]), unit="pairs"))
             alignments = bar.iterate(alignments)
         for number, links in enumerate(alignments):
-            if draws and number < MAX_DRAWN_PAIRS:
+            if draws_matrices and number < MAX_DRAWN_PAIRS:
                 draw_alignment(lines[0][number], lines[1][number], links)
             print(json.dumps({"links": links}) if as_json else format_links(links), file=file)
             if gold:
@@ -276,11 +277,11 @@ def draw_alignment(source: str, target: str, links: Sequence[Link]) -> None:
         console.print(matrix)
 
 
-def read_gold_links(path: Path, lines: Lines) -> list[GoldLinks]:
+def read_link_file(path: Path, lines: Lines) -> list[GoldLinks]:
     """Read links, one line per pair; raise a UserError for links to words that do not exist."""
-    gold_links = [parse_links(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
-    if len(gold_links) != len(lines[0]):
-        raise UserError(f"{path} has {len(gold_links):,} lines but there are {len(lines[0]):,} pairs; they must match")
-    for number, (links, source, target) in enumerate(zip(gold_links, *lines, strict=True), 1):
+    all_links = [parse_links(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
+    if len(all_links) != len(lines[0]):
+        raise UserError(f"{path} has {len(all_links):,} lines but there are {len(lines[0]):,} pairs; they must match")
+    for number, (links, source, target) in enumerate(zip(all_links, *lines, strict=True), 1):
         check_links(links.possible, source.split(), target.split(), f"{path}, line {number}")
-    return gold_links
+    return all_links
