@@ -29,7 +29,7 @@ CorpusFiles = list[Path] | None
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """The options that name corpora, one per field (`adapt_for_typer`). All of them are read as one, in this order."""
+    """The options that name corpora, one per field (`adapt_for_typer`). All corpora are read as one, in this order."""
 
     source: Annotated[
         CorpusFiles, Option(metavar="FILE", help="plain text, one sentence per line; may be given several times")
@@ -44,8 +44,8 @@ class CorpusOptions:
         Option(metavar="CORPUS", help="a corpus as in a recipe: '{tsv: FILE, columns: [1, 0]}'; or RECIPE.yaml:dev"),
     ] = None
 
-    def read(self) -> CorpusList:
-        """Return the corpora that the options name."""
+    def parse(self) -> CorpusList:
+        """Return the settings of the corpora that the options name; no corpus is read yet."""
         from dragoman.data.preparation import CorpusList, parse_corpora
 
         sources, targets = self.source or [], self.target or []
@@ -96,7 +96,7 @@ def stats(
     from dragoman.data.preparation import compute_corpus_statistics
     from dragoman.data.statistics import render_statistics
 
-    statistics = compute_corpus_statistics(corpora.read(), against or [])
+    statistics = compute_corpus_statistics(corpora.parse(), against or [])
     if as_json:
         print(json.dumps(asdict(statistics), ensure_ascii=False))
     else:
@@ -116,7 +116,7 @@ def clean(
     """Filter pairs by length, length ratio, duplicates and language; print how many were dropped, and why."""
     from dragoman.data.preparation import write_cleaned
 
-    print_counts(write_cleaned(corpora.read(), out_prefix, settings or []), as_json=as_json)
+    print_counts(write_cleaned(corpora.parse(), out_prefix, settings or []), as_json=as_json)
 
 
 @data.command()
@@ -132,7 +132,7 @@ def split(
     """Split a corpus into train, dev and test that share no source sentence."""
     from dragoman.data.preparation import write_split
 
-    print_counts(write_split(corpora.read(), out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
+    print_counts(write_split(corpora.parse(), out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
 
 
 @data.command()
@@ -164,16 +164,16 @@ def print_counts(counts: Counter[str], *, as_json: bool) -> None:
         print(f"{outcome:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
-def parse_pair_option(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
+def parse_pair_option(name: str, text: str, convert: Callable[[str], Any]) -> dict[str, Any]:
     """Parse `--columns 1,0` or `--keys body,subject`: return {name: [source, target]}, or {} if `text` is empty.
 
-    `kind` converts each of the two values.
+    `convert` converts each of the two values.
     """
     try:
-        values = [kind(part.strip()) for part in text.split(",")] if text else []
+        values = [convert(part.strip()) for part in text.split(",")] if text else []
     except ValueError:
         values = [text]
-    if text and (len(values) != 2 or any(value == "" or (kind is int and value < 0) for value in values)):
-        expected = "numbers, such as 1,0 (columns counted from 0)" if kind is int else "names, such as body,subject"
+    if text and (len(values) != 2 or any(value == "" or (convert is int and value < 0) for value in values)):
+        expected = "numbers, such as 1,0 (columns counted from 0)" if convert is int else "names, such as body,subject"
         raise UserError(f"--{name} takes two {expected}, got {text!r}")
     return {name: values} if text else {}
