@@ -30,7 +30,7 @@ from dragoman.training.trainer import train
 RECIPE = "phrasebook-en-de.yaml"
 TEST_SENTENCES = 500  # in each test set
 CANDIDATE_COUNT = 400  # test sentences among which `choose_phrases` finds one for each phenomenon
-MAX_SHOWN_WORDS = 14  # of an example sentence
+MIN_SHOWN_WORDS, MAX_SHOWN_WORDS = 7, 14  # of an example sentence
 PHENOMENA = {  # what makes a sentence hard to translate, by the phrasebook's name of the phenomenon
     "verb-position": "the verb moves, or splits in two",
     "adjective": "endings follow gender, number and case",
@@ -117,10 +117,10 @@ def show_translations(translator: Translator, console: Console) -> None:
 
 
 def choose_phrases(direction: str) -> dict[str, Phrase]:
-    """Return a short test sentence for each phenomenon of the translation direction, each a different sentence."""
+    """Return a short test sentence for each grammatical phenomenon of the direction, by the phenomenon's name."""
     chosen: dict[str, Phrase] = {}
     for phrase in generate_phrases("test", CANDIDATE_COUNT, seed=3, direction=direction):
-        if not MAX_SHOWN_WORDS // 2 <= len(phrase.source_words) <= MAX_SHOWN_WORDS:
+        if not MIN_SHOWN_WORDS <= len(phrase.source_words) <= MAX_SHOWN_WORDS:
             continue
         names = [phenomenon.name for phenomenon in phrase.phenomena if phenomenon.name not in chosen]
         if names:
