@@ -49,26 +49,26 @@ def list_settings(recipe: Recipe) -> list[Setting]:
     settings: list[Setting] = []
     registries = collect_registries(recipe)
     sections = [(name, getattr(recipe, name)) for name in Recipe.model_fields]
-    sections.insert(1, (CORPUS, CorpusSettings()))
-    for section, record in sections:
-        settings += describe_record(record, section, registries.get(section, {}))
+    sections.insert(1, (CORPUS, CorpusSettings()))  # after the section data, whose corpora have these settings
+    for section, values in sections:
+        settings += describe_section(values, section, registries.get(section, {}))
     return settings
 
 
-def describe_record(record: Settings, section: str, registries: Registries, prefix: str = "") -> Iterator[Setting]:
-    """Yield the settings of a section; a setting of a record inside it has a name with a dot, such as align.ibm1."""
-    values = record.model_dump(mode="json")
-    for name in sorted(values, key=lambda name: name not in ("kind", "backbone", "method")):
-        field, value = type(record).model_fields[name], getattr(record, name)
+def describe_section(values: Settings, section: str, registries: Registries, prefix: str = "") -> Iterator[Setting]:
+    """Yield the settings of a section; a setting of a nested section has a name with a dot, such as align.ibm1."""
+    json_values = values.model_dump(mode="json")
+    for name in sorted(json_values, key=lambda name: name not in ("kind", "backbone", "method")):
+        field, value = type(values).model_fields[name], getattr(values, name)
         if isinstance(value, Settings):
-            yield from describe_record(value, section, registries, f"{prefix}{name}.")
+            yield from describe_section(value, section, registries, f"{prefix}{name}.")
         else:
             choices = list(registries.get(prefix + name, ())) or list_literals(field.annotation)
-            yield Setting(section, prefix + name, values[name], choices, field.description or "")
+            yield Setting(section, prefix + name, json_values[name], choices, field.description or "")
 
 
 def collect_registries(recipe: Recipe) -> dict[str, Registries]:
-    """Return, for each section, the registries that its settings choose from, by name of the setting."""
+    """Return, for each section, the registries (name -> implementation) that settings choose from, by setting."""
     task, backbones = recipe.model.task, list_model_kinds()[recipe.model.kind]
     metrics = metrics_for_task(task)
     with_backbone = {} if "" in backbones else {"backbone": backbones}
