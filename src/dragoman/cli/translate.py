@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """The arguments and options of `dragoman translate`, one per field (`adapt_for_typer`)."""
+    """The arguments and options of `dragoman translate`, one per field (see `adapt_for_typer` in options.py)."""
 
     run: opt.Run
     arguments: Annotated[
@@ -103,8 +103,8 @@ def translate_command(options: TranslateOptions) -> None:
         line_translator.stream_lines(source)
     else:
         line_io.process_lines(line_translator.translate, source, options.output_file, options.batch)
-    if line_translator.trees:
-        line_translator.trees.check_end()  # raises a UserError if the file has more trees than there are lines
+    if line_translator.tree_reader:
+        line_translator.tree_reader.check_end()  # raises a UserError if the file has more trees than there are lines
 
 
 class LineTranslator:
@@ -151,9 +151,9 @@ class LineTranslator:
         log_on_main(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
         if options.glossary and not self.translator.supports_constraints:
             raise UserError(f"model.kind={self.translator.recipe.model.kind} has no use for --glossary; leave it out")
-        # Sentences that are typed on a terminal are shown with their alignment.
-        typed = bool(options.arguments) and not options.input_file and not options.output_file
-        self.draws_alignments = typed and sys.stdout.isatty() and not options.as_json and not options.nbest
+        # The translations of sentences given on the command line are shown with their alignment on a terminal.
+        is_typed = bool(options.arguments) and not options.input_file and not options.output_file
+        self.draws_alignments = is_typed and sys.stdout.isatty() and not options.as_json and not options.nbest
         decode_options = self.translator.make_options(
             beam=options.beam,
             count=options.nbest,
@@ -170,7 +170,8 @@ class LineTranslator:
             message = "this model was trained with syntax trees, but no --conllu was given; it uses word order only"
             log_on_main(message, WARNING)
         self.glossary = read_glossary(options.glossary) if options.glossary else None
-        self.trees = TreeReader(options.conllu, str(options.input_file or "the input")) if options.conllu else None
+        input_name = str(options.input_file or "the input")
+        self.tree_reader = TreeReader(options.conllu, input_name) if options.conllu else None
 
     def translate(self, offset: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
         """Yield the output for each line of a batch. `offset` is the number of lines before the batch."""
@@ -178,9 +179,9 @@ class LineTranslator:
         from dragoman.inspection.attention_maps import render_alignment
 
         nbest, as_json = self.decode_options.search.nbest, self.options.as_json
-        trees = [self.trees.read_next(line) for line in lines] if self.trees else None
-        requests = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
-        results = self.translator.translate_nbest(requests, self.decode_options, trees=trees)
+        trees = [self.tree_reader.read_next(line) for line in lines] if self.tree_reader else None
+        constrained = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
+        results = self.translator.translate_nbest(constrained, self.decode_options, trees=trees)
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), offset):
             best = hypotheses[0]
             if as_json:
@@ -196,7 +197,7 @@ class LineTranslator:
             else:
                 text = best.text.translate(line_io.LINE_BREAKS)
             # Without --conllu all trees are missing, and one warning was logged when the model was loaded.
-            warnings = [warning for warning in best.warnings if self.trees or warning != NO_TREE_WARNING]
+            warnings = [warning for warning in best.warnings if self.tree_reader or warning != NO_TREE_WARNING]
             drawing = render_alignment(best) if self.draws_alignments and best.alignment else None
             yield line_io.OutputLine(text, warnings, best.flags, drawing)
 
