@@ -208,7 +208,7 @@ def settings(
 
     words = [argument for argument in arguments or [] if "=" not in argument]
     overrides = [argument for argument in arguments or [] if "=" in argument]
-    model = dict(item.removeprefix("model.").split("=", 1) for item in overrides)
+    model = dict(item.removeprefix("model.").split("=", 1) for item in overrides)  # such as {"kind": "rnn"}
     if all(item.startswith(("model.kind=", "model.backbone=")) for item in overrides):
         reference = load_settings_reference()
         kind = find_kind(reference, model)
