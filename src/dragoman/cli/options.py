@@ -91,13 +91,14 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
             f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; "
             "`dragoman recipes` lists the built-in ones"
         )
-    # First read only the sections that need no PyTorch, so that a missing file is reported without waiting for it.
+    # First read without the sections UNREAD, which need PyTorch, so that a missing file is reported at once.
     recipe = read_recipe(path, overrides or (), unread=UNREAD)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
             check_arguments(inputs=[file])
         except UserError as error:  # add the name of the recipe, since `compare` reads several recipes
+            # A relative path in a recipe may start at the working folder or at the folder of the recipe.
             sibling = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             also_missing = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
             raise UserError(f"{path}: {error}{also_missing}") from None
