@@ -148,8 +148,8 @@ def score_command(
     warning_log = WarningLog()
     with open_output(output_file) as file, ProgressBar("scoring", total=len(sources)) as bar:
         for start in range(0, len(sources), batch):
-            rows = slice(start, start + batch)
-            scores = translator.score(sources[rows], targets[rows], trees=trees[rows] if trees else None, tag=tag)
+            part = slice(start, start + batch)
+            scores = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
             for number, score in enumerate(scores, start + 1):
                 text = f"{score.logp:.6f}"
                 if as_json:
