@@ -40,8 +40,8 @@ class OutputLine(NamedTuple):
     """The output for one line of input."""
 
     text: str
-    warnings: Sequence[str]  # logged; "cut" is the kind of "cut at 256 tokens"
-    flags: Sequence[str] = ()  # only counted, such as repeated words
+    warnings: Sequence[str]  # logged, and counted by kind: "cut" is the kind of "cut at 256 tokens"
+    flags: Sequence[str] = ()  # signs of errors, such as repeated words; only counted
     drawing: Text | None = None  # the alignment, printed after the text on a terminal
 
 
@@ -56,7 +56,7 @@ class StreamLines:
     longest: float = math.inf
     lines: deque[bytes] = field(default_factory=deque)  # complete lines that have not been yielded yet
     partial_line: bytearray = field(default_factory=bytearray)  # the start of a line whose end has not arrived yet
-    ended: bool = False  # whether the end of the stream was reached
+    ended: bool = False
 
     def __iter__(self) -> Iterator[bytes]:
         while self.lines or not self.ended:
@@ -185,7 +185,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     texts: list[str] = []
     settings: list[str] = []
-    # The search settings are the same for every kind of model.
+    # The search settings are the same for every kind of model, so any kind will do.
     search_names = [row.name for row in load_settings_reference()["transformer"] if row.section == "search"]
     for argument in arguments:
         match = SETTING_PATTERN.fullmatch(argument)
