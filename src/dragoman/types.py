@@ -44,11 +44,11 @@ class Pair:
 class TokenFeature(NamedTuple):
     """A value for each source token that the model gets besides its id, such as its word in a tree (data/features.py).
 
-    If the feature is unknown, `record` is empty and the values are 0.
+    If the feature is unknown, `annotation` is empty and the values are 0.
     """
 
     values: NDArray[np.integer]  # one for each token
-    record: NDArray[np.integer]  # data from which values can be computed for any tokenization, such as the tree
+    annotation: NDArray[np.integer]  # from which values can be computed for any tokenization: the tree as numbers
 
 
 class Example(NamedTuple):

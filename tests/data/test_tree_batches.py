@@ -39,13 +39,13 @@ def sources(draw: st.DrawFn, *, most: int = 7) -> Example:
 
 def tree_of(words: Sequence[int], heads: Sequence[int]) -> dict[str, TokenFeature]:
     """Return the feature of tokens that belong to these words; the offsets of words are arbitrary."""
-    record = np.stack([np.zeros(len(heads), np.int32), np.array(heads, np.int32)], 1).ravel()
-    return {"tree": TokenFeature(np.array(words, np.int32), record)}
+    annotation = np.stack([np.zeros(len(heads), np.int32), np.array(heads, np.int32)], 1).ravel()
+    return {"tree": TokenFeature(np.array(words, np.int32), annotation)}
 
 
 def words_and_heads(example: Example) -> tuple[list[int], list[int]]:
-    values, record = example.features["tree"]
-    return values.tolist(), record[1::2].tolist()
+    values, annotation = example.features["tree"]
+    return values.tolist(), annotation[1::2].tolist()
 
 
 def expected(example: Example, one: int, other: int) -> int:

@@ -118,8 +118,8 @@ def test_sampled_tokens_have_the_right_words(corpus: Path, tmp_path: Path, sampl
     assert bool(examples) == bool(sampling)
     for slot, line in enumerate(window.indices.tolist()):
         pair, example = some[line], examples[slot] if sampling else store.read_example(line)
-        record = FEATURES["tree"].make_record(pair)
-        words = FEATURES["tree"].align_tokens(record, pair.source, example.source.tolist(), tokenizers.source).values
+        annotation, source = FEATURES["tree"].make_annotation(pair), example.source.tolist()
+        words = FEATURES["tree"].align_tokens(annotation, pair.source, source, tokenizers.source).values
         values, stored = example.features["tree"]
         assert values.tolist() == words.tolist()
         assert stored[1::2].tolist() == list(pair.tree.heads if pair.tree else ())

@@ -83,7 +83,7 @@ def test_a_multiword_token_belongs_to_the_word_nearest_the_root(tmp_path: Path) 
 
 def align(tree: Tree, text: str, ids: list[int], tokenizer: Tokenizer) -> TokenFeature:
     feature = FEATURES["tree"]
-    return feature.align_tokens(feature.make_record(Pair(text, "", tree)), text, ids, tokenizer)
+    return feature.align_tokens(feature.make_annotation(Pair(text, "", tree)), text, ids, tokenizer)
 
 
 BYTE = train_tokenizer(["a"], TokenizerSettings(kind="byte"))
@@ -163,7 +163,7 @@ def test_a_token_belongs_to_the_word_of_its_first_letter(kind: str, fallback: bo
             aligned = align(tree, text, ids, tokenizer)
             numbers = aligned.values.tolist()
             assert numbers == sorted(numbers)
-            assert aligned.record[1::2].tolist() == list(tree.heads)
+            assert aligned.annotation[1::2].tolist() == list(tree.heads)
             assert set(numbers) == set(range(1, len(words) + 1))
             if tokenizer.lossless:
                 pieces = [[i for i, n in zip(ids, numbers, strict=True) if n == 1 + word] for word in range(len(words))]
@@ -204,7 +204,7 @@ def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> Non
 @pytest.mark.parametrize("text", ["Ein Hund", "ein Hündchen, 中文犬 läuft ❤.", "", TEXT + "!"])
 def test_a_tree_whose_words_do_not_spell_the_text_is_unusable(text: str) -> None:
     aligned = align(TREE, text, BYTE.encode(text), BYTE)
-    assert not len(aligned.record)
+    assert not len(aligned.annotation)
     assert not aligned.values.any()
     assert len(aligned.values) == len(text.encode())
 

@@ -1,8 +1,8 @@
 """Features: additional input about the tokens of a source, such as their position in a dependency tree.
 
     Pair.tree        the tree that a file has for a sentence, over words
-    record           the tree as numbers, over bytes of the text; stored          Feature.make_record
-    TokenFeature     a value for each token, and the record; stored               Feature.align_tokens
+    Annotation       the tree as numbers, over bytes of the text; stored          Feature.make_annotation
+    TokenFeature     a value for each token, and the annotation; stored           Feature.align_tokens
     Batch.features   tensors by name, the input of a position encoding            Feature.collate
 
 A position encoding names the features that it needs (modules/positions.py). To add a feature, write a subclass of
@@ -28,26 +28,26 @@ from dragoman.data.trees import remove_spaces
 from dragoman.types import UNKNOWN_DISTANCE, Pair, TokenFeature
 
 IntArray = NDArray[np.int64]
-FeatureRecord = NDArray[np.int32]  # one-dimensional; its format depends on the feature
-EMPTY_RECORD: FeatureRecord = np.zeros(0, np.int32)  # of a sentence whose feature is unknown
+Annotation = NDArray[np.int32]  # one-dimensional; its format depends on the feature
+NO_ANNOTATION: Annotation = np.zeros(0, np.int32)  # of a sentence whose feature is unknown
 MAX_TREE_DISTANCE = 127  # the maximum of int8
 
 
 class Feature(ABC):
     """A kind of feature. A token store has two columns of it, whose names and formats must not change."""
 
-    columns: tuple[str, str]  # names of the two columns: values of tokens, records
+    columns: tuple[str, str]  # names of the two columns: values of tokens, annotations of texts
     store_key: str  # part of the cache key of a store with this feature
     missing_key: str  # key in store.json: number of sentences whose feature is unknown
     missing_message: str  # logged after this number, if it is not 0
 
     @abstractmethod
-    def make_record(self, pair: Pair) -> FeatureRecord:
-        """Return the record of a source, which does not depend on its tokens; EMPTY_RECORD if nothing is known."""
+    def make_annotation(self, pair: Pair) -> Annotation:
+        """Return the annotation of a source, whatever its tokens are; NO_ANNOTATION if nothing is known."""
 
     @abstractmethod
-    def align_tokens(self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
-        """Return a value for each token, and the record; zeros and EMPTY_RECORD if nothing is known."""
+    def align_tokens(self, annotation: Annotation, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
+        """Return a value for each token, and the annotation; zeros and NO_ANNOTATION if nothing is known."""
 
     @abstractmethod
     def collate(
@@ -62,8 +62,8 @@ class Feature(ABC):
 class TreeFeature(Feature):
     """The position of each token's word in the dependency tree of its sentence.
 
-    A record has two numbers for each word: where it begins, in bytes of the text without spaces, and its head. The
-    value of a token is the number of its word, from 1; 0 is no word. A batch has two tensors:
+    The annotation has two numbers for each word: where it begins, in bytes of the text without spaces, and its head.
+    The value of a token is the number of its word, from 1; 0 is no word. A batch has two tensors:
 
     - `tree_depth` (BS) is the depth of a token's word in the tree, 0 if it is unknown.
     - `tree_distance` (BSS) is the number of arcs between the words of two tokens, at most MAX_TREE_DISTANCE. It is
@@ -76,23 +76,23 @@ class TreeFeature(Feature):
     missing_key = "treeless"
     missing_message = "sentences have no usable tree; the model gets no tree positions for them"
 
-    def make_record(self, pair: Pair) -> FeatureRecord:
+    def make_annotation(self, pair: Pair) -> Annotation:
         """Find where the words begin. A tree whose concatenated words are not the text cannot be used."""
         words = [remove_spaces(word) for word in pair.tree.words] if pair.tree else []
         if not pair.tree or "".join(words) != remove_spaces(pair.source):
-            return EMPTY_RECORD
+            return NO_ANNOTATION
         # Offsets are in bytes and count whitespace other than " ", as in `locate_tokens`. Words have no whitespace.
         offsets = [0, *accumulate(0 if letter == " " else len(letter.encode()) for letter in pair.source)]
         letter_offsets = [n for n, letter in zip(offsets, pair.source) if not letter.isspace()] + offsets[-1:]
         starts = [letter_offsets[n] for n in accumulate(map(len, words), initial=0)][:-1]
         return np.array([starts, pair.tree.heads], np.int32).T.ravel()
 
-    def align_tokens(self, record: FeatureRecord, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
+    def align_tokens(self, annotation: Annotation, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenFeature:
         """Return the number of the word that contains the first letter of each token."""
-        starts = tokenizer.locate_tokens(text, ids) if len(record) else None
+        starts = tokenizer.locate_tokens(text, ids) if len(annotation) else None
         if starts is None:
-            return TokenFeature(np.zeros(len(ids), np.int32), EMPTY_RECORD)
-        return TokenFeature(np.searchsorted(record[::2], starts, side="right").astype(np.int32), record)
+            return TokenFeature(np.zeros(len(ids), np.int32), NO_ANNOTATION)
+        return TokenFeature(np.searchsorted(annotation[::2], starts, side="right").astype(np.int32), annotation)
 
     def collate(
         self, features: Sequence[TokenFeature], row: IntArray, index_N: IntArray, shape: tuple[int, int]
@@ -104,12 +104,12 @@ class TreeFeature(Feature):
         of the indicators of ancestors gives all distances.
         """
         # Number the words of all sentences consecutively from 1.
-        word_counts = np.array([len(feature.record) // 2 for feature in features], np.int64)  # of each sentence
+        word_counts = np.array([len(feature.annotation) // 2 for feature in features], np.int64)  # of each sentence
         token_counts = np.array([len(feature.values) + 1 for feature in features], np.int64)  # including </s>
         offsets = np.cumsum(word_counts) - word_counts  # words before each sentence
         eos_word = np.zeros(1, np.int64)  # </s> belongs to no word, and the head of word 0 is 0
         local_word_N = np.concatenate([eos_word[:0], *(part for f in features for part in (f.values, eos_word))])
-        local_head_K = np.concatenate([eos_word, *(feature.record[1::2] for feature in features)])
+        local_head_K = np.concatenate([eos_word, *(feature.annotation[1::2] for feature in features)])
         word_N = np.where(local_word_N, local_word_N + np.repeat(offsets, token_counts), 0)
         head_K = np.where(local_head_K, local_head_K + np.repeat([0, *offsets], [1, *word_counts]), 0)
         row_offsets = offsets[np.searchsorted(row, row)]  # words before the row of each sentence

@@ -42,7 +42,7 @@ from dragoman.data.features import FEATURES, IntArray
 from dragoman.data.token_store import TokenStore, make_examples
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.types import Batch, Example
+from dragoman.types import Batch, Example, TokenFeature
 
 SHUFFLE_WINDOW = 65_536  # examples from which batches are planned together
 RELEASE_EVERY = 8192  # examples after which memory-mapped pages are released
@@ -252,13 +252,13 @@ class BatchStream:
             for store, line_N, texts, future in submitted:
                 sides = ((np.asarray(side.ids), [0, *side.ends]) for side in future.result())
                 source, target = ([ids[start:end] for start, end in pairwise(ends)] for ids, ends in sides)
-                features = {
-                    name: [
-                        FEATURES[name].align_tokens(record, text.decode(), ids.tolist(), self.tokenizers.source)
-                        for record, text, ids in zip(store.read_records(name, line_N), texts, source, strict=True)
+                features: dict[str, list[TokenFeature]] = {}
+                for name in store.features:
+                    annotations, align = store.read_annotations(name, line_N), FEATURES[name].align_tokens
+                    features[name] = [
+                        align(annotation, text.decode(), ids.tolist(), self.tokenizers.source)
+                        for annotation, text, ids in zip(annotations, texts, source, strict=True)
                     ]
-                    for name in store.features
-                }
                 examples += make_examples(source, target, line_N, features)
             return dict(zip(item_N.tolist(), examples, strict=True))
 

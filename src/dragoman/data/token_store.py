@@ -6,7 +6,7 @@
 
 The tokens of line i are ids[ends[i-1]:ends[i]]; the other columns are stored likewise. A corpus may be larger than
 memory, because the operating system loads only the pages in use. A feature of the source tokens (features.py) has two
-columns: values of tokens, and records that do not depend on the tokenizer.
+columns: values of tokens, and annotations that do not depend on the tokenizer.
 
 `open_store` returns the TokenStore of a corpus. If it is not cached, a StoreWriter writes it first.
 
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.batches import EXAMPLE_FORMATS, ExampleFormat
-from dragoman.data.features import FEATURES, FeatureRecord
+from dragoman.data.features import FEATURES, Annotation
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.io import create_folder_atomically, digest_bytes
@@ -129,8 +129,8 @@ class TokenStore:
         }
         return make_examples(source, target, lines, features)
 
-    def read_records(self, feature: str, lines: NDArray[np.int64]) -> list[FeatureRecord]:
-        """Return the records of a feature for these sources, from which values of new tokens can be computed."""
+    def read_annotations(self, feature: str, lines: NDArray[np.int64]) -> list[Annotation]:
+        """Return the annotations of a feature for these sources, from which values of new tokens can be computed."""
         return self.features[feature][1].read(lines)
 
     def read_texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
@@ -254,13 +254,13 @@ class StoreWriter(ExitStack):
             if self.has_text:
                 columns[f"{side}.text"] = [getattr(pair, side).encode() for pair in pairs]
         for feature in self.features:
-            records = [feature.make_record(pair) for pair in pairs]
+            annotations = [feature.make_annotation(pair) for pair in pairs]
             aligned = [
-                feature.align_tokens(record, pair.source, source, self.tokenizers.source)
-                for record, pair, source in zip(records, pairs, sides["source"], strict=True)
+                feature.align_tokens(annotation, pair.source, source, self.tokenizers.source)
+                for annotation, pair, source in zip(annotations, pairs, sides["source"], strict=True)
             ]
-            self.missing[feature.missing_key] += sum(not len(record) for _, record in aligned)
-            arrays_by_column: list[Sequence[NDArray[Any]]] = [[values for values, _ in aligned], records]
+            self.missing[feature.missing_key] += sum(not len(annotation) for _, annotation in aligned)
+            arrays_by_column: list[Sequence[NDArray[Any]]] = [[values for values, _ in aligned], annotations]
             for column, arrays in zip(feature.columns, arrays_by_column, strict=True):
                 columns[f"source.{column}"] = arrays
                 self.digest.update(b"".join(map(bytes, arrays)))

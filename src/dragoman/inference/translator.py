@@ -337,10 +337,10 @@ class Translator(Predictor[Seq2Seq]):
 
     def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, is_full_line: bool) -> SourceSegment:
         """Return the segment with the tree of its line, or with a warning that the model reads it without a tree."""
-        encoded_tree = FEATURES["tree"].make_record(Pair(segment.text, "", tree if is_full_line else None))
-        feature = FEATURES["tree"].align_tokens(encoded_tree, segment.text, segment.ids, self.tokenizers.source)
+        annotation = FEATURES["tree"].make_annotation(Pair(segment.text, "", tree if is_full_line else None))
+        feature = FEATURES["tree"].align_tokens(annotation, segment.text, segment.ids, self.tokenizers.source)
         segment = segment._replace(features={"tree": feature})
-        if len(feature.record):  # empty if there is no usable tree
+        if len(feature.annotation):  # empty if there is no usable tree
             return segment
         reason = ": its words do not spell the line" if is_full_line else ": the line was split"
         return segment._replace(warning=NO_TREE_WARNING + (reason if tree else ""))
