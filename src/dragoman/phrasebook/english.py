@@ -53,9 +53,9 @@ class English(Realizer):
             if not subject.pronoun:
                 self.agreements.append((subject.node, finite_node, subject.plural))
         if kind == "question":
-            self.record("verb-position", finite_node, NEXT_WORD)
+            self.record_phenomenon("verb-position", finite_node, NEXT_WORD)
         elif kind in ("final", "relative") or opening or clause.follows_clause:
-            self.record("verb-position", PREVIOUS_WORD, finite_node)
+            self.record_phenomenon("verb-position", PREVIOUS_WORD, finite_node)
         if clause.negated and finite[0] != "cannot":
             self.add("not", node + Offset.NOT, head)
         if has_frequency and not verb_is_finite:

@@ -92,7 +92,7 @@ class German(Realizer):
             else:
                 self.add("zu", node + Offset.AUXILIARY, head)
                 self.add(verb.infinitive, node, head)
-            self.record("verb-position", node + Offset.COMMA, node, NEXT_WORD)
+            self.record_phenomenon("verb-position", node + Offset.COMMA, node, NEXT_WORD)
             return
         finite, nonfinite = self.conjugate(clause, head)
         finite_node = finite[1]
@@ -104,7 +104,7 @@ class German(Realizer):
         if not verb_last:
             self.tokens.append(finite)
             if inverted:
-                self.record("verb-position", PREVIOUS_WORD, finite_node)
+                self.record_phenomenon("verb-position", PREVIOUS_WORD, finite_node)
         if not subject_first and opening != "subject":
             self.write_noun_phrase(subject, "subject", head)
         self.write_middle_field(clause, head)
@@ -112,9 +112,9 @@ class German(Realizer):
         if verb_last:
             self.tokens.append(finite)
             introducing_node = clause.phrases[opening].node if opening else node + Offset.CONJUNCTION
-            self.record("verb-position", introducing_node, finite_node, NEXT_WORD)
+            self.record_phenomenon("verb-position", introducing_node, finite_node, NEXT_WORD)
         elif nonfinite and nonfinite[-1][1] == node + Offset.PARTICLE:
-            self.record("verb-position", finite_node, node + Offset.PARTICLE, NEXT_WORD)
+            self.record_phenomenon("verb-position", finite_node, node + Offset.PARTICLE, NEXT_WORD)
         if not subject.pronoun:
             self.agreements.append((subject.node, finite_node, subject.plural))
 
@@ -180,7 +180,7 @@ class German(Realizer):
             self.add(phrase.colour.stem + ending, node + Offset.COLOUR, node)
             inflected.append(node + Offset.COLOUR)
         if phrase.adjective or phrase.colour:
-            self.record("adjective", *inflected, node)
+            self.record_phenomenon("adjective", *inflected, node)
 
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
         if phrase.noun is None:

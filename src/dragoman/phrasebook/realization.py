@@ -242,10 +242,10 @@ class Realizer(ABC):
         if phrase.pronoun:
             self.add(self.inflect_pronoun(phrase, case), node, head)
             if phrase.pronoun == "relative":
-                self.record("relative", PREVIOUS_WORD, node)
+                self.record_phenomenon("relative", PREVIOUS_WORD, node)
             elif phrase.antecedent is not None:
                 self.references.append((node, phrase.antecedent.node))
-                self.record("pronoun", PREVIOUS_WORD, node)
+                self.record_phenomenon("pronoun", PREVIOUS_WORD, node)
             return
         assert phrase.noun is not None
         self.write_premodifiers(phrase, phrase.noun, case)
@@ -281,7 +281,7 @@ class Realizer(ABC):
             self.tokens.pop()
         self.tokens.append((mark, node, head))
 
-    def record(self, phenomenon: str, *nodes: int) -> None:
+    def record_phenomenon(self, phenomenon: str, *nodes: int) -> None:
         """Record which nodes show a grammatical phenomenon."""
         self.phenomena.append((phenomenon, nodes))
 
