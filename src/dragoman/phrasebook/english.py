@@ -24,7 +24,7 @@ class English(Realizer):
     index = 0
     than = "than"
     genitive = "of"
-    encloses_clauses = False
+    commas_enclose_clauses = False
 
     def is_comma_before(self, clause: Clause) -> bool:
         return clause.kind == "main"

@@ -77,7 +77,7 @@ class German(Realizer):
     index = 1
     than = "als"
     genitive = ""
-    encloses_clauses = True
+    commas_enclose_clauses = True
 
     def is_comma_before(self, clause: Clause) -> bool:
         return clause.conjunction[1] != "und"

@@ -131,7 +131,7 @@ class Realizer(ABC):
     index: ClassVar[int]  # index of this language in (English, German) pairs
     than: ClassVar[str]
     genitive: ClassVar[str]  # preposition before a possessor
-    encloses_clauses: ClassVar[bool]  # whether commas enclose every relative and complement clause
+    commas_enclose_clauses: ClassVar[bool]  # whether commas enclose every relative and complement clause
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
@@ -190,7 +190,7 @@ class Realizer(ABC):
             self.write_adverbial(clause, opening, head)
         self.write_predication(clause, head)
         if complement:
-            if self.encloses_clauses:
+            if self.commas_enclose_clauses:
                 self.add_punctuation(",", complement.node + Offset.COMMA, complement.head)
             self.write_clause(complement, head)
 
@@ -258,10 +258,10 @@ class Realizer(ABC):
             self.write_noun_phrase(phrase.postmodifier, "postmodifier", node)
         if phrase.relative:
             relative = phrase.relative
-            if self.encloses_clauses:
+            if self.commas_enclose_clauses:
                 self.add_punctuation(",", relative.node + Offset.COMMA, relative.head)
             self.write_clause(relative, node)
-            if self.encloses_clauses:
+            if self.commas_enclose_clauses:
                 self.add_punctuation(",", relative.node + Offset.CLOSING_COMMA, relative.head)
 
     # ---- tokens and phenomena
