@@ -85,7 +85,7 @@ class English(Realizer):
             word = modal if tense == "present" else PAST_MODALS[modal]
             if word == "can" and clause.negated:
                 word = "cannot"
-                self.fused[auxiliary] = node + Offset.NOT
+                self.also_means[auxiliary] = node + Offset.NOT
             if modal != "want" and word != "had":
                 return (word, auxiliary, head), [infinitive]
             to_infinitive = [("to", auxiliary + 1, head), infinitive]  # "had to go", "wants to go"

@@ -88,7 +88,7 @@ class German(Realizer):
             self.write_middle_field(clause, head)
             if verb.prefix:  # anzurufen, in one word
                 self.add(verb.prefix + "zu" + verb.infinitive, node, head)
-                self.fused[node] = node + Offset.AUXILIARY
+                self.also_means[node] = node + Offset.AUXILIARY
             else:
                 self.add("zu", node + Offset.AUXILIARY, head)
                 self.add(verb.infinitive, node, head)
@@ -164,13 +164,13 @@ class German(Realizer):
         contraction = CONTRACTIONS.get(f"{phrase.preposition.german} {word}") if phrase.preposition else None
         if contraction:
             self.tokens[-1] = (contraction, node + Offset.PREPOSITION, node)
-            self.fused[node + Offset.PREPOSITION] = node + Offset.DETERMINER
+            self.also_means[node + Offset.PREPOSITION] = node + Offset.DETERMINER
             inflected.append(node + Offset.PREPOSITION)
         elif word:
             self.tokens.append((word, node + Offset.DETERMINER, node))
             inflected.append(node + Offset.DETERMINER)
             if phrase.negation >= 0:
-                self.fused[node + Offset.DETERMINER] = phrase.negation
+                self.also_means[node + Offset.DETERMINER] = phrase.negation
         if phrase.degree:
             self.add(phrase.degree.german[0], node + Offset.DEGREE, node + Offset.ADJECTIVE)
         if phrase.adjective:

@@ -126,7 +126,7 @@ Token = tuple[str, int, int]
 class Realizer(ABC):
     """Writes one sentence and records its analysis. Each subclass has the inflection and word order of a language."""
 
-    __slots__ = ("agreements", "fused", "governors", "nouns", "phenomena", "references", "text", "tokens", "words")
+    __slots__ = ("agreements", "also_means", "governors", "nouns", "phenomena", "references", "text", "tokens", "words")
 
     index: ClassVar[int]  # index of this language in (English, German) pairs
     than: ClassVar[str]
@@ -135,7 +135,7 @@ class Realizer(ABC):
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.fused: dict[int, int] = {}  # node of a word -> node of a second meaning of this word: im, cannot, kein
+        self.also_means: dict[int, int] = {}  # node of a word -> node of its second meaning: im, cannot, kein
         self.governors: dict[int, int] = {}  # node of the head of a clause -> node that the clause depends on
         self.phenomena: list[tuple[str, tuple[int, ...]]] = []  # name, nodes
         self.nouns: list[tuple[int, bool]] = []  # node, whether it is plural
@@ -301,8 +301,8 @@ class Realizer(ABC):
         table: dict[int, list[int]] = {}
         for position, (_, node, _) in enumerate(self.tokens):
             table.setdefault(node >> 2, []).append(position)
-            if node in self.fused:
-                table.setdefault(self.fused[node] >> 2, []).append(position)
+            if node in self.also_means:
+                table.setdefault(self.also_means[node] >> 2, []).append(position)
         return table
 
     def locate_phenomena(self, positions: dict[int, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
