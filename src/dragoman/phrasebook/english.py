@@ -54,7 +54,7 @@ class English(Realizer):
                 self.agreements.append((subject.node, finite_node, subject.plural))
         if kind == "question":
             self.record_phenomenon("verb-position", finite_node, NEXT_WORD)
-        elif kind in ("final", "relative") or opening or clause.follows_clause:
+        elif kind in ("subordinate", "relative") or opening or clause.follows_clause:
             self.record_phenomenon("verb-position", PREVIOUS_WORD, finite_node)
         if clause.negated and finite[0] != "cannot":
             self.add("not", node + Offset.NOT, head)

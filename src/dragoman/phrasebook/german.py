@@ -96,7 +96,7 @@ class German(Realizer):
             return
         finite, nonfinite = self.conjugate(clause, head)
         finite_node = finite[1]
-        verb_last = clause.kind in ("final", "relative")
+        verb_last = clause.kind in ("subordinate", "relative")
         inverted = opening not in ("", "subject") or clause.follows_clause
         subject_first = clause.kind == "main" and not inverted
         if subject_first:
@@ -148,7 +148,7 @@ class German(Realizer):
         if verb is None:
             return (BE[tense][person], node, head), []
         word = verb.present[person] if tense == "present" else verb.past[person]
-        if verb.prefix and clause.kind not in ("final", "relative"):
+        if verb.prefix and clause.kind not in ("subordinate", "relative"):
             return (word, node, head), [(verb.prefix, node + Offset.PARTICLE, node)]
         return (verb.prefix + word, node, head), []
 

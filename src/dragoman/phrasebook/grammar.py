@@ -111,8 +111,8 @@ class Grammar:
         tense = "present" if conjunction[0] == "if" else self.pick(SUBORDINATE_TENSES)
         fronted = self.random() < 0.4
         is_event = conjunction[0] in TEMPORAL_CONJUNCTIONS
-        first = self.sample_clause("final" if fronted else "main", tense, position="first", is_event=is_event)
-        kind: ClauseKind = "main" if fronted else "final"
+        first = self.sample_clause("subordinate" if fronted else "main", tense, position="first", is_event=is_event)
+        kind: ClauseKind = "main" if fronted else "subordinate"
         second = self.sample_second_clause(kind, tense, is_event=is_event, follows_clause=fronted)
         (first if fronted else second).conjunction = conjunction
         return SentencePlan((first, second), second if fronted else first)
@@ -122,7 +122,7 @@ class Grammar:
         tense = self.pick(("present", "present", "past"))
         frame = self.sample_frame(self.lexicon.reporting)
         clause = self.sample_clause("main", tense, frame=frame, position="first")
-        clause.complement = self.sample_second_clause("final", tense)
+        clause.complement = self.sample_second_clause("subordinate", tense)
         clause.complement.conjunction = ("that", "dass") if frame.clause == "that" else ("whether", "ob")
         return SentencePlan((clause,), clause)
 

@@ -44,8 +44,8 @@ CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE, "dative": DATIVE, "pos
 CONSTRUCTIONS = {
     # The noun's role, or its reference: by a relative pronoun (relative) or a personal pronoun (antecedent).
     "noun": ("subject", "accusative", "prepositional", "relative", "dative", "antecedent"),
-    # Clauses by kind (final: after a conjunction), with words before the subject (fronted), with a modal or "will".
-    "verb": ("fronted", "final", "relative", "question", "negated", "auxiliary"),
+    # Clauses by kind (subordinate: with a conjunction), with words before the subject (fronted), with a modal or will.
+    "verb": ("fronted", "subordinate", "relative", "question", "negated", "auxiliary"),
     "adjective": ("subject", "accusative", "other", "plural"),  # the role or the number of its noun
 }
 HELD_OUT_FRACTION = {"noun": 0.55, "verb": 0.55, "adjective": 0.4}  # of the words

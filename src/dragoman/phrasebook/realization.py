@@ -34,8 +34,8 @@ class Offset:
     PARTICLE = 2
 
 
-# "final" is a subordinate clause with a conjunction such as "because"; the German finite verb is at its end.
-ClauseKind = Literal["main", "final", "relative", "question", "infinitive"]
+# "subordinate" is a clause with a conjunction such as "because"; the German finite verb is at its end.
+ClauseKind = Literal["main", "subordinate", "relative", "question", "infinitive"]
 
 
 @dataclass(slots=True, eq=False)
