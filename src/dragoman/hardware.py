@@ -275,7 +275,7 @@ def read_words(file: Path) -> list[str]:
         return []
 
 
-DEVICE_ROWS = {"cpu": 8, "cuda": 64}  # supported types of devices -> rows of a batch in inference
+BATCH_ROWS = {"cpu": 8, "cuda": 64}  # rows of a batch in inference, by supported type of device
 
 
 def choose_device(name: str) -> torch.device:
@@ -289,7 +289,7 @@ def choose_device(name: str) -> torch.device:
             device = torch.device(name)
         except RuntimeError:
             raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
-        if device.type not in DEVICE_ROWS:
+        if device.type not in BATCH_ROWS:
             raise UserError(f"device {name!r} is not supported; write auto, cpu, cuda or cuda:1")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"there is no device {name!r}; this machine has {torch.cuda.device_count()} CUDA devices")

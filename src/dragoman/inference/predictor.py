@@ -26,7 +26,7 @@ from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.errors import UserError
-from dragoman.hardware import DEVICE_ROWS
+from dragoman.hardware import BATCH_ROWS
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.registry import count_parameters
@@ -74,7 +74,7 @@ class Predictor(Generic[_M]):
     @property
     def batch_rows(self) -> int:
         """The number of rows of a batch, which depends only on the kind of device."""
-        return DEVICE_ROWS[self.device.type]
+        return BATCH_ROWS[self.device.type]
 
     def iter_batches(
         self,

@@ -26,7 +26,7 @@ from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observ
 from dragoman.decoding.methods import METHODS, Request, SearchSettings, decode
 from dragoman.decoding.protocol import IndexedResults, SearchFactory, SearchJob, SearchResult, StepModel
 from dragoman.errors import UserError
-from dragoman.hardware import DEVICE_ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
+from dragoman.hardware import BATCH_ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
 from dragoman.inference.engines.base import Engine
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -157,7 +157,7 @@ class TorchEngine(Engine):
             elif plain or self.device.type == "cpu":
                 tasks.append((Scheduler(self.model, self.device, rows), JobQueue(jobs, numbers)))
             else:
-                slots = DEVICE_ROWS[self.device.type]
+                slots = BATCH_ROWS[self.device.type]
                 scheduler = Scheduler(self.model, self.device, rows, fixed_slots=slots)
                 starts = range(0, len(numbers), slots)
                 tasks += [(scheduler, JobQueue(jobs, numbers[start : start + slots])) for start in starts]
