@@ -26,7 +26,7 @@ else:
 
 # Placeholders for the sections whose settings classes are in modules that import PyTorch, which takes seconds. A caller
 # that needs only the other sections passes them to `read_recipe`.
-UNREAD = {"model": Settings(), "search": Settings()}
+UNREAD_SECTIONS = {"model": Settings(), "search": Settings()}
 RECIPES = "recipes"  # name of the folder of the built-in recipes
 PACKAGE = Path(__file__).parent
 
@@ -50,7 +50,7 @@ class Recipe(Settings):
 
         Their classes are imported only here, after the other sections have been found valid.
         """
-        unread = [name for name in UNREAD if not isinstance(getattr(self, name), Settings)]
+        unread = [name for name in UNREAD_SECTIONS if not isinstance(getattr(self, name), Settings)]
         if unread:
             from dragoman.decoding.methods import SearchSettings
 
@@ -113,7 +113,7 @@ def read_recipe(
 
     Relative paths of texts are resolved against the working directory first, then against the folder of the recipe
     file. `parent`, the recipe of the run whose weights training starts from, provides the model settings that neither
-    the file nor the overrides set. If `unread` is UNREAD, the other sections are read without importing PyTorch.
+    the file nor the overrides set. If `unread` is UNREAD_SECTIONS, the other sections are read without importing PyTorch.
     """
     values, line_of = read_values(path)
     items, merged = list(overrides), deepcopy(values)

@@ -23,7 +23,7 @@ from dragoman.config.settings import get_entry, suggest_name
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
-from dragoman.recipe import UNREAD, find_recipe, list_recipes, read_recipe
+from dragoman.recipe import UNREAD_SECTIONS, find_recipe, list_recipes, read_recipe
 from dragoman.run_dir import RunFolder
 
 # Copies of the names in inference/loading.py and inference/export.py, since importing those modules imports PyTorch.
@@ -91,8 +91,8 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
             f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; "
             "`dragoman recipes` lists the built-in ones"
         )
-    # First read without the sections UNREAD, which need PyTorch, so that a missing file is reported at once.
-    recipe = read_recipe(path, overrides or (), unread=UNREAD)
+    # First read without the sections UNREAD_SECTIONS, which need PyTorch, so that a missing file is reported at once.
+    recipe = read_recipe(path, overrides or (), unread=UNREAD_SECTIONS)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
