@@ -57,7 +57,7 @@ class Recipe(Settings):
             records: dict[str, type[Settings]] = {"model": choose_settings_class(self.model), "search": SearchSettings}
             for name in unread:
                 record, values = records[name], getattr(self, name)
-                self.__dict__[name] = parse_settings(record, values, where=name, line_of=info.context, root=Recipe)
+                self.__dict__[name] = parse_settings(record, values, where=name, key_lines=info.context, root=Recipe)
         return self
 
     @property
@@ -115,19 +115,19 @@ def read_recipe(
     file. `parent`, the recipe of the run whose weights training starts from, provides the model settings that neither
     the file nor the overrides set. If `unread` is UNREAD_SECTIONS, the other sections are read without importing PyTorch.
     """
-    values, line_of = read_values(path)
+    values, key_lines = read_values(path)
     items, merged = list(overrides), deepcopy(values)
 
-    def build_checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
-        recipe = parse_settings(Recipe, inherit_model({**values, **(unread or {})}, parent), line_of=line_of)
+    def build_checked(values: dict[str, Any], key_lines: Mapping[str, int] | None = None) -> Recipe:
+        recipe = parse_settings(Recipe, inherit_model({**values, **(unread or {})}, parent), key_lines=key_lines)
         recipe.data.check()
         return recipe
 
     try:
         for item in items:
             apply_override(merged, item)
-            line_of.pop(item.partition("=")[0], None)
-        recipe = build_checked(merged, line_of)
+            key_lines.pop(item.partition("=")[0], None)
+        recipe = build_checked(merged, key_lines)
     except UserError as error:
         cause = ""
         with suppress(UserError):  # name the overrides if the recipe is valid without them

@@ -83,7 +83,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 def find_key_lines(text: str) -> dict[str, int]:
     """Return the line number of each key, such as model.kind, for error messages; refuse repeated keys."""
-    line_of: dict[str, int] = {}
+    key_lines: dict[str, int] = {}
     visited: set[int] = set()  # an alias refers to an earlier node, which may even contain the alias
 
     def walk(node: yaml.Node | None, prefix: str) -> None:
@@ -93,16 +93,16 @@ def find_key_lines(text: str) -> dict[str, int]:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 name, line = f"{prefix}{key.value}", key.start_mark.line + 1
-                if name in line_of:
-                    raise UserError(f"{name!r} is set twice, on lines {line_of[name]} and {line}; keep one of them")
-                line_of[name] = line
+                if name in key_lines:
+                    raise UserError(f"{name!r} is set twice, on lines {key_lines[name]} and {line}; keep one of them")
+                key_lines[name] = line
                 walk(value, name + ".")
         else:
             for i, value in enumerate(node.value):
                 walk(value, f"{prefix}{i}.")
 
     walk(yaml.compose(text, Loader=_Loader), "")
-    return line_of
+    return key_lines
 
 
 def read_text(path: Path, what: str) -> str:
@@ -161,7 +161,7 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
 
 
 def describe_error(
-    cls: type[BaseModel], errors: Any, where: str, line_of: Mapping[str, int], root: type[BaseModel]
+    cls: type[BaseModel], errors: Any, where: str, key_lines: Mapping[str, int], root: type[BaseModel]
 ) -> str:
     """Return a message about the first of pydantic's errors: the key, the value and what was expected.
 
@@ -172,7 +172,7 @@ def describe_error(
         return str(error)
     path = _path(first)
     key = ".".join([*([where] if where else []), *path])
-    line = f" (line {line_of[key]})" if key in line_of else ""
+    line = f" (line {key_lines[key]})" if key in key_lines else ""
     if first["type"] == "extra_forbidden":
         return _describe_unknown(cls, first["loc"], key, line, root)
     expected = []  # several if the type of the setting is a union: pydantic reports an error for each member
@@ -383,20 +383,20 @@ def parse_settings(
     values: Any,
     *,
     where: str = "",
-    line_of: Mapping[str, int] | None = None,
+    key_lines: Mapping[str, int] | None = None,
     root: type[BaseModel] | None = None,
 ) -> S:
     """Validate nested dicts and return them as a record of type `cls`; raise a UserError about the first error.
 
-    `line_of` has the line of each key, for the message. If `cls` is a section of a larger record, `where` is the name
+    `key_lines` has the line of each key, for the message. If `cls` is a section of a larger record, `where` is the name
     of the section and `root` the type of the larger record.
     """
     if not isinstance(values, dict) and not where:
         raise UserError(f"the recipe must be settings written as name: value, got {shorten_value(values)}")
     try:
-        return cls.model_validate(values, context=line_of)
+        return cls.model_validate(values, context=key_lines)
     except ValidationError as error:
-        raise UserError(describe_error(cls, error.errors(), where, line_of or {}, root or cls)) from None
+        raise UserError(describe_error(cls, error.errors(), where, key_lines or {}, root or cls)) from None
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

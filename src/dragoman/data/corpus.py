@@ -217,9 +217,9 @@ def resolve_path(name: str, folder: Path) -> str:
 
 def read_data_section(path: Path) -> DataSettings:
     """Return the data section of a recipe file, with the paths of its corpora resolved."""
-    values, line_of = read_values(path)
+    values, key_lines = read_values(path)
     with prefix_errors(path):
-        data = parse_settings(DataSettings, values.get("data") or {}, where="data", line_of=line_of)
+        data = parse_settings(DataSettings, values.get("data") or {}, where="data", key_lines=key_lines)
         data.check()
     return data.resolve_paths(path.parent)
 
