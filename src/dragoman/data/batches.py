@@ -331,7 +331,7 @@ class ExampleFormat:
     has_source: bool = True
     target_eos: bool = True  # whether a target ends with </s>
     first_input: int | None = BOS
-    keeps_eos: bool = False  # whether </s> is stored with every line, because a window contains several lines
+    stores_eos: bool = False  # whether </s> is stored with every line, because a window contains several lines
 
     def find_reason_to_skip(self, source: Sequence[int], target: Sequence[int], max_length: int) -> str:
         """Return the reason to leave an example out of training, or "" to keep it."""
@@ -397,6 +397,6 @@ EXAMPLE_FORMATS = {
     ),
     "lines": ExampleFormat("lines", "", "empty", has_source=False),
     # Windows of a long text. The first token of the next window is also the last target of a window.
-    "windows": ExampleFormat("lines", "", "", has_source=False, target_eos=False, first_input=None, keeps_eos=True),
+    "windows": ExampleFormat("lines", "", "", has_source=False, target_eos=False, first_input=None, stores_eos=True),
 }
 collate_pairs = EXAMPLE_FORMATS["pairs"].collate

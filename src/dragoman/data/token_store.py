@@ -228,7 +228,7 @@ class StoreWriter(ExitStack):
                 if reason := format_.find_reason_to_skip(source, target, max_length):
                     dropped[reason] += 1
                 else:
-                    kept.append((pair, source, [*target, EOS] if format_.keeps_eos else target))
+                    kept.append((pair, source, [*target, EOS] if format_.stores_eos else target))
             self.write_chunk(kept)
             count += len(kept)
             longest = max([longest, *(len(source) for _, source, _ in kept)])

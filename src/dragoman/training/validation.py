@@ -118,8 +118,8 @@ class Validator:
             loss, predicted, gold = self.run_batches(model)
         if self.task == "generate":
             stores = [part.store for part in self.prepared.dev]
-            keeps_eos = EXAMPLE_FORMATS[self.recipe.example_format].keeps_eos
-            tokens = sum(len(s.target_ids) for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
+            stores_eos = EXAMPLE_FORMATS[self.recipe.example_format].stores_eos
+            tokens = sum(len(s.target_ids) for s in stores) + (0 if stores_eos else sum(map(len, stores)))
             tokens_per_character = tokens / sum(s.characters for s in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
         labels = self.prepared.tokenizers.target.ids_to_tokens  # converts ids to labels
