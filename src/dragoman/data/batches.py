@@ -182,12 +182,18 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
 
 
 def plan_packed(
-    source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
+    source_N: IntArray,
+    target_N: IntArray,
+    *,
+    tokens: int,
+    widths: Widths,
+    rng: np.random.Generator,
+    distinct_heights: int = 8,
 ) -> list[BatchPlan]:
     """Plan packed rows in random order, in batches of about `tokens` slots per side.
 
     All batches of a width have the same shape, except that the last may have fewer rows: its number of rows is one of
-    `heights` equally spaced numbers. If `heights` is 1, narrow rows are joined to fill the last batch of wide rows.
+    `distinct_heights` equally spaced numbers. If `distinct_heights` is 1, narrow rows are joined to fill the last batch of wide rows.
     """
     rows_by_factor: dict[int, list[list[int]]] = {1: []}  # factor: width of the rows as a multiple of `widths`
     for start in range(0, len(source_N), PACKING_CHUNK):
@@ -200,12 +206,14 @@ def plan_packed(
     for factor, rows in sorted(rows_by_factor.items(), reverse=True):
         scaled = widths.scale(factor)
         height = max(1, tokens // max(scaled))
-        while heights == 1 and factor > 1 and len(rows) % height and len(narrow) >= factor:
+        while distinct_heights == 1 and factor > 1 and len(rows) % height and len(narrow) >= factor:
             rows.append([item for _ in range(factor) for item in narrow.pop()])
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
             filled = rows[start : start + height]
-            step = -(-height // heights)  # the number of rows is a multiple of `step`: few shapes, few empty rows
+            step = -(
+                -height // distinct_heights
+            )  # the number of rows is a multiple of `step`: few shapes, few empty rows
             rows_needed = min(height, -(-len(filled) // step) * step)
             plans.append(BatchPlan(filled + [[]] * (rows_needed - len(filled)), scaled))
     rng.shuffle(plans)
@@ -284,7 +292,7 @@ def plan_bucketed(
 Layout = Callable[..., list[BatchPlan]]
 LAYOUTS: dict[str, Layout] = {
     "packed": plan_packed,
-    "packed_bucketed": partial(plan_packed, heights=1),  # one shape per width, for CUDA graphs
+    "packed_bucketed": partial(plan_packed, distinct_heights=1),  # one shape per width, for CUDA graphs
     "padded": plan_padded,
     "padded_bucketed": plan_bucketed,
 }
