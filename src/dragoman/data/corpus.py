@@ -111,7 +111,7 @@ class CorpusSettings(Settings):
 
     @property
     def named_files(self) -> dict[str, str]:
-        return {name: path for name in FILES if (path := getattr(self, name))}
+        return {name: path for name in FILE_SETTINGS if (path := getattr(self, name))}
 
     @property
     def files(self) -> list[str]:
@@ -455,7 +455,7 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
                     f"{name!r} is a pipe or device; training reads a corpus more than once, so save it to a file"
                 )
             parts.append((setting_name, (str(path), stat.st_size, stat.st_mtime_ns)))
-        parts.append(corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS}))
+        parts.append(corpus.model_dump(mode="json", exclude={*FILE_SETTINGS, *IRRELEVANT_TO_PAIRS}))
     return digest_bytes(json.dumps(parts).encode())
 
 
@@ -478,4 +478,4 @@ READERS = {
         CorpusReader(read_text_lines, ("text",), ("part",), has_sources=False),
     )
 }
-FILES = (*(name for reader in READERS.values() for name in reader.files), "conllu")  # all settings that name a file
+FILE_SETTINGS = (*(name for reader in READERS.values() for name in reader.files), "conllu")  # settings that name a file

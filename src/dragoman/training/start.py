@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dragoman.config.settings import LIMITS, Registries, apply_override, check_names, get_entry, read_values
-from dragoman.data.corpus import FILES, SPLITS
+from dragoman.data.corpus import FILE_SETTINGS, SPLITS
 from dragoman.data.stream import StreamPosition
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings, WordTokenizer
 from dragoman.errors import UserError
@@ -281,7 +281,7 @@ def find_difference(name: str, old: Any, new: Any) -> Change | None:
         names = {key: f"{name}.{key}".lstrip(".") for key in {**old, **new}}
         changes = (find_difference(inner, old.get(key), new.get(key)) for key, inner in names.items())
         return next(filter(None, changes), None)
-    if name.startswith("data.") and name.rpartition(".")[2] in FILES:
+    if name.startswith("data.") and name.rpartition(".")[2] in FILE_SETTINGS:
         with suppress(OSError, ValueError, TypeError):
             old = new if os.path.samefile(old, new) else old
     return (name, old, new) if old != new else None
