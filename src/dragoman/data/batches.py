@@ -380,7 +380,7 @@ class ExampleFormat:
         features: dict[str, Tensor] = {}
         for name in feature_names:
             values = [e.features[name] for e in planned]
-            features |= FEATURES[name].collate(values, row=row_N, index_N=source.slot, shape=source_shape)
+            features |= FEATURES[name].collate(values, example_rows=row_N, slot_N=source.slot, shape=source_shape)
         return Batch(
             source_BS=scatter(source.token, source.slot, source_shape),
             source_segment_BS=scatter(source.segment, source.slot, source_shape),

@@ -51,11 +51,11 @@ class Feature(ABC):
 
     @abstractmethod
     def collate(
-        self, features: Sequence[TokenFeature], row: IntArray, index_N: IntArray, shape: tuple[int, int]
+        self, features: Sequence[TokenFeature], example_rows: IntArray, slot_N: IntArray, shape: tuple[int, int]
     ) -> Mapping[str, Tensor]:
         """Return the tensors of a batch of this shape (B, S), also if there are no examples.
 
-        `row` is the row of each example; `index_N` is the index of each token in the flattened batch.
+        `example_rows` is the row of each example; `slot_N` is the index of each token in the flattened batch.
         """
 
 
@@ -95,7 +95,7 @@ class TreeFeature(Feature):
         return TokenFeature(np.searchsorted(annotation[::2], starts, side="right").astype(np.int32), annotation)
 
     def collate(
-        self, features: Sequence[TokenFeature], row: IntArray, index_N: IntArray, shape: tuple[int, int]
+        self, features: Sequence[TokenFeature], example_rows: IntArray, slot_N: IntArray, shape: tuple[int, int]
     ) -> Mapping[str, Tensor]:
         """Compute the depths of all words and the distances between them.
 
@@ -112,18 +112,18 @@ class TreeFeature(Feature):
         local_head_K = np.concatenate([eos_word, *(feature.annotation[1::2] for feature in features)])
         word_N = np.where(local_word_N, local_word_N + np.repeat(offsets, token_counts), 0)
         head_K = np.where(local_head_K, local_head_K + np.repeat([0, *offsets], [1, *word_counts]), 0)
-        row_offsets = offsets[np.searchsorted(row, row)]  # words before the row of each sentence
+        row_offsets = offsets[np.searchsorted(example_rows, example_rows)]  # words before the row of each sentence
         # Index of each word among the words of its row.
         column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *row_offsets], [1, *word_counts])
 
         sentence_N = np.repeat(np.arange(1, len(features) + 1), token_counts)
-        word_BS = scatter(word_N, index_N, shape)
-        sentence_BS = scatter(np.where(word_N, sentence_N, 0), index_N, shape)
+        word_BS = scatter(word_N, slot_N, shape)
+        sentence_BS = scatter(np.where(word_N, sentence_N, 0), slot_N, shape)
         ancestor_BSW = torch.zeros(*shape, int(column_K.max()) + 1)  # 1 if word w is an ancestor of the token's word
         ancestor_flat = ancestor_BSW.flatten(0, 1).numpy()
         while word_N.any():  # go from all words to their heads, until all have passed their roots
             known = word_N > 0
-            ancestor_flat[index_N[known], column_K[word_N[known]]] = 1
+            ancestor_flat[slot_N[known], column_K[word_N[known]]] = 1
             word_N = head_K[word_N]
         depth_BS = ancestor_BSW.sum(-1)
         arcs_BSS = depth_BS[:, :, None] + depth_BS[:, None] - 2 * ancestor_BSW @ ancestor_BSW.mT
@@ -133,10 +133,10 @@ class TreeFeature(Feature):
         return {"tree_depth": depth_BS.long(), "tree_distance": distance_BSS.to(torch.int8)}
 
 
-def scatter(values_N: IntArray, index_N: IntArray, shape: tuple[int, int]) -> Tensor:
+def scatter(values_N: IntArray, slot_N: IntArray, shape: tuple[int, int]) -> Tensor:
     """Return a matrix with these values at these indices of the flattened matrix, and zeros (PAD) elsewhere."""
     matrix = np.zeros(shape, dtype=np.int64)
-    matrix.ravel()[index_N] = values_N
+    matrix.ravel()[slot_N] = values_N
     return torch.from_numpy(matrix)
 
 

@@ -404,6 +404,6 @@ def collate_sources(jobs: Sequence[SearchJob], width: int, rows: int) -> tuple[T
     source_BS[real_BS] = [token for job in jobs for token in (*job.ids, EOS)]
     features: dict[str, Tensor] = {}
     for name in jobs[0].features if jobs else ():
-        values, index_N = [job.features[name] for job in jobs], np.flatnonzero(real_BS)
-        features |= FEATURES[name].collate(values, row=np.arange(len(jobs)), index_N=index_N, shape=real_BS.shape)
+        values, row_N, slot_N = [job.features[name] for job in jobs], np.arange(len(jobs)), np.flatnonzero(real_BS)
+        features |= FEATURES[name].collate(values, example_rows=row_N, slot_N=slot_N, shape=real_BS.shape)
     return torch.from_numpy(source_BS), torch.from_numpy(real_BS), features
