@@ -55,7 +55,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     """Yield a path that does not exist yet, in a new temporary folder beside `path`; remove that folder at the end."""
     folder = Path(tempfile.mkdtemp(TEMPORARY_SUFFIX, f".{path.name[:MAX_PREFIX]}.", path.parent))
     try:
-        with _open(folder) as descriptor:
+        with _open_descriptor(folder) as descriptor:
             _lock(descriptor)
             yield folder / path.name
     finally:
@@ -162,7 +162,7 @@ def remove_unused(path: Path) -> bool:
     Commands lock the folders that they use. On a disk without locks, a temporary folder counts as in use until it is
     ABANDONED_SECONDS old.
     """
-    with _open(path, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+    with _open_descriptor(path, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
         locked = _lock(descriptor)
         recent = is_temporary(path) and time.time() - os.fstat(descriptor).st_mtime < ABANDONED_SECONDS
         if locked is False or (locked is None and recent):
@@ -172,7 +172,7 @@ def remove_unused(path: Path) -> bool:
 
 
 @contextmanager
-def _open(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
+def _open_descriptor(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
     """Yield the file descriptor of a folder (of any file if flags=0). Closing it at the end removes its locks."""
     descriptor = os.open(path, os.O_RDONLY | flags)
     try:
@@ -204,7 +204,7 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
         created = True
     except FileExistsError:
         created = False
-    with _open(folder) as descriptor:
+    with _open_descriptor(folder) as descriptor:
         if _lock(descriptor) is False:
             raise UserError(refusal)
         yield created
@@ -214,7 +214,7 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
 def share_folder(folder: Path) -> Iterator[None]:
     """Create a folder if needed and hold a shared lock on it, so that `remove_unused` does not remove it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _open(folder) as descriptor:
+    with _open_descriptor(folder) as descriptor:
         with suppress(OSError):  # some network disks have no locks
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
@@ -276,7 +276,7 @@ def digest_file(path: Path) -> str:
 
 def _sync(path: Path) -> None:
     """Flush a file or folder to disk."""
-    with _open(path, flags=0) as descriptor:
+    with _open_descriptor(path, flags=0) as descriptor:
         os.fsync(descriptor)
 
 
