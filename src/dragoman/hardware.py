@@ -25,10 +25,10 @@ from dragoman.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-RELEASE_THRESHOLD = 64 << 20  # bytes: growth of the process after which freed memory is returned to the kernel
+RELEASE_THRESHOLD = 64 << 20  # bytes: growth of the process after which freed memory is returned to the system
 # Environment variable: the CPU features to use, such as "avx2" or "none"; all by default
 FEATURES_VARIABLE = "DRAGOMAN_CPU_FEATURES"
-ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN's own limit, under its new and its old name
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # environment variables: oneDNN's limit, new and old name
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CpuFeatures:
     avx512: bool = False
     vnni: bool = False  # x86: int8 products accumulated in int32 (AVX-512 VNNI or AVX-VNNI)
     bf16: bool = False  # products in bf16, on x86 and ARM
-    amx: bool = False
+    amx: bool = False  # x86: products of small matrices (tiles)
     dotprod: bool = False  # ARM: int8 products accumulated in int32
     i8mm: bool = False  # ARM: the same for matrices
 
@@ -86,9 +86,9 @@ ISA_FEATURES = {  # value of ONEDNN_MAX_CPU_ISA -> features that oneDNN may stil
 def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
     """Return the features of the CPU that oneDNN may use and DRAGOMAN_CPU_FEATURES allows."""
     features = detect_features(read_cpu_flags())
-    level = next((environment[name] for name in ISA_VARIABLES if environment.get(name)), "").upper()
-    if level in ISA_FEATURES:
-        features = features.limited_to(ISA_FEATURES[level])
+    isa_level = next((environment[name] for name in ISA_VARIABLES if environment.get(name)), "").upper()
+    if isa_level in ISA_FEATURES:
+        features = features.limited_to(ISA_FEATURES[isa_level])
     if allowed := environment.get(FEATURES_VARIABLE, "").strip():
         names = {name.strip() for name in allowed.split(",")} - {"none", ""}
         if unknown := sorted(names.difference(FEATURE_FLAGS)):
@@ -130,9 +130,9 @@ def cpu_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory instead of returning it to the kernel. Does nothing with other C libraries.
+    """Let glibc reuse freed memory instead of returning it to the system. Does nothing with other C libraries.
 
-    By default glibc returns large blocks at once. The kernel then has to provide new pages for every large tensor,
+    By default glibc returns large blocks at once. The system then has to provide new pages for every large tensor,
     which makes the matrix product that fills the tensor a fifth slower.
     """
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
@@ -146,7 +146,7 @@ _resident_after_release = 0  # resident bytes after the last `release_memory`
 
 
 def release_memory() -> None:
-    """Return freed memory to the kernel if the process has grown by RELEASE_THRESHOLD bytes since the last release.
+    """Return freed memory to the system if the process has grown by RELEASE_THRESHOLD bytes since the last release.
 
     After `keep_freed_memory` glibc never returns memory by itself, and tensors of many lengths leave free blocks that
     later tensors do not fit into.
@@ -154,13 +154,13 @@ def release_memory() -> None:
     global _resident_after_release
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim and resident_memory() > _resident_after_release + RELEASE_THRESHOLD:
-        trim(0)
+        trim(0)  # 0: leave no free memory at the end of the heap
         _resident_after_release = resident_memory()
 
 
 def resident_memory() -> int:
     """Return the resident memory of this process in bytes; 0 if unknown."""
-    words = read_words(Path("/proc/self/statm"))
+    words = read_words(Path("/proc/self/statm"))  # numbers of pages: total, resident, ...
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
@@ -241,7 +241,7 @@ def thread_limited_environment(processes: int) -> dict[str, str]:
 
     If the user has set the number of threads, it is kept.
     """
-    set_by_user = os.environ.get(THREADS_VARIABLE, _limited_threads) != _limited_threads
+    set_by_user = os.environ.get(THREADS_VARIABLE, _limited_threads) != _limited_threads  # not by `limit_threads`
     threads = {} if set_by_user or processes == 1 else {THREADS_VARIABLE: str(max(1, usable_cores() // processes))}
     return {**os.environ, **threads}
 
@@ -294,7 +294,7 @@ def choose_device(name: str) -> torch.device:
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"there is no device {name!r}; this machine has {torch.cuda.device_count()} CUDA devices")
         set_current_gpu(device)
-    if device.type == "cuda" and find_spec("triton") is None:  # our kernels need it; on Linux PyTorch installs it
+    if device.type == "cuda" and find_spec("triton") is None:  # Dragoman's kernels need it
         raise UserError("a GPU needs Triton, which is not installed; run pip install triton, or choose the device cpu")
     return device
 
