@@ -31,9 +31,9 @@ class Stop(Exception):
         self.code = code
 
 
-INTERRUPTED = 130  # exit code after Ctrl-C
+INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
 interrupt_is_caught = False  # set by a caller that catches KeyboardInterrupt; otherwise Ctrl-C ends the process
-# Whether KeyboardInterrupt was raised. If so, a later exception may be one that a library made of it.
+# Whether KeyboardInterrupt was raised. If so, a later exception may be one into which a library converted it.
 interrupt_was_raised = False
 
 
@@ -43,7 +43,7 @@ def handle_interrupts() -> None:
         signal.signal(signal.SIGINT, _raise_interrupt)
 
 
-def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt if a caller catches it; otherwise end the process at once."""
     global interrupt_was_raised
     if not interrupt_is_caught:
@@ -51,4 +51,4 @@ def _raise_interrupt(number: int, frame: FrameType | None) -> None:
             os.write(2, b"dragoman: stopped\n")
         os._exit(INTERRUPTED)
     interrupt_was_raised = True
-    signal.default_int_handler(number, frame)
+    signal.default_int_handler(signal_number, frame)
