@@ -1,7 +1,8 @@
 """Dragoman trains and runs sequence-to-sequence models, above all for translation, and shows how they work.
 
-import dragoman dragoman.train("recipe.yaml", out="run") translator = dragoman.load("run") translator.translate(["A man
-walks his dog."])
+import dragoman
+dragoman.train("recipe.yaml", out="run")
+dragoman.load("run").translate(["A man walks his dog."])
 """
 
 from importlib import import_module
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dragoman.types import PairScore as PairScore
     from dragoman.types import Score as Score
 
-_EXPORTS = {  # module -> public names, separated by spaces
+_EXPORTS = {  # module -> its public names
     "config.settings": "SampleSettings",
     "errors": "UserError",
     "evaluation.systems": "evaluate",
