@@ -36,7 +36,7 @@ from dragoman.errors import UserError
 HEADER_KEY = "dragoman"  # the entry of a safetensors header with our metadata, as JSON
 TEMPORARY_SUFFIX = ".dragoman.tmp"
 TEMPORARY_NAME = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
-MAX_PREFIX = 40  # characters of the target's name in the name of its temporary folder, which may have 255 bytes
+MAX_PREFIX = 40  # characters of the target's name in the name of its temporary folder: at most 255 bytes in all
 ABANDONED_SECONDS = 86_400.0  # an unlocked temporary folder of this age was left by a command that was killed
 RESUME_ADVICE = "what was saved before is intact: make room or choose another folder, then continue with --resume"
 DEFAULT_CACHE = "~/.cache/dragoman"
@@ -124,7 +124,7 @@ def format_json(value: object) -> str:
 
 
 def create_folder_atomically(folder: Path, *, write: Callable[[Path], object], required_file: str) -> None:
-    """Call `write` with a temporary folder, then rename it to `folder`, unless that exists and has `required_file`.
+    """Call `write` with a temporary folder, then rename it to `folder`, unless that is complete: has `required_file`.
 
     If several commands create it at once, the first complete one is kept, since others may already be reading it.
     """
@@ -280,7 +280,7 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
 
 
-WatchPosition = Callable[[Callable[[], int]], None]  # such as ProgressBar.watch; receives a function: bytes read so far
+WatchPosition = Callable[[Callable[[], int]], None]  # gets a function that returns the bytes read so far
 LONGEST_LINE = 64 << 20  # maximum length of a line in bytes; texts for language models have no limit
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
@@ -297,13 +297,13 @@ class _FrameReader(io.RawIOBase):
         self.make_decompressor, self.padding = make_decompressor, padding  # padding: byte allowed between frames
         self.decompressor = make_decompressor()  # of the current frame
         self.inside_frame = False
-        self.ready = memoryview(b"")  # decompressed bytes not returned yet
+        self.pending = memoryview(b"")  # decompressed bytes not returned yet
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self.ready:
+        while not self.pending:
             chunk = self.decompressor.unused_data if self.decompressor.eof else b""
             if self.decompressor.eof:
                 self.decompressor, self.inside_frame = self.make_decompressor(), False
@@ -317,9 +317,9 @@ class _FrameReader(io.RawIOBase):
                     raise EOFError
                 return 0
             self.inside_frame = True
-            self.ready = memoryview(self.decompressor.decompress(chunk))
-        size = min(len(buffer), len(self.ready))
-        buffer[:size], self.ready = self.ready[:size], self.ready[size:]
+            self.pending = memoryview(self.decompressor.decompress(chunk))
+        size = min(len(buffer), len(self.pending))
+        buffer[:size], self.pending = self.pending[:size], self.pending[size:]
         return size
 
     def close(self) -> None:
@@ -352,7 +352,7 @@ def decode_lines(stream: Iterable[bytes], name: str, *, longest: float = LONGEST
     """Decode the lines of an open binary file. Refuse a line of more than `longest` bytes. `name` is for messages."""
     number = 0
     if math.isfinite(longest) and hasattr(stream, "readline"):
-        # read at most one byte too many, since a line may have no end, as in /dev/zero
+        # Read at most one byte more than `longest`, since a line may have no end, as in /dev/zero.
         stream = iter(partial(stream.readline, int(longest) + 1), b"")
     try:
         for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
@@ -362,7 +362,7 @@ def decode_lines(stream: Iterable[bytes], name: str, *, longest: float = LONGEST
             if line.endswith(b"\n"):
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
             elif not line:
-                return  # nothing but a byte order mark
+                return  # the file has nothing but a byte order mark
             yield line.decode()
     except UnicodeDecodeError:
         raise UserError(f"{name} line {number} is not UTF-8; convert the file, e.g. with iconv -t UTF-8") from None
@@ -374,6 +374,7 @@ def _bytes_read(stream: Any, path: Path) -> int:
     """Return how many bytes of the file on disk have been read, given the stream opened by OPENERS."""
     if stream.closed:
         return path.stat().st_size
+    # The compressed file below the decompressed stream: of gzip `fileobj`, of _FrameReader `raw.file`.
     compressed = getattr(stream, "fileobj", None) or getattr(getattr(stream, "raw", None), "file", None)
     return int((compressed or stream).tell())
 
