@@ -28,11 +28,12 @@ from dragoman.progress import log
 T = TypeVar("T")
 PREPARATION_TIMEOUT = timedelta(days=30)  # of collectives before training: rank 0 may take long to prepare data
 DEFAULT_START_MINUTES = 10.0  # within which all processes must have started
-CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt to connect to the store
-EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all have started; one may have died since
+CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt to connect to torchrun's key-value store
+EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all processes have started
 SILENT_SECONDS = 3.0  # a process waits this long for others before it logs a message
 # A Gloo thread that has finished a collective needs the GIL to free its tensors. Destroying the group at that moment
-# leads to a deadlock, since the destructor waits for the thread while it holds the GIL; exiting aborts the process.
+# leads to a deadlock, since the destructor waits for the thread while it holds the GIL. Exiting without destroying the
+# group aborts the process.
 SETTLE_SECONDS = 0.5  # pause before the group is destroyed, in which such threads finish
 
 
@@ -43,7 +44,7 @@ class ProcessGroup:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # among the processes of this machine: the index of its GPU
-    minutes: float = 0.0  # timeout of the control group
+    timeout_minutes: float = 0.0  # of the control group
     control_group: dist.ProcessGroup | None = None  # Gloo, for Python objects, decisions and errors
     tensor_group: dist.ProcessGroup | None = None  # NCCL on GPUs, for gradients and weights
 
@@ -66,7 +67,7 @@ class ProcessGroup:
         if device.type == "cuda":  # NCCL ends a process without a message, so the control group must time out first
             torch.cuda.set_device(device)
             tensors = dist.new_group(backend="nccl", timeout=2 * timeout, device_id=device)
-        return replace(self, minutes=minutes, control_group=control, tensor_group=tensors)
+        return replace(self, timeout_minutes=minutes, control_group=control, tensor_group=tensors)
 
     def gather_results(self, work: Callable[[], T]) -> list[T]:
         """Run `work` on all ranks and return all results, by rank.
@@ -117,7 +118,7 @@ class ProcessGroup:
         return [self.fail_together(partial(run_in_stage, stage)) for stage in range(3)][own_stage][0]
 
     def user_error(self, message: str) -> UserError:
-        """Return an error that all ranks raise at once; only rank 0 has the message."""
+        """Return an error for all ranks to raise at once; only that of rank 0 has the message, so it is shown once."""
         return UserError(message if self.is_main else "")
 
     def gather_numbers(self, *numbers: float) -> list[list[float]]:
@@ -146,8 +147,8 @@ class ProcessGroup:
                 raise
             if "timed out" in message or "timeout" in message:
                 reason = (
-                    f"waited {self.minutes:g} minutes for another one, which hangs or cannot be reached: check its "
-                    "output, its machine and the network; if it was only slow, raise train.timeout"
+                    f"waited {self.timeout_minutes:g} minutes for another one, which hangs or cannot be reached: check "
+                    "its output, its machine and the network; if it was only slow, raise train.timeout"
                 )
             else:
                 reason = "lost the connection to another one, whose output may show the cause"
@@ -166,7 +167,7 @@ def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_START_MINU
     if world_size == 1:
         yield ProcessGroup()
         return
-    joins_here = not dist.is_initialized()  # else the caller has joined, and will leave
+    joins_here = not dist.is_initialized()  # otherwise a caller has joined, and will leave the group
     if joins_here:
         rank = int(os.environ["RANK"])
         wait = PeerWait(rank, world_size, minutes())
