@@ -1,7 +1,7 @@
 """Messages and progress bars on stderr, and the console for results on stdout.
 
 `log` prints messages, `ProgressBar` shows the progress of a long operation, and `Report` does both or, except in the
-main process, nothing. This module does not import PyTorch, so that commands on corpora start quickly.
+main process of torchrun, nothing. It does not import PyTorch, so that commands on corpora start quickly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BAR_WIDTH = 24  # characters
 MIN_SHOWN_SECONDS = 1.0  # on a terminal, shorter operations show no progress
 REFRESH_SECONDS = 0.2  # between two updates on a terminal
 LOG_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
-ITEMS_PER_CHECK = 256  # items between two calls of `set_done` in `iterate`
+ITEMS_PER_UPDATE = 256  # items between two calls of `set_done` in `iterate`
 
 T = TypeVar("T")
 _verbosity = INFO  # less important messages are not printed
@@ -74,8 +74,8 @@ class ProgressBar:
     """Show the progress of an operation: a bar with the time left on a terminal, otherwise a line every few seconds.
 
     The fraction done is computed from `total`, the number of items. For `files` it is computed from the number of bytes
-    read, which readers report through `watch`. Without both, only a count is shown. `passes` is how often all items are
-    processed; if more than 1, no count is shown.
+    read, which readers report through `watch`. Without either, only a count is shown. `passes` is how often all items
+    are processed; if more than 1, no count is shown.
 
         with ProgressBar("scoring", total=1000, unit="lines") as bar:
             bar.set_done(250)
@@ -123,7 +123,7 @@ class ProgressBar:
         try:
             for count, item in enumerate(items, before + 1):
                 yield item
-                if count % ITEMS_PER_CHECK == 0:
+                if count % ITEMS_PER_UPDATE == 0:
                     self.set_done(count)
         finally:
             self.done = count
@@ -142,8 +142,8 @@ class ProgressBar:
         self.done = done
         now, terminal = time.monotonic(), sys.stderr.isatty()
         seconds, idle_seconds = now - self.start_time, now - self.refresh_time
-        interval, minimum = (REFRESH_SECONDS, MIN_SHOWN_SECONDS) if terminal else (LOG_SECONDS, 0.0)
-        if not self.visible or not is_shown(INFO) or idle_seconds <= interval or seconds < minimum:
+        interval, delay = (REFRESH_SECONDS, MIN_SHOWN_SECONDS) if terminal else (LOG_SECONDS, 0.0)
+        if not self.visible or not is_shown(INFO) or idle_seconds <= interval or seconds < delay:
             return
         self.refresh_time, fraction = now, self.fraction()
         details = text or self.describe(fraction, seconds)

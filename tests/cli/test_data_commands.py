@@ -20,7 +20,7 @@ from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.data.preparation import parse_corpora
 from dragoman.errors import UserError
 from dragoman.io import OPENERS
-from dragoman.progress import ITEMS_PER_CHECK, ProgressBar, set_verbosity
+from dragoman.progress import ITEMS_PER_UPDATE, ProgressBar, set_verbosity
 from dragoman.types import Pair
 from toy_run import Call, assert_user_error, environment, files, pairs, write_lines, write_recipe
 
@@ -242,27 +242,27 @@ def test_short_operation_shows_no_progress(
 
 def test_progress_bar_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=True)
-    for _ in ProgressBar("reading", total=8 * ITEMS_PER_CHECK).iterate(range(8 * ITEMS_PER_CHECK)):
-        clock.now += 2 / ITEMS_PER_CHECK
+    for _ in ProgressBar("reading", total=8 * ITEMS_PER_UPDATE).iterate(range(8 * ITEMS_PER_UPDATE)):
+        clock.now += 2 / ITEMS_PER_UPDATE
     first, *_, last = capsys.readouterr().err.split("\r")[1:]
     assert (
         first
-        == f"reading ━━━{'─' * 21} 12%, {ITEMS_PER_CHECK} of 2,048 pairs, {ITEMS_PER_CHECK // 2}/s, 14 s left\x1b[K"
+        == f"reading ━━━{'─' * 21} 12%, {ITEMS_PER_UPDATE} of 2,048 pairs, {ITEMS_PER_UPDATE // 2}/s, 14 s left\x1b[K"
     )
     assert last == "\x1b[K"  # it is gone in the end
 
 
 def test_progress_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=False)
-    for _ in ProgressBar("reading", total=8 * ITEMS_PER_CHECK).iterate(range(8 * ITEMS_PER_CHECK)):
-        clock.now += 6 / ITEMS_PER_CHECK
+    for _ in ProgressBar("reading", total=8 * ITEMS_PER_UPDATE).iterate(range(8 * ITEMS_PER_UPDATE)):
+        clock.now += 6 / ITEMS_PER_UPDATE
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "reading: 25%, 512 of 2,048 pairs, 43/s, 36 s left"
     assert len(lines) == 4
     set_verbosity(1)
     try:
-        for _ in ProgressBar("reading").iterate(range(8 * ITEMS_PER_CHECK)):
-            clock.now += 6 / ITEMS_PER_CHECK
+        for _ in ProgressBar("reading").iterate(range(8 * ITEMS_PER_UPDATE)):
+            clock.now += 6 / ITEMS_PER_UPDATE
     finally:
         set_verbosity(2)
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman import progress
 from dragoman.errors import UserError
-from dragoman.progress import ITEMS_PER_CHECK, Report
+from dragoman.progress import ITEMS_PER_UPDATE, Report
 from dragoman.training.logging import MetricsWriter
 
 
@@ -82,10 +82,10 @@ def test_long_iteration_shows_progress(
     clock = Clock(monkeypatch)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     seen = []
-    for number in Report().progress("reading").iterate(range(8 * ITEMS_PER_CHECK)):
-        clock.now += 8 / ITEMS_PER_CHECK
+    for number in Report().progress("reading").iterate(range(8 * ITEMS_PER_UPDATE)):
+        clock.now += 8 / ITEMS_PER_UPDATE
         seen.append(number)
-    assert seen == list(range(8 * ITEMS_PER_CHECK))
+    assert seen == list(range(8 * ITEMS_PER_UPDATE))
     shown = capsys.readouterr().err
     assert shown.count("reading") == (8 if terminal else 4)
     assert ("\r" in shown) is terminal
