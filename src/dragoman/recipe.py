@@ -1,4 +1,4 @@
-"""A recipe: all settings of a run, in one record with a section for each part of the toolkit, read from a YAML file."""
+"""A recipe: all settings of a run, with a section for each part of the toolkit, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _read_unread_sections(self, info: ValidationInfo) -> Self:
-        """Validate the sections `model` and `search`, unless they are records already.
+        """Validate the sections `model` and `search`, unless they have been validated already.
 
-        Their classes are imported only here, after the other sections have been found valid.
+        Their classes are imported only here, after the other sections have been found valid. `info.context` has the
+        line of each key in the file.
         """
         unread = [name for name in UNREAD_SECTIONS if not isinstance(getattr(self, name), Settings)]
         if unread:
             from dragoman.decoding.methods import SearchSettings
 
-            records: dict[str, type[Settings]] = {"model": choose_settings_class(self.model), "search": SearchSettings}
-            for name in unread:
-                record, values = records[name], getattr(self, name)
-                self.__dict__[name] = parse_settings(record, values, where=name, key_lines=info.context, root=Recipe)
+            classes: dict[str, type[Settings]] = {"model": choose_settings_class(self.model), "search": SearchSettings}
+            for name in unread:  # set in __dict__, because a recipe is frozen
+                cls, values = classes[name], getattr(self, name)
+                self.__dict__[name] = parse_settings(cls, values, where=name, key_lines=info.context, root=Recipe)
         return self
 
     @property
@@ -113,7 +114,7 @@ def read_recipe(
 
     Relative paths of texts are resolved against the working directory first, then against the folder of the recipe
     file. `parent`, the recipe of the run whose weights training starts from, provides the model settings that neither
-    the file nor the overrides set. If `unread` is UNREAD_SECTIONS, the other sections are read without importing PyTorch.
+    the file nor the overrides set. If `unread` is UNREAD_SECTIONS, only the other sections are read, without PyTorch.
     """
     values, key_lines = read_values(path)
     items, merged = list(overrides), deepcopy(values)
@@ -126,7 +127,7 @@ def read_recipe(
     try:
         for item in items:
             apply_override(merged, item)
-            key_lines.pop(item.partition("=")[0], None)
+            key_lines.pop(item.partition("=")[0], None)  # its value is not from the file
         recipe = build_checked(merged, key_lines)
     except UserError as error:
         cause = ""
@@ -193,7 +194,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def list_recipes() -> Iterator[tuple[str, str]]:
-    """Yield the name of every built-in recipe and the comment in its first line."""
+    """Yield the name of every built-in recipe and its description, the comment in the first line."""
     if (folder := find_recipes_folder()) is None:
         return
     for file in sorted(folder.rglob("*.yaml")):
