@@ -77,7 +77,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def read_header(path: Path) -> dict[str, str]:
     """Return the metadata and the digest in the header of a file of tensors, without reading the tensors."""
     try:
-        with safe_open(str(path), framework="np") as file:
+        with safe_open(str(path), framework="np") as file:  # "np" does not import PyTorch
             metadata = json.loads((file.metadata() or {})[HEADER_KEY])
             return {**metadata, "digest": str(metadata["digest"])}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -118,7 +118,7 @@ class RunFolder:
         self.scores_file = self.path / "scores.jsonl"
         self.checkpoints_folder = self.path / "checkpoints"
         self.provenance_file = self.path / "provenance.json"
-        self.distilled_folder = self.path / "distilled"  # translations by the teacher (augmentation/distillation.py)
+        self.distilled_folder = self.path / "distilled"  # of a student: translations by its teacher model
         self.format_file = self.path / "FORMAT"
 
     def create(self, recipe: Recipe) -> None:
@@ -203,7 +203,7 @@ class RunFolder:
         return read_json(newest) if newest else {}
 
     def load_teacher_record(self) -> dict[str, Any]:
-        """Return the description of the teacher of a distilled run; empty for other runs."""
+        """Return the description of the teacher model of a distilled run; empty for other runs."""
         path = self.distilled_folder / "teacher.json"
         return read_json(path) if path.exists() else {}
 
@@ -217,7 +217,7 @@ class RunFolder:
             file.write(json.dumps(scores, ensure_ascii=False) + "\n")
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **metadata: str) -> None:
-        """Write model.safetensors with the fingerprint of its tokenizer and further metadata."""
+        """Write model.safetensors with metadata; `tokenizer` is the fingerprint of its tokenizers."""
         save_tensors(self.model_file, weights, tokenizer=tokenizer, **metadata)
 
 
