@@ -37,7 +37,7 @@ class Pair:
     source: str
     target: str
     tree: Tree | None = None  # dependency tree of the source, if it is known and the model needs it
-    tag: str = ""  # kind of the pair, such as the target language; precedes the source in the input of the model
+    tag: str = ""  # kind of the pair, such as the target language; a token for it precedes the source tokens
     alternatives: tuple[str, ...] = ()  # further reference translations, for evaluation
 
 
@@ -83,7 +83,8 @@ class Batch:
     features: Mapping[str, Tensor] = field(default_factory=dict)  # further inputs per source token (data/features.py)
     first_row: int = 0  # index of the first row among the rows of all processes
     total_rows: int = 0  # number of rows of all processes; 0 if this batch contains all of them
-    source_visible_BS: Tensor | None = None  # False: the embedding is zeroed, the position stays; None: all are visible
+    # For the loss simcut. False: the embedding is zeroed, the position stays. None: all are visible.
+    source_visible_BS: Tensor | None = None
     target_visible_BT: Tensor | None = None
 
     @property
@@ -109,6 +110,7 @@ class Batch:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, including those of the features."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
+        # Tensors are recognized by a method, so that PyTorch is not imported.
         return {name: value for name, value in values.items() if hasattr(value, "pin_memory")} | dict(self.features)
 
 
@@ -123,7 +125,7 @@ class Line:
     text: str
     terms: tuple[str | tuple[str, str], ...] = ()  # terms that must appear in the translation
     avoid: tuple[str | tuple[str, str], ...] = ()  # terms that must not appear in the translation
-    begin: str = ""  # the translation starts with this text
+    begin: str = ""  # the translation must start with this text
     tag: str = ""  # a tag that the model was trained with, such as the target language
 
 
