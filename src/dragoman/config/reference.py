@@ -18,7 +18,7 @@ from dragoman.errors import UserError
 REFERENCE_FILE = Path(__file__).with_name("settings.json")
 CORPUS = "corpus"  # the section of the settings that each corpus of data.train, data.dev and data.test has
 COMMENT_COLUMN = 32  # where comments begin in a rendered line
-Reference = dict[str, list["Setting"]]  # settings by kind of model, such as transformer or lm/rnn
+Reference = dict[str, list["Setting"]]  # settings by kind of model and backbone, such as transformer or lm/rnn
 
 
 class Setting(NamedTuple):
@@ -38,6 +38,7 @@ class Setting(NamedTuple):
     def render(self) -> str:
         """Return the setting as a line of a recipe, with choices and description as a comment."""
         *parents, name = self.name.split(".")
+        # A corpus is an item of a list, so its settings are shown as comments.
         indent = "  #   " if self.section == CORPUS else "  " + "  " * len(parents)
         on_one_line = isinstance(self.default, list | dict)
         text = f"{name}: {json.dumps(self.default)}" if on_one_line else format_yaml({name: self.default})
@@ -61,7 +62,7 @@ def load_settings_reference() -> Reference:
 def save_reference(reference: Reference) -> None:
     """Write settings.json with one setting per line, so that diffs are easy to read."""
     rows_by_kind = {kind: [json.dumps(row, ensure_ascii=False) for row in rows] for kind, rows in reference.items()}
-    all_rows = list(dict.fromkeys(row for rows in rows_by_kind.values() for row in rows))
+    all_rows = list(dict.fromkeys(row for rows in rows_by_kind.values() for row in rows))  # without repetitions
     index_of = {row: index for index, row in enumerate(all_rows)}
     indices = {kind: json.dumps([index_of[row] for row in rows]) for kind, rows in rows_by_kind.items()}
     kinds = [f"  {json.dumps(kind)}: {listed}" for kind, listed in indices.items()]
@@ -120,16 +121,16 @@ def render_settings(found: Reference, kind: str) -> str:
         if found_kind != kind:
             name, _, backbone = found_kind.partition("/")
             lines.append(f"# with model.kind={name}" + (f" and model.backbone={backbone}" if backbone else "") + ":")
-        section = record = ""
+        section = parent = ""  # of the previous setting
         for setting in settings:
             if setting.section == CORPUS and section != CORPUS:
                 lines += [] if section == "data" else ["data:"]
                 lines.append("  # each corpus of train, dev and test:")
             elif setting.section != section:
                 lines.append(f"{setting.section}:")
-            parent = setting.name.rpartition(".")[0]  # of align.ibm1: align
-            if parent and (setting.section, parent) != (section, record):
-                lines.append(f"  {parent}:")
-            section, record = setting.section, parent
+            new_parent = setting.name.rpartition(".")[0]  # of align.ibm1: align
+            if new_parent and (setting.section, new_parent) != (section, parent):
+                lines.append(f"  {new_parent}:")
+            section, parent = setting.section, new_parent
             lines.append(setting.render())
     return "\n".join(lines) + "\n"
