@@ -1,8 +1,8 @@
-"""Settings: frozen records (`Settings`), read from YAML files and `a.b=c` overrides, with helpful error messages.
+"""Settings: frozen pydantic models, read from YAML files and `a.b=c` overrides, with helpful error messages.
 
-A field of a record is a setting with its default and description. The records of models, modules and decoding methods
-are defined in the modules that use them; `TrainSettings` is here, because reading it must not import PyTorch. Values
-that name a registry entry (`norm`, `optimizer`, ...) are strings; `get_entry` checks them where the registry is
+A field of a subclass of `Settings` is a setting with its default and description. The classes of models, modules and
+decoding methods are in the modules that use them; `TrainSettings` is here, because reading it must not import PyTorch.
+Values that name a registry entry (`norm`, `optimizer`, ...) are strings; `get_entry` checks them where the registry is
 defined, so that adding a variant changes one file.
 
 YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A repeated key
@@ -125,7 +125,7 @@ def format_yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-EXPECTED = {  # type of a pydantic error -> text after "should be", for types whose message in pydantic is unclear
+EXPECTED = {  # type of a pydantic error -> our text after "should be", where pydantic's is unclear
     "model_type": "settings written as name: value",
     "dict_type": "settings written as name: value",
     "missing": "set",
@@ -165,7 +165,7 @@ def describe_error(
 ) -> str:
     """Return a message about the first of pydantic's errors: the key, the value and what was expected.
 
-    `cls` is the record that was validated, `where` the name of its section in `root`, the whole recipe.
+    `cls` is the settings class that was validated, `where` the name of its section in `root`, the whole recipe.
     """
     first = errors[0]
     if isinstance(error := first.get("ctx", {}).get("error"), UserError):
@@ -193,17 +193,18 @@ def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, l
     from dragoman.config.reference import load_settings_reference  # here, because reference.py imports this module
 
     *parents, name = map(str, location)
-    for parent in parents:  # find the record of the section that the setting is in; parents are keys and list indices
+    for parent in parents:  # find the class of the section that the setting is in; parents are keys and list indices
         if parent in cls.model_fields:
-            cls = next(_records(cls.model_fields[parent].annotation), cls)
+            cls = next(_find_classes(cls.model_fields[parent].annotation), cls)
     section, names = key.rpartition(".")[0], list(cls.model_fields)
     synonym = SETTING_SYNONYMS.get(name.lower().replace("-", "_"), "")
     synonym_section, _, setting = synonym.rpartition(".")
     if setting and (setting in names if synonym_section in ("", section) else synonym_section in root.model_fields):
         suggested = [synonym]
     else:
-        rows = [row for row in load_settings_reference()["transformer"] if row.section in root.model_fields]
-        suggested = [row.path for row in rows if row.name == name and row.section != section]
+        known = load_settings_reference()["transformer"]  # the settings of the default kind of model
+        elsewhere = [s for s in known if s.section in root.model_fields and s.section != section]
+        suggested = [s.path for s in elsewhere if s.name == name]
     hint = f"; did you mean {' or '.join(map(repr, suggested))}?" if suggested else suggest_name(name, names)
     kind = cls.model_fields.get("kind")
     condition = f"with {section}.kind={kind.default} " if kind and get_origin(kind.annotation) is Literal else ""
@@ -218,13 +219,13 @@ def _path(error: Any) -> list[str]:
     return [*keys, last] if error["type"] == "extra_forbidden" or (last and not last.startswith(added)) else keys
 
 
-def _records(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the record types inside the type annotation of a field, such as CorpusSettings in a tuple of them."""
+def _find_classes(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the settings classes inside the type annotation of a field, such as CorpusSettings in a tuple of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     else:
         for inner in get_args(annotation):
-            yield from _records(inner)
+            yield from _find_classes(inner)
 
 
 def shorten_value(value: Any) -> str:
@@ -248,10 +249,10 @@ def get_entry(registry: Mapping[str, V], name: str, what: str) -> V:
     raise UserError(f"there is no {what} called {name!r}{suggestion} (there are: {', '.join(registry)})")
 
 
-def check_names(registries: Registries, record: object, where: str) -> None:
-    """Raise a UserError if a setting of the record is not the name of an entry of its registry."""
+def check_names(registries: Registries, settings: object, where: str) -> None:
+    """Raise a UserError if one of these settings is not the name of an entry of its registry."""
     for name, registry in registries.items():
-        get_entry(registry, getattr(record, name), f"{where}.{name}")
+        get_entry(registry, getattr(settings, name), f"{where}.{name}")
 
 
 def setting(default: V, description: str, **limits: float) -> V:
@@ -261,7 +262,7 @@ def setting(default: V, description: str, **limits: float) -> V:
 
 
 class Settings(BaseModel):
-    """A record of settings. It is frozen, and unknown settings are errors."""
+    """A section of a recipe, or a part of one. It is frozen, and unknown settings are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -288,11 +289,11 @@ def update_metric_name(name: str) -> str:
     return METRIC_ALIASES.get(name, name)
 
 
-# Converts a list in YAML to a tuple, so that records are hashable.
+# Converts a list in YAML to a tuple, so that settings are hashable.
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 MetricName = Annotated[str, AfterValidator(update_metric_name)]
 Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=0, le=10**12)]  # like Count, but 0 is allowed and usually means "off" or "no limit"
+Amount = Annotated[int, Field(ge=0, le=10**12)]  # a Count, or 0, which usually means "off" or "no limit"
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 InclusiveFraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -386,10 +387,10 @@ def parse_settings(
     key_lines: Mapping[str, int] | None = None,
     root: type[BaseModel] | None = None,
 ) -> S:
-    """Validate nested dicts and return them as a record of type `cls`; raise a UserError about the first error.
+    """Validate nested dicts and return them as settings of class `cls`; raise a UserError about the first error.
 
-    `key_lines` has the line of each key, for the message. If `cls` is a section of a larger record, `where` is the name
-    of the section and `root` the type of the larger record.
+    `key_lines` has the line of each key, for the message. If `cls` is a section of a recipe, `where` is the name of the
+    section and `root` the class of the recipe.
     """
     if not isinstance(values, dict) and not where:
         raise UserError(f"the recipe must be settings written as name: value, got {shorten_value(values)}")
