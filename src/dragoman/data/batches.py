@@ -8,11 +8,12 @@ batch each row contains several complete sentence pairs:
     source_position_BS  0   1    2   |  0    1    2     3   |   0
 
 Segment ids restrict attention to the sentence, positions restart in every sentence, and nothing is truncated. Rows are
-filled by best fit: the pair is added that fills the gap best. A few per cent of the slots remain padding (MIN_FILL).
+filled by best fit: the pair is added that fills the gap best. A few per cent of the slots (entries of a tensor) remain
+padding (MIN_FILL).
 
 There are two steps. A *layout* (LAYOUTS) plans which examples share which row, from their lengths alone. Then the
 ExampleFormat of the task (EXAMPLE_FORMATS) collates a planned batch: it writes the examples into tensors. Lengths are
-counted in slots of the batch: those of sentence pairs include the </s> of each side.
+counted in slots: those of sentence pairs include the </s> of each side.
 
 Shapes   B rows   S source width   T target width   N examples   2 source and target
 """
@@ -36,7 +37,7 @@ MAX_STEPS_PER_ROW = 128  # when rows are filled, lengths are compared in steps o
 MIN_FILL = 0.935  # fraction of slots that are not padding, required by `choose_widths` if possible
 DOUBLING_COST = 0.015  # a doubled width must increase the fill by more than this, because attention then costs more
 PACKING_CHUNK = 8192  # number of pairs packed at a time: enough to fill rows well, few enough to be fast
-UNLIMITED_POSITIONS = 1 << 20  # more than any sentence needs
+UNLIMITED_POSITIONS = 1 << 20  # default of `max_positions`: more than any sentence needs
 # 8, 10, 12, 14, 16, 20, ...: four widths from each power of two to the next
 BUCKET_WIDTHS = np.array([2.0**octave * quarter for octave in range(1, 20) for quarter in (4, 5, 6, 7)])
 
@@ -85,6 +86,7 @@ class BestFitTable:
         self.steps_per_row = [min(MAX_STEPS_PER_ROW, width) for width in widths]
         S, T = self.shape = (self.steps_per_row[0] + 1, self.steps_per_row[1] + 1)
         # Longer items are preferred (to 1/1000 of a row). The preference modulo S * T is the index of the cell.
+        # relative_ST: source plus target length, as fractions of a row.
         relative_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
         self.preference_ST = np.round(relative_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
         sides = zip(length_2N, self.steps_per_row, widths, strict=True)
@@ -162,12 +164,13 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     is tried on a sample of pairs. The fill of a side that is empty, or has one label per text, is ignored.
     """
     if source_N.sum() < target_N.sum():
-        target, source = choose_widths(target_N, source_N)
+        target, source = choose_widths(target_N, source_N)  # as if the longer side were the source
         return Widths(source, target)
     source_N, target_N = source_N[:PACKING_CHUNK], target_N[:PACKING_CHUNK]
     ratio = target_N.sum() / source_N.sum()
     utility: dict[Widths, float] = {}  # fill of the best candidate of each source width, minus the cost of its width
     for doublings, source in enumerate((64, 128, 256, 512)):
+        # Target widths to try: multiples of 8 near the ratio of the lengths.
         targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
         fill: dict[Widths, float] = {}  # fraction of slots that are not padding, on the side with more padding
         for widths in (Widths(source, target) for target in sorted(targets)):
@@ -193,7 +196,7 @@ def plan_packed(
     """Plan packed rows in random order, in batches of about `tokens` slots per side.
 
     All batches of a width have the same shape, except that the last may have fewer rows: its number of rows is one of
-    `distinct_heights` equally spaced numbers. If `distinct_heights` is 1, narrow rows are joined to fill the last batch of wide rows.
+    `distinct_heights` equally spaced numbers. If that is 1, narrow rows are joined to fill the last batch of wide rows.
     """
     rows_by_factor: dict[int, list[list[int]]] = {1: []}  # factor: width of the rows as a multiple of `widths`
     for start in range(0, len(source_N), PACKING_CHUNK):
@@ -201,13 +204,13 @@ def plan_packed(
         for plan in pack_rows(source_N[start:end], target_N[start:end], widths):
             rows = rows_by_factor.setdefault(plan.widths.source // widths.source, [])
             rows.extend([start + i for i in row] for row in plan.rows)
-    plans, narrow = [], rows_by_factor[1]
-    rng.shuffle(narrow)
+    plans, narrow_rows = [], rows_by_factor[1]
+    rng.shuffle(narrow_rows)
     for factor, rows in sorted(rows_by_factor.items(), reverse=True):
         scaled = widths.scale(factor)
         height = max(1, tokens // max(scaled))
-        while distinct_heights == 1 and factor > 1 and len(rows) % height and len(narrow) >= factor:
-            rows.append([item for _ in range(factor) for item in narrow.pop()])
+        while distinct_heights == 1 and factor > 1 and len(rows) % height and len(narrow_rows) >= factor:
+            rows.append([item for _ in range(factor) for item in narrow_rows.pop()])
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
             filled = rows[start : start + height]
@@ -289,7 +292,7 @@ def plan_bucketed(
     return plans
 
 
-Layout = Callable[..., list[BatchPlan]]
+Layout = Callable[..., list[BatchPlan]]  # a function such as `plan_padded`
 LAYOUTS: dict[str, Layout] = {
     "packed": plan_packed,
     "packed_bucketed": partial(plan_packed, distinct_heights=1),  # one shape per width, for CUDA graphs
@@ -313,13 +316,14 @@ def flatten_side(ids: Sequence[NDArray[np.integer]], plan: BatchPlan, width: int
 
     `ids` are the tokens of each example, in the order of the plan; `width` is the row width of this side.
     """
-    sizes = [len(row) for row in plan.rows]
-    first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)  # index of the first example of the row
+    counts = [len(row) for row in plan.rows]  # examples of each row
+    first_N = np.repeat(np.cumsum(counts) - counts, counts).astype(np.int64)  # index of the first example of the row
     end = np.full(int(eos), EOS)  # empty if `eos` is False
     length_N = np.array([len(tokens) + eos for tokens in ids], dtype=np.int64)
+    # `end[:0]`, an empty array, because np.concatenate needs at least one array.
     token = np.concatenate([end[:0], *(part for tokens in ids for part in (tokens, end))]).astype(np.int64)
     offset_N = np.cumsum(length_N) - length_N  # start of each example in `token`
-    slot_N = np.repeat(np.arange(len(sizes)), sizes) * width + offset_N - offset_N[first_N]  # start in the batch
+    slot_N = np.repeat(np.arange(len(counts)), counts) * width + offset_N - offset_N[first_N]  # start in the batch
     position = np.arange(len(token)) - np.repeat(offset_N, length_N)
     segment = np.repeat(np.arange(len(ids)) - first_N + 1, length_N)
     return FlatSide(token, segment, position, np.repeat(slot_N, length_N) + position)
@@ -327,7 +331,7 @@ def flatten_side(ids: Sequence[NDArray[np.integer]], plan: BatchPlan, width: int
 
 @dataclass(frozen=True)
 class ExampleFormat:
-    """How the examples of a task are stored and collated.
+    """How the examples of a task are stored and collated. EXAMPLE_FORMATS has one instance for each format.
 
     A source ends with </s>. Each target token is predicted from the previous ones, the first from `first_input`. If
     `first_input` is None, the first token of the target is only an input and is not predicted.
@@ -339,7 +343,7 @@ class ExampleFormat:
     has_source: bool = True
     target_eos: bool = True  # whether a target ends with </s>
     first_input: int | None = BOS
-    stores_eos: bool = False  # whether </s> is stored with every line, because a window contains several lines
+    stores_eos: bool = False  # whether the cached ids of a line end with </s>, because a window has several lines
 
     def find_reason_to_skip(self, source: Sequence[int], target: Sequence[int], max_length: int) -> str:
         """Return the reason to leave an example out of training, or "" to keep it."""
@@ -370,7 +374,7 @@ class ExampleFormat:
         targets = [e.target if predicts_all else e.target[1:] for e in planned]
         source = flatten_side(sources, plan, plan.widths.source, eos=self.has_source)
         target = flatten_side(targets, plan, plan.widths.target, eos=self.target_eos)
-        target_in = np.roll(target.token, 1)
+        target_in = np.roll(target.token, 1)  # the previous token; the first of each example is replaced below
         first_in = [int(e.target[0]) if self.first_input is None else self.first_input for e in planned]
         target_in[target.position == 0] = first_in
         source_shape, target_shape = ((len(plan.rows), width) for width in plan.widths)
