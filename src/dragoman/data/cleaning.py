@@ -28,7 +28,8 @@ NO_EVIDENCE = -1e38  # py3langid's score is the lowest float32 if no n-gram of t
 class LanguageGuesser:
     """Language identification with py3langid, an optional dependency.
 
-    languages = LanguageGuesser() assert languages.guess("Ein Mann geht mit seinem Hund.") == "de"
+    languages = LanguageGuesser()
+    assert languages.guess("Ein Mann geht mit seinem Hund.") == "de"
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class LanguageGuesser:
         return str(code) if score > NO_EVIDENCE else ""
 
     def is_foreign(self, text: str, code: str) -> bool:
-        """Return whether the text is clearly in another language than `code`. This is rare for short texts."""
+        """Return whether the text is clearly in another language than `code`. Short texts are seldom clear enough."""
         if self.guess(text) in ("", code):
             return False
         scores = dict(self.langid.rank(text))
@@ -58,7 +59,8 @@ class TextSet:
     The texts themselves are not stored, so a collision of hashes makes a new text look known. Among ten million texts
     the probability of a collision is 3 in a million.
 
-    seen = TextSet() assert seen.add("a dog") and not seen.add("a dog")
+    seen = TextSet()
+    assert seen.add("a dog") and not seen.add("a dog")
     """
 
     def __init__(self) -> None:
@@ -75,7 +77,7 @@ class TextSet:
         self.count += 1
         if self.count * 3 > len(self.table) * 2:  # more than two thirds are occupied: double the table
             keys = filter(None, self.table)
-            self.table = array("Q", bytes(16 * len(self.table)))
+            self.table = array("Q", bytes(2 * 8 * len(self.table)))  # 8 bytes per slot
             for known in keys:
                 self.table[self.find_slot(known)] = known
         return True
@@ -190,7 +192,7 @@ class CleaningFilter:
     def __init__(self, settings: CleanSettings) -> None:
         self.settings, self.seen = settings, TextSet()
         codes = {"source": settings.source_language, "target": settings.target_language}
-        self.codes = {side: code for side, code in codes.items() if code}
+        self.codes = {side: code for side, code in codes.items() if code}  # languages to check
         self.languages = LanguageGuesser() if self.codes else None
         for side, code in self.codes.items():
             if self.languages and code not in self.languages.codes:
@@ -225,7 +227,8 @@ class CleaningFilter:
 def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
     """Return the pairs that no rule drops; count the pairs in `counts` by the reason for dropping them, or as "kept".
 
-    counts = Counter() kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
+    counts = Counter()
+    kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
     assert counts == {"kept": 1, "empty": 1}
     """
     rules = CleaningFilter(settings)
