@@ -46,7 +46,13 @@ LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # with the spaces around it
 TURN_SEPARATOR = " | "  # between the turns of a dialogue
 MAX_TURN_DIGITS = 9  # maximum number of digits in the number of a turn
 QUOTED_ROWS = 5  # maximum number of rows that an error message quotes
-IRRELEVANT_TO_PAIRS = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
+IRRELEVANT_TO_PAIRS = (
+    "weight",
+    "references",
+    "phrasebook",
+    "split",
+    "seed",
+)  # settings that do not change a file's pairs
 
 
 def wrap_in_list(value: Any) -> Any:
@@ -60,7 +66,7 @@ def wrap_in_list(value: Any) -> Any:
 
 
 def convert_to_text(value: Any) -> Any:
-    """Return a YAML scalar as text, for `where`: in {0: train} 0 is a column; values may be 1 or true."""
+    """Return a YAML scalar as text, for the setting `where`: in {0: train} 0 is a column; values may be 1 or true."""
     if isinstance(value, dict | list):
         return value
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -111,6 +117,7 @@ class CorpusSettings(Settings):
 
     @property
     def named_files(self) -> dict[str, str]:
+        # setting that names the file -> path
         return {name: path for name in FILE_SETTINGS if (path := getattr(self, name))}
 
     @property
@@ -282,7 +289,7 @@ def read_parallel(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]
     count = 0
     for count, (s, t) in enumerate(zip_longest(sources, targets), 1):
         if s is None or t is None:  # the end of one file
-            source_count, target_count = (
+            source_count, target_count = (  # lines read from each file, and those that remain
                 count - (line is None) + sum(1 for _ in rest) for line, rest in ((s, sources), (t, targets))
             )
             if not source_count or not target_count:
@@ -296,7 +303,7 @@ def read_parallel(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]
         raise UserError(f"{source} and {target} are empty")
 
 
-Row = dict[str, list[str]]  # the texts of each field, by column or key
+Row = dict[str, list[str]]  # the texts of each field, by TSV column or JSON key; several if the JSON value is a list
 
 
 def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
@@ -325,12 +332,12 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
 
     def parse(line: str, location: str) -> Row:
         try:
-            record = json.loads(line)
+            values = json.loads(line)
         except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
+            values = None
+        if not isinstance(values, dict):
             raise UserError(f"{location} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        row = {key: read_texts(record, key, location) for key in (source, target, *corpus.where)}
+        row = {key: read_texts(values, key, location) for key in (source, target, *corpus.where)}
         if not row[target]:
             raise UserError(f"{location}: {target!r} is an empty list; it must contain one or more correct texts")
         return row
@@ -338,14 +345,14 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     return read_rows(corpus, lines_in, parse, source, target)
 
 
-def read_texts(record: dict[str, Any], key: str, location: str) -> list[str]:
+def read_texts(values: dict[str, Any], key: str, location: str) -> list[str]:
     """Return the text at a key or, if its value is a list, the texts, each as one line. Errors name the `location`."""
-    if key not in record:
-        names = ", ".join(record) or "none"
+    if key not in values:
+        names = ", ".join(values) or "none"
         raise UserError(f"{location} has no key {key!r} (it has: {names}); set keys to the right names")
-    is_list = isinstance(record[key], list)
+    is_list = isinstance(values[key], list)
     texts = []
-    for value in record[key] if is_list else [record[key]]:
+    for value in values[key] if is_list else [values[key]]:
         text = json.dumps(value) if isinstance(value, int | float) else value  # a number may be a label
         if not isinstance(text, str):
             got = json.dumps(value)[:40]
@@ -353,7 +360,7 @@ def read_texts(record: dict[str, Any], key: str, location: str) -> list[str]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            half = f"\\u{ord(text[error.start]):04x}"
+            half = f"\\u{ord(text[error.start]):04x}"  # as JSON writes it
             raise UserError(
                 f"{location}: {key!r} contains {half}, half of a surrogate pair, which is no text"
             ) from None
@@ -370,7 +377,7 @@ def read_rows(
     """
     path = Path(corpus.tsv or corpus.jsonl)
     number = matching = 0
-    others: dict[str, None] = {}  # values in some rows that do not match, for the error message
+    others: dict[str, None] = {}  # ordered set of values in rows that do not match, for the error message
     for number, line in enumerate(lines_in(path), 1):
         row = parse(line, f"{path} line {number}")
         if all(row[name] == [value] for name, value in corpus.where.items()):
