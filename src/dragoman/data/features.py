@@ -34,10 +34,10 @@ MAX_TREE_DISTANCE = 127  # the maximum of int8
 
 
 class Feature(ABC):
-    """A kind of feature. A token store has two columns of it, whose names and formats must not change."""
+    """A kind of feature. The cache of token ids has two columns of it, whose names and formats must not change."""
 
     columns: tuple[str, str]  # names of the two columns: values of tokens, annotations of texts
-    store_key: str  # part of the cache key of a store with this feature
+    store_key: str  # part of the cache key of a token store with this feature
     missing_key: str  # key in store.json: number of sentences whose feature is unknown
     missing_message: str  # logged after this number, if it is not 0
 
@@ -81,7 +81,7 @@ class TreeFeature(Feature):
         words = [remove_spaces(word) for word in pair.tree.words] if pair.tree else []
         if not pair.tree or "".join(words) != remove_spaces(pair.source):
             return NO_ANNOTATION
-        # Offsets are in bytes and count whitespace other than " ", as in `locate_tokens`. Words have no whitespace.
+        # Byte offsets, as in `Tokenizer.locate_tokens`: they skip " ", but count other whitespace, which no word has.
         offsets = [0, *accumulate(0 if letter == " " else len(letter.encode()) for letter in pair.source)]
         letter_offsets = [n for n, letter in zip(offsets, pair.source) if not letter.isspace()] + offsets[-1:]
         starts = [letter_offsets[n] for n in accumulate(map(len, words), initial=0)][:-1]
@@ -107,7 +107,7 @@ class TreeFeature(Feature):
         word_counts = np.array([len(feature.annotation) // 2 for feature in features], np.int64)  # of each sentence
         token_counts = np.array([len(feature.values) + 1 for feature in features], np.int64)  # including </s>
         offsets = np.cumsum(word_counts) - word_counts  # words before each sentence
-        eos_word = np.zeros(1, np.int64)  # </s> belongs to no word, and the head of word 0 is 0
+        eos_word = np.zeros(1, np.int64)  # </s> belongs to no word, numbered 0, whose head is 0
         local_word_N = np.concatenate([eos_word[:0], *(part for f in features for part in (f.values, eos_word))])
         local_head_K = np.concatenate([eos_word, *(feature.annotation[1::2] for feature in features)])
         word_N = np.where(local_word_N, local_word_N + np.repeat(offsets, token_counts), 0)
