@@ -30,7 +30,7 @@ from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import WARNING, ProgressBar, log
 from dragoman.types import Pair, Tree
 
-CORPUS_SIDES = ("source", "target")
+CORPUS_SIDES = ("source", "target")  # also the endings of the files
 OUT_ADVICE = "choose another --out"
 # A line break inside a text, which JSONL allows. In a plain file it would shift all following lines.
 LINE_BREAK_IN_TEXT = re.compile(r"\r?\n|\r\Z")
@@ -82,7 +82,8 @@ def parse_corpora(text: str, option: str) -> CorpusList:
         corpora = get_entry({name: getattr(data, name) for name in SPLITS}, split, f"part of {recipe}")
         if not corpora:
             raise UserError(f"{recipe} has no data.{split}")
-        swapped = data.direction != DataSettings().direction  # direction and split matter only to the phrasebook
+        # Direction and split matter only to the phrasebook; another direction than en-de swaps its sides.
+        swapped = data.direction != DataSettings().direction
         return CorpusList(
             tuple(
                 corpus.model_copy(update={"split": corpus.split or split, "reverse": corpus.reverse != swapped})
@@ -213,12 +214,12 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
         if folder := next((path for path in paths if path.is_dir()), None):
             raise UserError(f"cannot write {str(folder)!r}, which is a folder; remove it or choose another --out")
         with TemporaryFile(dir=next(folder for folder in prefix.absolute().parents if folder.exists())):
-            pass  # the folder is writable
+            pass  # raises an OSError unless the folder is writable
     rows = iter(rows)
     first = next(rows, None)
     if first is None:
         raise UserError(f"no pair is left, so {str(prefix)!r} was not written; check which settings drop all pairs")
-    joined = 0  # texts whose lines were joined
+    joined = 0  # texts in which line breaks were replaced by spaces
     with report_write_errors(prefix, OUT_ADVICE), ExitStack() as cleanup:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         temporary = [cleanup.enter_context(temporary_beside(path)) for path in paths]
