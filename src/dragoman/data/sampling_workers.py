@@ -1,6 +1,6 @@
 """Worker processes for subword regularization (BPE-dropout, unigram sampling), used if there are spare cores.
 
-In each epoch a text gets a new random segmentation; `rate` is the strength of the regularization. A segmentation is a
+In each epoch a text gets a new random segmentation; `rate` is the strength, in BPE the dropout rate of merges. It is a
 function of the text, the rate and (seed, epoch, index), so it does not depend on the process that computes it.
 
 A SamplingPool has one thread per worker process. The thread sends the tokenizers and then one SamplingTask after the
@@ -48,10 +48,10 @@ class SamplingTask(NamedTuple):
     rate: float
     seed: int
     epoch: int
-    tag: str  # of all sources
+    tag: str  # of all sources, such as the target language; its ids precede those of a source
     max_tokens: int  # maximum number of tokens per side
-    indices: Sequence[int]  # of the pairs in the stream
-    sources: Sequence[bytes]  # in UTF-8, as in the token store
+    indices: Sequence[int]  # of the pairs, counted over all corpora
+    sources: Sequence[bytes]  # in UTF-8, as in the cached files
     targets: Sequence[bytes]
 
     @property
@@ -68,7 +68,7 @@ class SampledIds(NamedTuple):
 
 
 def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
-    """Sample a segmentation of both sides of all pairs of a task. The ids of the tag precede those of a source.
+    """Return sampled segmentations of the sources and of the targets of a task.
 
     A text that would have more than `max_tokens` tokens gets the deterministic segmentation, which is shorter.
     """
