@@ -27,7 +27,7 @@ LANGUAGE_SAMPLE = 500  # number of pairs, sampled at random, whose languages are
 RATIO_STEP = 0.02  # width of the bins in which log-ratios of lengths are counted: 2 %
 MIN_CORRELATION = 0.3  # a lower correlation of lengths leads to a warning
 MIN_PAIRS_FOR_CORRELATION = 100  # the correlation of fewer pairs is too uncertain for a warning
-BARS = "▁▂▃▄▅▆▇█"
+BARS = "▁▂▃▄▅▆▇█"  # of histograms, by height
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def compute_statistics(pairs: Iterable[Pair], against: OverlapCounter | None = N
     source, target, seen = SideCounts(), SideCounts(), TextSet()
     log_ratios: Counter[float] = Counter()  # in units of RATIO_STEP
     correlation = RunningCorrelation()
-    sample: list[Pair] = []  # reservoir sampling
+    sample: list[Pair] = []  # a uniform sample of all pairs, by reservoir sampling
     random = Random(1)
     equal = count = 0
     for count, pair in enumerate(pairs, 1):
@@ -162,9 +162,9 @@ def compute_statistics(pairs: Iterable[Pair], against: OverlapCounter | None = N
         target.add(pair.target, count)
         seen.add(pair.source, pair.target)
         equal += pair.source == pair.target
-        x, y = math.log(len(pair.source.encode()) or 1), math.log(len(pair.target.encode()) or 1)
-        correlation.add(x, y)
-        log_ratios[round((y - x) / RATIO_STEP)] += 1
+        log_source, log_target = (math.log(len(text.encode()) or 1) for text in (pair.source, pair.target))
+        correlation.add(log_source, log_target)
+        log_ratios[round((log_target - log_source) / RATIO_STEP)] += 1
         if len(sample) < LANGUAGE_SAMPLE:
             sample.append(pair)
         elif (index := random.randrange(count)) < LANGUAGE_SAMPLE:
