@@ -60,7 +60,7 @@ class StreamPosition:
 
 
 class ExampleStore(Protocol):
-    """Examples by line number: a token store, or the windows of a text, where a line is a window."""
+    """Examples by line number: a token store (the cached ids of a corpus), or a text, where a line is a window."""
 
     def __len__(self) -> int: ...
 
@@ -163,7 +163,7 @@ class BatchStream:
         With a weight of 2.5, all examples of a corpus occur twice, and a random half of them three times.
         """
         rng = np.random.default_rng([self.seed, epoch])
-        chosen, first = [], 0
+        chosen, first = [], 0  # `first`: index of the first example of the corpus
         for number, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.corpora, strict=True)):
             index_N = np.arange(first, first + size, dtype=np.uint32)
             expected = weight % 1 * size  # additional examples; if it rounds to 0, one is added with this probability
@@ -182,7 +182,7 @@ class BatchStream:
         return [part_N - first for part_N, first in zip(parts, [0, *end_P[:-1].tolist()], strict=True)]
 
     def read_examples(self, indices: NDArray[np.uint32], epoch: int, items: Iterable[int]) -> dict[int, Example]:
-        """Return these items of a window, whose indices are given, read in file order, so that few pages are mapped."""
+        """Return these items of a window with the given `indices`. Reading in file order touches few memory pages."""
         found: dict[int, Example] = {}
         item_N = np.fromiter(items, dtype=np.int64)
         item_N = item_N[np.argsort(indices[item_N], kind="stable")]
@@ -286,7 +286,8 @@ class BatchStream:
             shards = (plan.rows[slice(*self.shard.row_range(len(plan.rows)))] for plan in plans[first:])
             local = {item for rows in shards for row in rows for item in row}
             examples = {i: examples[i] for i in local} if examples else self.read_examples(indices, start.epoch, local)
-            fraction = (next_start.passed or 1.0) - start.passed  # of the epoch, in this window
+            # Fraction of the epoch in this window. `next_start.passed` is 0 if the next window begins a new epoch.
+            fraction = (next_start.passed or 1.0) - start.passed
             for number, plan in enumerate(plans[first:], first + 1):
                 passed = start.passed + fraction * number / len(plans)
                 following = next_start if number == len(plans) else replace(start, batch=number, passed=passed)
@@ -315,7 +316,7 @@ class BatchStream:
                 source_tokens=source_tokens,
                 target_tokens=target_tokens,
                 is_unpacked=max(map(len, plan.rows)) <= 1,
-                first_row=min(start, height - 1),
+                first_row=min(start, height - 1),  # a rank without rows has one empty row
                 total_rows=height,
             )
         return batch
@@ -332,7 +333,8 @@ class TextWindowStream(BatchStream):
         self, corpora: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
     ) -> None:
         self.context = context
-        super().__init__(corpora, tokenizers, example_format="windows", widths=Widths(8, context), **settings)
+        widths = Widths(8, context)  # windows have no source, so that side is only padding
+        super().__init__(corpora, tokenizers, example_format="windows", widths=widths, **settings)
 
     def stores(self, epoch: int) -> list[TextWindows]:
         """Return the windows of each text in this epoch."""
