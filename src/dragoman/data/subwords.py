@@ -6,11 +6,11 @@ are escaped in the text, so that decode(encode(text)) equals the text even if it
 Random segmentations are computed from the scores of the model. The sampler of SentencePiece uses one random stream per
 thread that cannot be restored, so a resumed run would see other tokens. Here a segmentation is a pure function:
 
-    variant v (of VARIANTS) of a word         depends on (dropout rate, word, v) and is cached;
+    variant v (of VARIANTS) of a word         depends on (rate, word, v) and is cached;
     the variant of the n-th word of a line    depends on (seed, epoch, line, n).
 
-Words are separated by spaces. No subword contains a space except at its beginning, so words can be segmented one by
-one.
+The rate is the strength of the randomness, in BPE the dropout rate of merges. Words are separated by spaces. No subword
+contains a space except at its beginning, so words can be segmented one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CACHED_VARIANTS = 1 << 18  # maximum number of cached variants
 LONGEST_CACHED = 32  # characters; longer words are rarely repeated
 UNKNOWN_PENALTY = 10.0  # an unknown character scores this much less than the worst subword, as in SentencePiece
 SPACE_MARK = "▁"  # stands for a space in subwords
-ESCAPE = "\ue581"  # a private-use character; it is escaped too, so that `unescape` is exact
+ESCAPE = "\ue581"  # an arbitrary private-use character; it is escaped too, so that `unescape` is exact
 ESCAPES = {ESCAPE: ESCAPE + "0", SPACE_MARK: ESCAPE + "1", "\u2585": ESCAPE + "2"}
 
 
@@ -92,9 +92,10 @@ def generate_uniform(seed: str) -> Iterator[float]:
     state = hash_stably(seed.encode())
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
-        yield (state >> 11) * 2**-53
+        yield (state >> 11) * 2**-53  # the higher 53 of 64 bits: as many as a float can hold
 
 
+# Returns the subwords of a word, given the word, the vocabulary, the rate and uniform random numbers.
 Segment = Callable[[str, SubwordVocabulary, float, Iterator[float]], list[str]]
 
 
@@ -104,7 +105,7 @@ def segment_bpe(word: str, vocabulary: SubwordVocabulary, rate: float, uniform: 
     With rate 0 this is the segmentation of SentencePiece.
     """
     scores = vocabulary.scores
-    symbols = list(word)  # a merged symbol is stored at the index of its first character, "" at the others
+    symbols = list(word)  # a merged symbol is stored at the index of its first character, with "" at the others
     following = [*range(1, len(symbols)), -1]  # index of the next symbol, or -1
     previous = list(range(-1, len(symbols) - 1))
 
@@ -140,7 +141,7 @@ def segment_unigram(word: str, vocabulary: SubwordVocabulary, rate: float, unifo
     0.18, a usual value (Kudo 2018 uses 0.1 to 0.5); towards 1, all segmentations are equally likely. Forward filtering
     and backward sampling is exact, without a list of all segmentations.
     """
-    alpha = min((1 - rate) / (50 * rate), 1e6)
+    alpha = min((1 - rate) / (50 * rate), 1e6)  # finite also for tiny rates
     scores, longest = vocabulary.scores, vocabulary.longest
     total = [0.0]  # total[end]: log of the summed weights of all segmentations of word[:end]
     endings: list[list[tuple[int, float]]] = [[]]  # endings[end]: begin and log-weight of each subword that ends there
