@@ -4,7 +4,7 @@
     *.text  *.text_ends                                                     to sample new segmentations
     source.words  source.words_ends  source.trees  source.trees_ends        for models with tree positions
 
-The tokens of line i are ids[ends[i-1]:ends[i]]; the other columns are stored likewise. A corpus may be larger than
+The tokens of line i are ids[ends[i-1]:ends[i]]; the other columns are stored likewise. A store may be larger than
 memory, because the operating system loads only the pages in use. A feature of the source tokens (features.py) has two
 columns: values of tokens, and annotations that do not depend on the tokenizer.
 
@@ -82,24 +82,24 @@ def make_examples(
 
 
 class TokenStore:
-    """The examples of a corpus by line number. A resumed run checks `digest`, which identifies the content."""
+    """The examples of a corpus by line number, as `open_store` returns them. `digest` identifies the content."""
 
     def __init__(self, folder: Path) -> None:
         try:
-            about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-            self.example_count: int = about["pairs"]
-            self.digest: str = about["digest"]
-            self.dropped_counts: dict[str, int] = about["dropped"]  # number of pairs left out, by reason
-            self.longest_source: int = about["longest"]  # tokens of the longest source
-            self.characters: int = about.get("characters", 0)  # of all targets, one for each end of line included
-            self.tag: str = about.get("tag", "")  # its ids precede those of every source
-            self.id_columns = [StoredColumn(folder, f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
+            metadata = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+            self.example_count: int = metadata["pairs"]
+            self.digest: str = metadata["digest"]
+            self.dropped_counts: dict[str, int] = metadata["dropped"]  # number of pairs left out, by reason
+            self.longest_source: int = metadata["longest"]  # tokens of the longest source
+            self.characters: int = metadata.get("characters", 0)  # of all targets, including the ends of lines
+            self.tag: str = metadata.get("tag", "")  # its ids precede those of every source
+            self.id_columns = [StoredColumn(folder, f"{side}.ids", metadata["dtype"]) for side in STORED_SIDES]
             self.text_columns = [
-                StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES if about["text"]
+                StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES if metadata["text"]
             ]
-            stored = {name: feature for name, feature in FEATURES.items() if feature.missing_key in about}
+            stored = {name: feature for name, feature in FEATURES.items() if feature.missing_key in metadata}
             # Number of sources for which a feature is unknown, by name of the feature.
-            self.missing_counts = {name: int(about[feature.missing_key]) for name, feature in stored.items()}
+            self.missing_counts = {name: int(metadata[feature.missing_key]) for name, feature in stored.items()}
             self.features = {
                 name: [StoredColumn(folder, f"source.{column}", "int32") for column in feature.columns]
                 for name, feature in stored.items()
@@ -182,8 +182,8 @@ def open_store(
 
     def write(temporary: Path) -> None:
         with StoreWriter(temporary, tokenizers, text=text, features=features) as writer:
-            about = writer.write(pairs(), EXAMPLE_FORMATS[example_format], max_length, name)
-        (temporary / "store.json").write_text(json.dumps(about), encoding="utf-8")
+            metadata = writer.write(pairs(), EXAMPLE_FORMATS[example_format], max_length, name)
+        (temporary / "store.json").write_text(json.dumps(metadata), encoding="utf-8")
 
     if not (folder / "store.json").exists():
         try:
@@ -222,7 +222,7 @@ class StoreWriter(ExitStack):
             tag_ids = self.tokenizers.tag_ids(tag)
             sources = self.tokenizers.source.encode_all([pair.source for pair in chunk])
             targets = self.tokenizers.target.encode_all([pair.target for pair in chunk])
-            kept: list[tuple[Pair, list[int], list[int]]] = []
+            kept: list[tuple[Pair, list[int], list[int]]] = []  # pair, source ids, target ids
             for pair, ids, target in zip(chunk, sources, targets, strict=True):
                 source = [*tag_ids, *ids] if ids else ids
                 if reason := format_.find_reason_to_skip(source, target, max_length):
@@ -239,9 +239,9 @@ class StoreWriter(ExitStack):
                 f"{name}: none of {dropped.total()} {format_.noun} can be used ({', '.join(reasons)}); "
                 "check the files, or raise data.max_length"
             )
-        about = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
-        about |= {"text": self.has_text, "longest": longest, "characters": characters, "tag": tag}
-        return about | self.missing
+        metadata = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
+        metadata |= {"text": self.has_text, "longest": longest, "characters": characters, "tag": tag}
+        return metadata | self.missing
 
     def write_chunk(self, kept: list[tuple[Pair, list[int], list[int]]]) -> None:
         """Append pairs, given with the token ids of both sides, to all columns. The digest covers ids and features."""
