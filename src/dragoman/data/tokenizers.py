@@ -124,14 +124,14 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        record = json.loads(content)
-        symbols, byte_tokens = record["symbols"], BYTE_TOKENS if record["byte_fallback"] else []
+        values = json.loads(content)
+        symbols, byte_tokens = values["symbols"], BYTE_TOKENS if values["byte_fallback"] else []
         reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(len(byte_tokens))]
         self.bytes_by_id = reserved + [symbol.encode() for symbol in symbols]
         self.token_texts = [*SPECIALS, *byte_tokens, *(symbol.replace(" ", SPACE_MARK) for symbol in symbols)]
-        self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
+        self.ids = {symbol: i for i, symbol in enumerate(symbols, len(reserved))}
         self.size = len(self.bytes_by_id)
-        self.lossless = record["byte_fallback"]
+        self.lossless = values["byte_fallback"]
 
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> CharTokenizer:
@@ -139,12 +139,13 @@ class CharTokenizer(Tokenizer):
         return cls(to_json({"byte_fallback": settings.byte_fallback, "symbols": symbols}))
 
     def encode(self, text: str) -> list[int]:
-        return [
-            i
-            for character in text
-            for i in self.ids.get(character)
-            or ([len(SPECIALS) + byte for byte in character.encode()] if self.lossless else [UNK])
-        ]
+        ids: list[int] = []
+        for character in text:
+            if character in self.ids:
+                ids.append(self.ids[character])
+            else:
+                ids += [len(SPECIALS) + byte for byte in character.encode()] if self.lossless else [UNK]
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join([self.bytes_by_id[i] for i in ids]).decode(errors="replace")
@@ -158,9 +159,9 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(CharTokenizer):
-    """One id per byte of UTF-8: no training, 260 ids, every text of every language."""
+    """One id per byte of UTF-8, and four special ids. It needs no training and encodes every text."""
 
-    def __init__(self, content: bytes = b"") -> None:  # noqa: ARG002 - all are the same
+    def __init__(self, content: bytes = b"") -> None:  # noqa: ARG002 - all byte tokenizers are the same
         super().__init__(to_json({"byte_fallback": True, "symbols": []}))
         self.token_texts = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTE_TOKENS[b] for b in range(256))]
         self.token_texts[len(SPECIALS) + ord(" ")] = SPACE_MARK
@@ -265,7 +266,7 @@ def count_letter_bytes(text: str) -> int:
 
 
 def find_starts(sizes: Sequence[int], text: str) -> list[int] | None:
-    """Return where tokens of these sizes in bytes begin, or None if they do not add up to the text."""
+    """Return where tokens of these sizes in bytes begin, or None if the sizes do not add up to that of the text."""
     *starts, end = accumulate(sizes, initial=0)
     return starts if end == count_letter_bytes(text) else None
 
@@ -276,8 +277,8 @@ def find_most_frequent(symbols: Iterable[str], size: int) -> list[str]:
     return sorted(counts, key=lambda symbol: (-counts[symbol], symbol))[:size]
 
 
-def to_json(record: dict[str, object]) -> bytes:
-    return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()
+def to_json(values: dict[str, object]) -> bytes:
+    return (json.dumps(values, ensure_ascii=False, indent=0) + "\n").encode()
 
 
 MAX_TRAINING_CHUNK = 4000  # longer lines are divided, because SentencePiece aborts at a word of 65,536 characters
@@ -302,7 +303,8 @@ class SubwordTokenizer(Tokenizer):
         self.processor: Any = sentencepiece.SentencePieceProcessor(model_proto=content)
         self.size = self.processor.get_piece_size()
         pieces: list[str] = self.processor.id_to_piece(list(range(self.size)))
-        byte_ids = [self.processor.piece_to_id(name) for name in BYTE_TOKENS] if pieces[4] == BYTE_TOKENS[0] else []
+        has_bytes = pieces[len(SPECIALS)] == BYTE_TOKENS[0]  # with byte fallback, they follow the special tokens
+        byte_ids = [self.processor.piece_to_id(name) for name in BYTE_TOKENS] if has_bytes else []
         ordinary = range(len(SPECIALS) + len(byte_ids), self.size)
         self.lossless = bool(byte_ids)
         self.bytes_by_id = [b""] * len(SPECIALS) + [bytes([b]) for b in range(len(byte_ids))]
@@ -331,7 +333,7 @@ class SubwordTokenizer(Tokenizer):
                 model_type=cls.kind,
                 vocab_size=settings.size,
                 byte_fallback=settings.byte_fallback,
-                character_coverage=0.9995 if settings.byte_fallback else 1.0,  # 0.9995 is the default
+                character_coverage=0.9995 if settings.byte_fallback else 1.0,  # rare characters become bytes
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 max_sentence_length=1 << 30,  # longer lines would be left out
@@ -340,7 +342,7 @@ class SubwordTokenizer(Tokenizer):
                 bos_id=BOS,
                 eos_id=EOS,
                 num_threads=4,  # a constant: sums differ in their last digit with the number of threads
-                minloglevel=2,
+                minloglevel=2,  # log only errors
             )
         except (RuntimeError, ValueError) as error:
             raise explain_failure(str(error), cls.kind, settings.size, settings.byte_fallback) from None
