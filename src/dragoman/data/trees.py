@@ -81,7 +81,7 @@ def build_tree(rows: Sequence[ConlluRow], location: str) -> Tree:
             f"{location} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
         )
     heads = tuple(row.head for row in words)
-    if error := find_tree_error(Tree(("",) * len(heads), heads)):
+    if error := find_tree_error(Tree(("",) * len(heads), heads)):  # only the heads matter
         raise UserError(f"{location} has no tree: {error}")
 
     def compute_depth(word: int) -> int:
@@ -98,8 +98,8 @@ def build_tree(rows: Sequence[ConlluRow], location: str) -> Tree:
         span = slice(row.first - 1, row.last)
         if row.last > row.first and remove_spaces("".join(forms[span])) != remove_spaces(row.form):
             numbers = range(row.first, row.last + 1)
-            highest = min(numbers, key=compute_depth)
-            forms[span] = [row.form if word == highest else "" for word in numbers]
+            nearest_root = min(numbers, key=compute_depth)
+            forms[span] = [row.form if word == nearest_root else "" for word in numbers]
     return Tree(tuple(forms), heads)
 
 
