@@ -1,6 +1,8 @@
 """English inflection and word order (subject, verb, objects, manner, place, time).
 
-Tables of verb forms are indexed by `NounPhrase.person`: 0 for I, 1 for he, 2 for we.
+Tables of verb forms are indexed by `NounPhrase.person`: 0 for I, 1 for he, 2 for we. A token is a word with two node
+ids, its own and that of its head. `node + Offset.NOT` identifies the word "not" of the clause `node`; ids that differ
+by less than 4 express one meaning together (realization.py).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
 from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
 
 OBJECT_PRONOUN_FORMS = {"I": "me", "we": "us", "he": "him", "she": "her", "they": "them"}
-PAST_MODALS = {"can": "could", "must": "had", "want": "wanted"}  # grammar.py samples no other modals in the past
+PAST_MODALS = {"can": "could", "must": "had", "want": "wanted"}  # "had" to; grammar.py samples no others in the past
 ENGLISH_BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 HAVE = ("have", "has", "have")
 FOLLOWED_BY_COMMA = (("of", "course"), ("unfortunately",))  # at the beginning of a clause
@@ -21,7 +23,7 @@ class English(Realizer):
 
     __slots__ = ()
 
-    index = 0
+    index = 0  # of English in (English, German) pairs
     than = "than"
     genitive = "of"
     commas_enclose_clauses = False
@@ -80,7 +82,7 @@ class English(Realizer):
         auxiliary = node + Offset.AUXILIARY
         infinitive = (verb.english_base if verb else "be", node, head)
         if clause.kind == "infinitive":
-            return ("", auxiliary, head), [("to", auxiliary, head), infinitive]
+            return ("", auxiliary, head), [("to", auxiliary, head), infinitive]  # no finite verb
         if modal:
             word = modal if tense == "present" else PAST_MODALS[modal]
             if word == "can" and clause.negated:
