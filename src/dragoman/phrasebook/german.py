@@ -5,6 +5,9 @@ prefixes come at the end of the clause; what stands between them and the finite 
 
 Tables of verb forms are indexed by `NounPhrase.person`: 0 for ich, 1 for er, 2 for wir. Paradigms are indexed by gender
 (masculine, feminine, neuter, plural), then by case (nominative, accusative, dative, genitive).
+
+A token is a word with two node ids, its own and that of its head. `node + Offset.NOT` identifies the word "nicht" of
+the clause `node` (realization.py).
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class German(Realizer):
 
     __slots__ = ()
 
-    index = 1
+    index = 1  # of German in (English, German) pairs
     than = "als"
     genitive = ""
     commas_enclose_clauses = True
@@ -158,7 +161,8 @@ class German(Realizer):
         """Write the determiner and the adjectives. A preposition and the article may contract: in dem -> im."""
         node = phrase.node
         gender = PLURAL if phrase.plural else noun.gender
-        forms, endings = DETERMINERS["no" if phrase.negation >= 0 else phrase.determiner]
+        becomes_kein = phrase.negation >= 0  # "not ... a dog" is "keinen Hund"
+        forms, endings = DETERMINERS["no" if becomes_kein else phrase.determiner]
         word, ending = forms[gender][case], endings[gender][case]
         inflected = []  # nodes of the words whose form shows the declension
         contraction = CONTRACTIONS.get(f"{phrase.preposition.german} {word}") if phrase.preposition else None
@@ -169,7 +173,7 @@ class German(Realizer):
         elif word:
             self.tokens.append((word, node + Offset.DETERMINER, node))
             inflected.append(node + Offset.DETERMINER)
-            if phrase.negation >= 0:
+            if becomes_kein:
                 self.also_means[node + Offset.DETERMINER] = phrase.negation
         if phrase.degree:
             self.add(phrase.degree.german[0], node + Offset.DEGREE, node + Offset.ADJECTIVE)
