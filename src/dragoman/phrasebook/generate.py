@@ -30,8 +30,8 @@ from dragoman.types import Pair, Tree
 
 SPLITS = ("train", "dev", "test", "unseen")
 DIRECTIONS = ("en-de", "de-en")
-PERCENTILES = {"train": (0, 84), "dev": (84, 92), "test": (92, 100)}  # of the content hash
-SENTENCE_COUNT = 10**18  # a lower bound of the number of sentences; it ignores relative clauses, questions and more
+PERCENTILES = {"train": (0, 84), "dev": (84, 92), "test": (92, 100)}  # of the hash of the content words
+SENTENCE_COUNT = 10**18  # lower bound of the number of possible sentences, without relative clauses, questions and more
 MAX_PHRASES = 1_000_000_000  # per call: the hashes of all sentences have to fit into memory
 MAX_REPEATS = 1_000_000  # after this many samples in a row without a new sentence, the split counts as exhausted
 
@@ -119,7 +119,7 @@ def realize_plans(
             plan = grammar.sample_plan()
         except NoFittingWord:
             continue
-        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99; the hash is a sum
+        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99, from the lower 64 bits
         if not (grammar.found_held_out if split == "unseen" else low <= percentile < high):
             continue
         english, german = English(), German()
@@ -156,7 +156,7 @@ class SentenceSet:
 
 
 def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
-    """Return the phrase with its alignment, trees, coreference and phenomena."""
+    """Return the pair of these sentences with its alignment, trees, coreference and phenomena."""
     source_positions, target_positions = source.locate_nodes(), target.locate_nodes()  # by node of the plan
     target_meanings = target.locate_meanings()  # a meaning is a group of nodes, the same in both languages
     alignment = {
