@@ -6,6 +6,7 @@ pronoun could refer to no other noun of the sentence, neither in English nor in 
 The corpus has to be the same on every machine. Therefore the grammar calls nothing but `random()`, whose sequence is
 stable across versions of Python. The probabilities were set by hand; changing one of them, or the order of the calls,
 changes the corpus. A word that is held out from a construction is never sampled in it, except for the split `unseen`.
+A frame (valency frame) is a verb with the nouns that may fill each of its arguments.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ QUESTION_WORDS = expand_weights("-*4 who what whom which where when why")
 QUESTION_ADVERBS = ("where", "when", "why")
 RELATIVE_ROLES = expand_weights("subject*3 accusative*2 dative prepositional")
 WITH, DESPITE = Preposition.parse("with/mit+dat"), Preposition.parse("despite/trotz+gen")
-# The tags "in", "on" and "at" of a noun name the preposition with which it denotes a place.
+# The tag "in", "on" or "at" of a noun (the first two letters here) is the preposition with which it denotes a place.
 PLACE_PREPOSITIONS = {text[:2]: Preposition.parse(text) for text in ("in/in+dat", "on/auf+dat", "at/an+dat")}
 AROUND_FURNITURE = tuple(
     map(Preposition.parse, ("on/auf+dat", "under/unter+dat", "behind/hinter+dat", "beside/neben+dat"))
 )
 EVENT_PREPOSITIONS = tuple(map(Preposition.parse, ("during/während+gen", "after/nach+dat")))
-MAX_ATTEMPTS = 12  # to find a word that may be used, before another plan is sampled
+MAX_ATTEMPTS = 12  # samples of a word; if none of them may be used, another plan is sampled
 
 
 class NoFittingWord(Exception):
@@ -248,7 +249,7 @@ class Grammar:
             personal = self.random() < 0.5
             self.add_subject(clause, lexicon.describable, personal=personal, second=second, extend=True)
         noun = clause.subject.noun
-        common = None if noun is None or noun.proper else noun
+        common = None if noun is None or noun.proper else noun  # a common noun, not a name or pronoun
         adjectives = lexicon.qualities[common] + lexicon.colours[common] if common else lexicon.personal_adjectives
         adjective = clause.predicate = self.sample_adjective(adjectives)
         if adjective is None:
@@ -282,7 +283,10 @@ class Grammar:
                 raise NoFittingWord
 
     def add_subject(self, clause: Clause, nouns: Sequence[Noun], *, personal: bool, second: bool, extend: bool) -> None:
-        """Add a pronoun, a name or a noun phrase. A second clause gets only "I" and "we": "he" might be ambiguous."""
+        """Add a pronoun, a name (if the subject may be `personal`) or a noun phrase.
+
+        A second clause gets only "I" and "we", because "he" might be ambiguous.
+        """
         chance = self.random()
         if personal and chance < 0.13:
             subject = self.sample_pronoun(FIRST_PERSON if second else SUBJECT_PRONOUNS)
@@ -405,7 +409,8 @@ class Grammar:
         noun = self.sample_noun(nouns, role)
         phrase = NounPhrase(self.new_block(), noun, not noun.mass and self.random() < 0.36)
         self.noun_phrases.append(phrase)
-        phrase.determiner = self.pick(self.lexicon.determiners[determiners][2 if noun.mass else phrase.plural])
+        column = 2 if noun.mass else phrase.plural  # singular, plural, mass
+        phrase.determiner = self.pick(self.lexicon.determiners[determiners][column])
         if phrase.determiner in POSSESSIVES and not noun.tags & POSSESSABLE_TAGS:
             phrase.determiner = "the"
         elif phrase.determiner == "a" and "family" in noun.tags:
