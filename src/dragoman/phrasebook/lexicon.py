@@ -113,7 +113,7 @@ class Adjective:
         self.lemma, german = row["english"], row["german"]
         self.positive = (self.lemma, german)
         self.comparative = (row["comparative"] or f"more {self.lemma}", row["german_comparative"])
-        self.adverb = Adverbial(tuple(row["adverb"].split()), (german,))  # unused if English has no adverb
+        self.adverb = Adverbial(tuple(row["adverb"].split()), (german,))  # unused if the English column is empty
         self.stem = row["stem"] or german.removesuffix("e")  # German stem before an ending
         self.kind = row["kind"]
         self.opposites = row["opposites"].split()
