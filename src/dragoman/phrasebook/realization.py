@@ -110,7 +110,7 @@ class SentencePlan(NamedTuple):
     root: Clause
 
 
-# In the nodes of a phenomenon (a tested point of grammar): the word before the first node, after the last node.
+# Placeholders in the nodes of a phenomenon (a tested point of grammar): the word before the first, after the last node.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
 ADVERBIAL_OFFSETS = {
     "frequency": Offset.FREQUENCY,
@@ -319,6 +319,6 @@ class Realizer(ABC):
             found = [positions[node] for node in nodes if node >= 0]
             if nodes[0] == PREVIOUS_WORD and found[0] > 0:
                 found.insert(0, found[0] - 1)
-            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:  # also for the first word of a sentence
+            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:  # the first word has no previous one
                 found.append(found[-1] + 1)
             yield name, tuple(found)
