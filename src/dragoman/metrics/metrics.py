@@ -45,7 +45,7 @@ BLEU_TOKENIZERS = {  # sacreBLEU's tokenizers that need no network -> the extra 
 MOSES_LANGUAGES = ("cs", "de", "en", "fr")  # of Multi30k, whose papers compute BLEU on text tokenized by Moses
 LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # extra of this package -> the library it installs
 MAX_SUBWORD_FRACTION = 0.05  # of tokens with a subword marker: far more in subword text, about 0 in plain text
-UNTRAINED_SCORE = 1.0  # scores below 1 (error rates above 99) are noise; the loss compares such models better
+UNTRAINED_SCORE = 1.0  # scores below 1 (error rates above 99) are noise, so such models are compared by the loss
 BLEU_ORDERS = 4  # n-grams of 1 to 4 words
 TINY = 1e-300  # replaces 0 before a logarithm
 RECALL_WEIGHT = 2.0  # beta of chrF: recall counts twice as much as precision
@@ -64,7 +64,7 @@ def detect_east_asian_language(lines: Iterable[str]) -> str:
         return ""
     if hangul > kana + han:
         return "ko"
-    return "ja" if kana > 0.1 * han else "zh"  # Japanese text has kana and Han characters
+    return "ja" if kana > 0.1 * han else "zh"  # Japanese text mixes kana with Han characters, Chinese has no kana
 
 
 def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]]) -> Any:
@@ -209,9 +209,9 @@ class Metric:
     count: Callable[[TextLines, Sequence[TextLines]], CountedScore]
     compute_scores: Callable[[Array], Array] = compute_percentages
     higher_is_better: bool = True
-    scores_labels: bool = False  # compares whole lines, so it can score labels too
+    scores_labels: bool = False  # compares complete lines, so it can score the labels of a classifier too
     extra: str = ""  # the extra of this package that installs the metric's library
-    decompose: Callable[[Array], dict[str, Any]] | None = None  # returns what the score is composed of
+    decompose: Callable[[Array], dict[str, Any]] | None = None  # returns the factors of the score, from sums of counts
     monotonic: bool = True  # whether further references never make a score worse
 
     @property
@@ -311,16 +311,16 @@ def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines
     from rouge_score import rouge_scorer
 
     scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
-    rows = zip(hypotheses, zip(*references, strict=True), strict=True)
-    f1_scores = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
+    lines = zip(hypotheses, zip(*references, strict=True), strict=True)
+    f1_scores = [scorer.score_multi(list(targets), line)[kind].fmeasure for line, targets in lines]
     signature = f"nrefs:{len(references)}|case:lc|stem:porter|mean:f1|version:rouge-score {version('rouge-score')}"
     return make_percentage_score(((f1, 1) for f1 in f1_scores), signature)
 
 
 def count_exact_matches(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Compute the percentage of lines that equal a reference. Several spaces equal one. 100 is perfect."""
-    rows = zip(hypotheses, zip(*references, strict=True), strict=True)
-    counts = [(line.split() in [reference.split() for reference in row], 1) for line, row in rows]
+    lines = zip(hypotheses, zip(*references, strict=True), strict=True)
+    counts = [(line.split() in [target.split() for target in targets], 1) for line, targets in lines]
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
@@ -340,9 +340,9 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     0 is perfect. With several references, each line is compared with the one that needs the fewest edits.
     """
     counts = []
-    for line, *row in zip(hypotheses, *references, strict=True):
-        words = [reference.split() for reference in row]
-        counts.append(min((compute_edit_distance(line.split(), reference), len(reference)) for reference in words))
+    for line, *targets in zip(hypotheses, *references, strict=True):
+        words = [target.split() for target in targets]
+        counts.append(min((compute_edit_distance(line.split(), target), len(target)) for target in words))
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
@@ -381,7 +381,7 @@ def choose_checkpoint_metric(name: str, task: str, data_metrics: Sequence[str] =
     model has no outputs to compare with a reference, so its only metric is the loss.
     """
     choices: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
-    auto = next((name for name in data_metrics[:1] if name in choices), BEST_METRIC[task])
+    auto = next((first for first in data_metrics[:1] if first in choices), BEST_METRIC[task])
     return get_entry({"auto": choices[auto], **choices}, update_metric_name(name), f"metric of models that {task}")
 
 
@@ -435,4 +435,4 @@ METRICS: dict[str, Metric] = {
     )
 }
 DEFAULT_METRICS = ("bleu", "chrf", "ter")  # of `evaluate`, for translations
-BEST_METRIC = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # selects the best checkpoint
+BEST_METRIC = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # selects the best checkpoint, by task
