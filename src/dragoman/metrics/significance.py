@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 MAX_RANDOM_NUMBERS = 4_000_000  # in memory at a time
 TOLERANCE = 1e-9  # scores that differ by less are equal
 
-Counts = Mapping[str, CountedScore]  # by the name of a metric
+Counts = Mapping[str, CountedScore]  # by the name of a metric: the score of a system and its counts per line
 Resamples = Mapping[str, Array]  # by the name of a metric: value_T, the scores of the bootstrap resamples
 OnProgress = Callable[[int], object]  # called with the number of trials done so far; `id` by default: no effect
 
