@@ -44,19 +44,19 @@ _EXPORTS = {  # module -> its public names
     "training.trainer": "train",
     "types": "Hypothesis Line Pair PairScore Score",
 }
-_MODULES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-__all__ = sorted(_MODULES)
+_MODULE_OF_NAME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF_NAME)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import dragoman` is quick and has no side effects."""
     if name == "__version__":
         return import_module("importlib.metadata").version("dragoman")  # importlib.metadata is slow to import
-    if name not in _MODULES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     import_module("dragoman.hardware").set_runtime_defaults()  # PyTorch reads these environment variables on import
-    return getattr(import_module(f"dragoman.{_MODULES[name]}"), name)
+    return getattr(import_module(f"dragoman.{_MODULE_OF_NAME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_MODULES, "__version__"])
+    return sorted([*_MODULE_OF_NAME, "__version__"])
