@@ -55,7 +55,7 @@ def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """The common part of self- and cross-attention: widths, kernel and output projection.
 
-    `fusable`: these settings permit `attend_packed`, the Triton kernel for rows that contain several sentences.
+    `may_use_packed_kernel`: the settings permit `attend_packed`, the Triton kernel for rows with several sentences.
     """
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -65,7 +65,7 @@ class MultiHeadAttention(nn.Module):
         self.value_width = self.heads * settings.head_value_width
         self.dropout = HeadDropout(settings.head_dropout)
         is_default = settings.kernel == "auto" and settings.projections and settings.scaled
-        self.fusable = is_default and settings.head_key_width == settings.head_value_width
+        self.may_use_packed_kernel = is_default and settings.head_key_width == settings.head_value_width
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
     def split_query(self, query_BTE: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class SelfAttention(MultiHeadAttention):
         self.relate = position(settings)
         pattern = PATTERNS[settings.attention if bidirectional else settings.decoder_attention]
         self.pattern = pattern(settings, bidirectional=bidirectional)
-        has_position = position is not AttentionPosition  # the base class encodes no positions
-        self.fusable = self.fusable and not has_position and type(self.pattern) is FullAttention
+        is_plain = position is AttentionPosition and type(self.pattern) is FullAttention  # the base classes
+        self.may_use_packed_kernel = self.may_use_packed_kernel and is_plain
 
     def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the projection into heads of queries, keys and values, and encode positions in queries and keys.
@@ -112,7 +112,7 @@ class SelfAttention(MultiHeadAttention):
 
     def forward(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
         qkv_BTE = self.query_key_value(x_BTC)
-        if self.fusable and supports_packed_kernel(qkv_BTE, mask, self.settings.head_value_width):
+        if self.may_use_packed_kernel and supports_packed_kernel(qkv_BTE, mask, self.settings.head_value_width):
             return self.project_output(split_heads(attend_packed(qkv_BTE, mask, self.heads), self.heads))
         q, k, v = self.split_qkv(qkv_BTE, position_BT)
         return self.project_output(self.pattern(q, k, v, mask, partial(self.relate.attend, self.kernel)))
@@ -175,7 +175,7 @@ class CrossAttention(MultiHeadAttention):
         """
         query_BTE = self.query(x_BTC)
         if isinstance(memory, Tensor):
-            if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_value_width):
+            if self.may_use_packed_kernel and supports_packed_kernel(query_BTE, mask, self.settings.head_value_width):
                 out_BTE = attend_packed(query_BTE, mask, self.heads, key_value_BKF=self.key_value(memory))
                 return self.project_output(split_heads(out_BTE, self.heads))
             memory = self.project_memory(memory)
