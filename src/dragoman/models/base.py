@@ -38,8 +38,8 @@ class BaseModelSettings(Settings):
 
     task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
     compiles: ClassVar[bool] = False  # whether torch.compile makes this kind of model faster
-    absent_settings: ClassVar[tuple[str, ...]] = ()  # inherited, but of a part this kind lacks, such as the encoder
-    absent_from: ClassVar[str] = ""  # this kind of model in words, for messages about absent settings
+    inapplicable_settings: ClassVar[tuple[str, ...]] = ()  # inherited ones, of a part that this kind lacks
+    kind_in_words: ClassVar[str] = ""  # for messages about inapplicable settings
     # Settings that choose a registry entry; giving a setting that only other entries of the registry read is an error.
     checked_choices: ClassVar[tuple[str, ...]] = ()
 
@@ -51,7 +51,7 @@ class BaseModelSettings(Settings):
     def check(self) -> None:
         """Raise a UserError for unknown names, and for settings that contradict each other or have no effect."""
         check_names(self.registries(), self, "model")
-        self.reject_unused(self.absent_from, *self.absent_settings)
+        self.reject_unused(self.kind_in_words, *self.inapplicable_settings)
         for name in self.checked_choices:
             self.reject_unused(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
 
@@ -64,7 +64,7 @@ class BaseModelSettings(Settings):
 
     def find_unused(self) -> set[str]:
         """Return the names of settings that have no effect in this model."""
-        return {*self.absent_settings, *self.find_unread(*self.registries())}
+        return {*self.inapplicable_settings, *self.find_unread(*self.registries())}
 
     @property
     def layout(self) -> str:

@@ -105,8 +105,8 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     )
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     compiles: ClassVar[bool] = False
-    absent_settings = ("decoder_attention",)
-    absent_from: ClassVar[str] = "a hybrid, whose decoder is recurrent"
+    inapplicable_settings = ("decoder_attention",)
+    kind_in_words: ClassVar[str] = "a hybrid, whose decoder is recurrent"
     checked_choices: ClassVar[tuple[str, ...]] = ("cell", "score")
 
     @classmethod

@@ -35,12 +35,12 @@ class LmFields(BaseModelSettings):
     context: Count = setting(256, "tokens per window of the text, and the maximum distance of attention")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
     bounded: ClassVar[bool] = True  # whether a prediction depends on at most `context` previous tokens
-    absent_from: ClassVar[str] = "a language model, which has no encoder"
+    kind_in_words: ClassVar[str] = "a language model, which has no encoder"
 
 
 class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    absent_settings = ("encoder_layers", "attention", "source_word_dropout")  # attention: the encoder's
+    inapplicable_settings = ("encoder_layers", "attention", "source_word_dropout")  # attention: the encoder's
 
     def check(self) -> None:
         super().check()
@@ -64,7 +64,7 @@ class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
     context: Count = setting(256, "tokens per training window; generation has no such limit")
     bidirectional: bool = setting(False, "not available: a language model reads from left to right")
     bounded: ClassVar[bool] = False
-    absent_settings = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
+    inapplicable_settings = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
 
 
 class ClassifierFields(BaseModelSettings):
@@ -73,7 +73,7 @@ class ClassifierFields(BaseModelSettings):
     kind: Literal["classifier"] = "classifier"
     pool: str = setting("mean", "how the states of a text are combined into one")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
-    absent_from: ClassVar[str] = "a classifier, which has no decoder"
+    kind_in_words: ClassVar[str] = "a classifier, which has no decoder"
 
     @classmethod
     def registries(cls) -> Registries:
@@ -82,7 +82,7 @@ class ClassifierFields(BaseModelSettings):
 
 class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    absent_settings = ("decoder_attention", *TARGET_SETTINGS)
+    inapplicable_settings = ("decoder_attention", *TARGET_SETTINGS)
 
     def check(self) -> None:
         super().check()
@@ -94,7 +94,7 @@ class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # t
 
 class RnnClassifierSettings(ClassifierFields, RnnSettings):  # type: ignore[misc]
     backbone: Literal["rnn"] = "rnn"
-    absent_settings = (*TARGET_SETTINGS, *SOURCE_SETTINGS)
+    inapplicable_settings = (*TARGET_SETTINGS, *SOURCE_SETTINGS)
 
 
 LmSettings = TransformerLmSettings | RnnLmSettings
