@@ -217,17 +217,17 @@ def stop_at_limit(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tens
     return torch.zeros_like(best_possible_B, dtype=torch.bool)
 
 
-def divide_by_length(max_length: int, alpha: float) -> Tensor:
+def make_length_divisors(max_length: int, alpha: float) -> Tensor:
     """Return length ** alpha: with 1, scores are mean log-probabilities."""
     return torch.tensor([float(max(length, 1)) ** alpha for length in range(max_length + 1)])
 
 
-def divide_by_gnmt(max_length: int, alpha: float) -> Tensor:
+def make_gnmt_divisors(max_length: int, alpha: float) -> Tensor:
     """Return ((5 + length) / 6) ** alpha, which is milder on short hypotheses (Wu 2016)."""
     return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** alpha for length in range(max_length + 1)])
 
 
-def divide_by_one(max_length: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
+def make_unit_divisors(max_length: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
     """Return ones: the score is the log-probability."""
     return torch.ones(max_length + 1)
 
@@ -236,9 +236,9 @@ def divide_by_one(max_length: int, alpha: float) -> Tensor:  # noqa: ARG001 - th
 # `max_length`, including EOS. The stop rules rely on divisors that are at least 1 and never decrease. They are tables
 # because a power computed inside the search may round differently from batch to batch.
 LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
-    "length": divide_by_length,
-    "gnmt": divide_by_gnmt,
-    "none": divide_by_one,
+    "length": make_length_divisors,
+    "gnmt": make_gnmt_divisors,
+    "none": make_unit_divisors,
 }
 # Functions of the scores of finished hypotheses, `best_possible_B` and `nbest` that return which sentences are done.
 STOP_RULES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
