@@ -30,7 +30,7 @@ from dragoman.inference.predictor import Predictor, parse_header
 from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
 from dragoman.models.base import Model, Seq2Seq, collect_weights
-from dragoman.models.registry import build_model, rename_tensors
+from dragoman.models.registry import build_model, rename_format_1_tensors
 from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
 
@@ -105,7 +105,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     tokenizers = Tokenizers.load(folder.tokenizer_folder, fingerprint=header.get("tokenizer", ""))
     model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if folder.check_format() == 1:  # format 1 has names of tensors from earlier releases
-        weights = rename_tensors(weights)
+        weights = rename_format_1_tensors(weights)
     copy_weights(model, weights, repr(str(folder.model_file)), "its config.yaml")
     longest_source, statistics = parse_header(header, folder.model_file)
     torch_device = choose_device(device)

@@ -73,7 +73,7 @@ FORMAT_1_NAMES = (  # parameter names in run folders of format 1, and the names 
 )
 
 
-def rename_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def rename_format_1_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a run folder of format 1 under their present names."""
     for old, new in FORMAT_1_NAMES:
         tensors = {re.sub(f"^{old}", new, name): tensor for name, tensor in tensors.items()}
