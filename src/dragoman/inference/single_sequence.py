@@ -121,7 +121,7 @@ class Generator(Predictor[LanguageModel]):
         A window has `context` tokens. Models without a context limit (`bounded` is false), such as recurrent ones, and
         models trained on lines read each text from its beginning.
         """
-        has_window = self.whole_files and self.model.settings.bounded
+        has_window = self.whole_files and self.model.settings.has_fixed_context
         inputs = [text.ids[-history:] if has_window else text.ids for text in texts]
         context = self.model.settings.context
         limits = [len(text.random_T) for text in texts]

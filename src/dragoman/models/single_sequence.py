@@ -34,7 +34,7 @@ class LmFields(BaseModelSettings):
     kind: Literal["lm"] = "lm"
     context: Count = setting(256, "tokens per window of the text, and the maximum distance of attention")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
-    bounded: ClassVar[bool] = True  # whether a prediction depends on at most `context` previous tokens
+    has_fixed_context: ClassVar[bool] = True  # whether a prediction depends on at most `context` previous tokens
     kind_in_words: ClassVar[str] = "a language model, which has no encoder"
 
 
@@ -63,7 +63,7 @@ class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
     backbone: Literal["rnn"] = "rnn"
     context: Count = setting(256, "tokens per training window; generation has no such limit")
     bidirectional: bool = setting(False, "not available: a language model reads from left to right")
-    bounded: ClassVar[bool] = False
+    has_fixed_context: ClassVar[bool] = False
     inapplicable_settings = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
 
 
