@@ -118,7 +118,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
 
     @property
     def length_limit(self) -> int | None:
-        limited = POSITIONS[self.position].embedding.limited or PATTERNS[self.attention].limited
+        limited = POSITIONS[self.position].embedding.has_max_length or PATTERNS[self.attention].has_max_length
         return self.max_length if limited else None
 
     @property

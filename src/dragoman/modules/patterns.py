@@ -57,7 +57,7 @@ class FullAttention(nn.Module):
 
     packable = True  # whether a row may contain several sentences
     causal = True  # whether the pattern can be used in a decoder
-    limited = False  # whether sentences are limited to settings.max_length
+    has_max_length = False  # whether sentences are has_max_length to settings.max_length
     keys_are_tokens = True  # whether each key belongs to one token of the sentence
     key_cost = 1  # factor in `count_keys`; 2 if computing a key takes as many operations as attending to it
     supported_distances = frozenset({"none", "tokens", "tree"})  # see `AttentionPosition.needed_distance`
@@ -260,7 +260,7 @@ class Linformer(FullAttention):
 
     packable = False
     causal = False
-    limited = True
+    has_max_length = True
     keys_are_tokens = False
     key_cost = 2
     supported_distances = frozenset({"none"})

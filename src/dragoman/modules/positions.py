@@ -71,7 +71,7 @@ class PositionPart(nn.Module):
 class PositionEmbedding(PositionPart):
     """The base class of position embeddings. It adds nothing, for schemes that act in attention only."""
 
-    limited = False  # whether positions have to be below settings.max_length
+    has_max_length = False  # whether positions have to be below settings.max_length
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
@@ -98,7 +98,7 @@ class Sinusoidal(PositionEmbedding):
 class Learned(PositionEmbedding):
     """Add a learned vector for each position below `max_length`."""
 
-    limited = True
+    has_max_length = True
     uses = ("max_length",)
 
     def __init__(self, settings: PositionSettings) -> None:
