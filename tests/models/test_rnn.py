@@ -190,7 +190,7 @@ def test_language_model_decoder(cell: str, given: dict[str, Any]) -> None:
     out_BTO.square().sum().backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
     selected = decoder.start(2).select(torch.tensor([1, 0, 1]))
-    assert [len(part) for part in selected.layers[0]] == [3] * CELLS[cell].parts
+    assert [len(part) for part in selected.layers[0]] == [3] * CELLS[cell].state_tensors
 
 
 @pytest.mark.parametrize("setting", REGISTRIES)

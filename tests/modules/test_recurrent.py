@@ -48,7 +48,7 @@ def make_cell(kind: str, nonlinearity: str, *, dtype: torch.dtype = torch.float6
 def make_inputs(cell: Cell, *, leaf: bool = True) -> tuple[Tensor, CellState]:
     generator = torch.Generator().manual_seed(1)
     x_BTI = torch.randn(B, T, I, dtype=torch.float64, generator=generator)
-    state = [torch.randn(B, C, dtype=torch.float64, generator=generator) * 0.5 for _ in range(cell.parts)]
+    state = [torch.randn(B, C, dtype=torch.float64, generator=generator) * 0.5 for _ in range(cell.state_tensors)]
     x_BTI, *state = (t.to(cell.bias).requires_grad_(leaf) for t in (x_BTI, *state))
     return x_BTI, tuple(state)
 
@@ -161,7 +161,7 @@ def test_lstm_keeps_its_memory_with_an_open_forget_gate() -> None:
 def test_initial_state(kind: str, nonlinearity: str, learned: bool) -> None:
     cell = make_cell(kind, nonlinearity, learned_start=learned)
     state = cell.make_initial_state(B)
-    assert [part.shape for part in state] == [(B, C)] * cell.parts
+    assert [part.shape for part in state] == [(B, C)] * cell.state_tensors
     if not learned:
         assert all((part == 0).all() for part in state)
         return

@@ -196,7 +196,8 @@ class Bridge(nn.Module):
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__()
-        self.depth, self.parts, self.width = settings.decoder_depth, CELLS[settings.cell].parts, settings.width
+        self.depth, self.width = settings.decoder_depth, settings.width
+        self.state_tensors = CELLS[settings.cell].state_tensors
 
     def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
         return initial
@@ -208,7 +209,7 @@ class CopyBridge(Bridge):
     uses_encoder = True
 
     def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
-        return [(last_BC,) * self.parts] * self.depth
+        return [(last_BC,) * self.state_tensors] * self.depth
 
 
 class LinearBridge(Bridge):
@@ -218,10 +219,10 @@ class LinearBridge(Bridge):
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__(settings)
-        self.out = Linear(self.width, self.depth * self.parts * self.width)
+        self.out = Linear(self.width, self.depth * self.state_tensors * self.width)
 
     def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
-        states_BLPC = torch.tanh(self.out(last_BC)).view(-1, self.depth, self.parts, self.width)
+        states_BLPC = torch.tanh(self.out(last_BC)).view(-1, self.depth, self.state_tensors, self.width)
         return [layer_BPC.unbind(1) for layer_BPC in states_BLPC.unbind(1)]
 
 

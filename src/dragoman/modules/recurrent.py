@@ -36,7 +36,7 @@ class CellSettings(Settings):
 class Cell(nn.Module, ABC):
     """The common part of all cells: initial state, and weights for input and state with all gates concatenated."""
 
-    gates, parts = 1, 1  # number of gates, including the new content; number of tensors in a state
+    gates, state_tensors = 1, 1  # number of gates, including the new content; number of tensors in a state
     uses: tuple[str, ...] = ()  # settings that only some cells read
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same function, for tests
     kernel: Callable[..., tuple[Tensor, ...]] | None = None  # PyTorch function for full sentences; None: `run_loop`
@@ -47,7 +47,7 @@ class Cell(nn.Module, ABC):
         self.input_weight = nn.Parameter(torch.empty(self.gates * width, input_width))
         self.hidden_weight = nn.Parameter(torch.empty(self.gates * width, width))
         self.bias = nn.Parameter(torch.zeros(self.gates * width))
-        self.start = nn.Parameter(torch.zeros(self.parts, width)) if learned_start else None
+        self.start = nn.Parameter(torch.zeros(self.state_tensors, width)) if learned_start else None
         nn.init.xavier_uniform_(self.input_weight)
         for weight_CC in self.hidden_weight.data.chunk(self.gates):
             nn.init.orthogonal_(weight_CC)  # preserves the norm of the state
@@ -55,7 +55,7 @@ class Cell(nn.Module, ABC):
     def make_initial_state(self, rows: int) -> CellState:
         """Return the state before the first token: zeros or, with `learned_start`, a parameter."""
         if self.start is None:
-            return (self.bias.new_zeros(rows, self.width),) * self.parts
+            return (self.bias.new_zeros(rows, self.width),) * self.state_tensors
         return tuple(start_C.expand(rows, -1) for start_C in self.start)
 
     def step(self, x_NI: Tensor, state: CellState) -> CellState:
@@ -145,7 +145,7 @@ class GruCell(Cell):
 class LstmCell(Cell):
     """Long short-term memory: a memory cell c with input, forget and output gates (Hochreiter 1997, Gers 2000)."""
 
-    gates, parts = 4, 2
+    gates, state_tensors = 4, 2
     torch_module = nn.LSTM
     kernel = torch.lstm
 
