@@ -120,7 +120,7 @@ def test_states_equal_those_of_pytorch_modules(cell: str) -> None:
 def copy_weights(ours: Any, theirs: nn.Module, suffix: str) -> None:
     for name, weight in zip(
         ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
-        (ours.input_weight, ours.hidden_weight, ours.bias, ours.hidden_bias()),
+        (ours.input_weight, ours.hidden_weight, ours.bias, ours.make_hidden_bias()),
         strict=True,
     ):
         getattr(theirs, f"{name}_{suffix}").copy_(weight)

@@ -69,7 +69,7 @@ def make_torch_module(cell: Cell, nonlinearity: str) -> nn.RNNBase:
         torch_module.weight_ih_l0.copy_(cell.input_weight)
         torch_module.weight_hh_l0.copy_(cell.hidden_weight)
         torch_module.bias_ih_l0.copy_(cell.bias)
-        torch_module.bias_hh_l0.copy_(cell.hidden_bias())
+        torch_module.bias_hh_l0.copy_(cell.make_hidden_bias())
     return torch_module
 
 

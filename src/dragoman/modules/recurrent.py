@@ -78,7 +78,7 @@ class Cell(nn.Module, ABC):
             out.append(state[0])
         return torch.stack(out, 1).to(gates_BTG.dtype)
 
-    def hidden_bias(self) -> Tensor:
+    def make_hidden_bias(self) -> Tensor:
         """Return the second bias that PyTorch's kernels expect: zeros, since the cell has only one bias."""
         return torch.zeros_like(self.bias)
 
@@ -88,7 +88,7 @@ class Cell(nn.Module, ABC):
             return self.run_loop(x_BTI, state)
         device = x_BTI.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.bias.dtype
-        parameters = [self.input_weight, self.hidden_weight, self.bias, self.hidden_bias()]
+        parameters = [self.input_weight, self.hidden_weight, self.bias, self.make_hidden_bias()]
         weights = [weight.to(dtype) for weight in parameters]
         if device == "cuda":  # cuDNN needs all weights in one block of memory
             parts = torch.split(torch.cat([weight.flatten() for weight in weights]), [w.numel() for w in weights])
@@ -130,13 +130,13 @@ class GruCell(Cell):
         super().__init__(settings, input_width, width, learned_start=learned_start)
         self.content_bias = nn.Parameter(torch.zeros(width))  # scaled by the reset gate
 
-    def hidden_bias(self) -> Tensor:
+    def make_hidden_bias(self) -> Tensor:
         return F.pad(self.content_bias, (2 * self.width, 0))
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         (h_NC,) = state
         reset, update, content = gates_NG.chunk(3, -1)
-        reset_h, update_h, content_h = F.linear(h_NC, self.hidden_weight, self.hidden_bias()).chunk(3, -1)
+        reset_h, update_h, content_h = F.linear(h_NC, self.hidden_weight, self.make_hidden_bias()).chunk(3, -1)
         r_NC, z_NC = torch.sigmoid(reset + reset_h), torch.sigmoid(update + update_h)
         new_NC = torch.tanh(content + r_NC * content_h)
         return ((1 - z_NC) * new_NC + z_NC * h_NC,)
