@@ -136,13 +136,13 @@ def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor)
     """
     dtype = torch.promote_types(query_BTA.dtype, torch.float32)
     with torch.autocast(query_BTA.device.type, enabled=False):  # autocast would use half precision
-        score_BTS: Tensor = _Additive.apply(  # type: ignore[no-untyped-call]
+        score_BTS: Tensor = _ChunkedAdditiveScore.apply(  # type: ignore[no-untyped-call]
             2 * query_BTA.to(dtype), 2 * key_BSA.to(dtype), weight_A.to(dtype)
         )
     return score_BTS.to(query_BTA.dtype)
 
 
-class _Additive(torch.autograd.Function):
+class _ChunkedAdditiveScore(torch.autograd.Function):
     """The differentiable form of `score_additive_chunked`; queries and keys are given multiplied by 2.
 
     The score is 2 v^T y - v^T 1, where y = sigmoid(query + key). The derivative of y is dy = y - y^2.
