@@ -5,7 +5,8 @@ and the kernel (kernels/attention.py) computes the output.
 
 Shapes   B rows of a batch   H heads   T tokens   S source tokens   D head width   C model width
          E width of a projection   N hypotheses in a search, or hypotheses x heads where `step` flattens them
-         K capacity of the KV cache   M vectors in the flattened cache   1 the new token of a decoding step
+         K capacity of the KV cache   M vectors in the flattened cache   F width of keys and values
+         1 the new token of a decoding step
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class SelfAttention(MultiHeadAttention):
         parts = torch.split_with_sizes(qkv_BTE, widths, -1) if self.settings.projections else [qkv_BTE] * 3
         q, k, v = (split_heads(part, self.heads) for part in parts)
         q, k = self.relate.rotate(q, position_BT), self.relate.rotate(k, position_BT)
-        return q if self.settings.scaled else q * q.size(-1) ** 0.5, k, v
+        return q if self.settings.scaled else q * q.size(-1) ** 0.5, k, v  # as in `split_query`
 
     def make_mask(self, rows: RowLayout) -> AttentionMask:
         """Return the mask for `forward`, which all layers of a stack can share."""
@@ -138,13 +139,13 @@ class SelfAttention(MultiHeadAttention):
         """Store the key and value of the new token of each row in the cache; return the output of its attention."""
         position_N1 = context.position_N1
         q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.query_key_value(x_N1C), position_N1)
-        if context.beam_indices_NK is not None:
+        if context.beam_indices_NK is not None:  # hypotheses share cache rows; attention is full
             new = (k_NH1D[:, :, 0], v_NH1D[:, :, 0])
             out_NHD = attend_to_cache(q_NH1D[:, :, 0], new, cache, position_N1[:, 0], context.beam_indices_NK)
             out_N1C: Tensor = self.out(out_NHD.flatten(1)[:, None])
             return out_N1C
         head_N = torch.arange(len(x_N1C) * self.heads, device=x_N1C.device)
-        slot_N = head_N * cache[0].size(2) + position_N1.expand(-1, self.heads).flatten()
+        slot_N = head_N * cache[0].size(2) + position_N1.expand(-1, self.heads).flatten()  # indices in flat_MD
         for cached_NHKD, new_NH1D in zip(cache, (k_NH1D, v_NH1D), strict=True):
             flat_MD = cached_NHKD.view(-1, cached_NHKD.size(3))
             flat_MD.index_copy_(0, slot_N, new_NH1D.flatten(0, 2).to(cached_NHKD.dtype))
@@ -171,7 +172,7 @@ class CrossAttention(MultiHeadAttention):
     def forward(self, x_BTC: Tensor, memory: Tensor | KeyValue, mask: AttentionMask) -> Tensor:
         """Attend to the source. `memory` is the encoder output, memory_BSC, or the result of `project_memory`.
 
-        A search with an indirect cache sets `mask.length_B`; the T axis then holds the hypotheses of a sentence.
+        In decoding, the T axis holds the hypotheses of a sentence, and the mask may be given as `mask.length_B`.
         """
         query_BTE = self.query(x_BTC)
         if isinstance(memory, Tensor):

@@ -57,17 +57,17 @@ class FullAttention(nn.Module):
 
     packable = True  # whether a row may contain several sentences
     causal = True  # whether the pattern can be used in a decoder
-    has_max_length = False  # whether sentences are has_max_length to settings.max_length
+    has_max_length = False  # whether sentences are limited to settings.max_length
     keys_are_tokens = True  # whether each key belongs to one token of the sentence
-    key_cost = 1  # factor in `count_keys`; 2 if computing a key takes as many operations as attending to it
+    key_cost = 1  # cost of a key in `count_keys`; 2 if computing a key takes as many operations as attending to it
     supported_distances = frozenset({"none", "tokens", "tree"})  # see `AttentionPosition.needed_distance`
-    uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
+    uses: tuple[str, ...] = ()  # settings that this pattern reads, but not all patterns and positions
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool) -> None:
         super().__init__()
         self.settings, self.bidirectional = settings, bidirectional
 
-    def make_pattern_mask(self, query_Q: Tensor, key_K: Tensor) -> Tensor | None:  # noqa: ARG002 - the rule's signature
+    def make_pattern_mask(self, query_Q: Tensor, key_K: Tensor) -> Tensor | None:  # noqa: ARG002 - the signature of all patterns
         """Return which query positions attend to which key positions, without causality: allowed_QK; None: all."""
         return None
 
@@ -126,7 +126,8 @@ class BlockedAttention(FullAttention, ABC):
         """
 
     def count_keys(self, length_N: Lengths) -> Lengths:
-        keys: Lengths = np.minimum(length_N, self.make_links(1, torch.device("cpu")).numel() * self.block)
+        links_per_block = self.make_links(1, torch.device("cpu")).numel()
+        keys: Lengths = np.minimum(length_N, links_per_block * self.block)
         return keys
 
     def make_allowed(self, segments: tuple[Tensor, Tensor], positions: tuple[Tensor, Tensor]) -> Tensor:
@@ -171,6 +172,7 @@ class LocalAttention(BlockedAttention):
     uses = ("window",)
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool) -> None:
+        # With blocks as long as the window, all keys of a block are in the block itself and its neighbours.
         super().__init__(settings, bidirectional=bidirectional, block=settings.window)
 
     def make_pattern_mask(self, query_Q: Tensor, key_K: Tensor) -> Tensor:
@@ -222,7 +224,7 @@ class BigBird(BlockedAttention):
         part_R = torch.arange(count, device=block_N.device)
         begin_NR, end_NR = (part * candidates_N1 // max(count, 1) for part in (part_R, part_R + 1))
         random_NR = hash_integers(hash_integers(hash_integers(self.settings.random_seed) ^ block_N1) ^ part_R)
-        sampled_NR = begin_NR + ((end_NR - begin_NR) * random_NR >> 32)  # indices of candidates
+        sampled_NR = begin_NR + ((end_NR - begin_NR) * random_NR >> 32)  # candidates; random_NR is below 2 ** 32
         link_NR = sampled_NR + torch.where(sampled_NR < before_N1, first, block_N1 + window + 1 - before_N1)
         return link_NR.where(begin_NR < end_NR, -1)
 
@@ -279,7 +281,7 @@ class Linformer(FullAttention):
     def make_mask(self, rows: RowLayout, position: AttentionPosition) -> AttentionMask:
         assert rows.is_unpacked
         max_length, real_BT = self.settings.max_length, rows.real_BT
-        if real_BT.device.type == "cpu" and real_BT[:, max_length:].any():  # too slow on a GPU
+        if real_BT.device.type == "cpu" and real_BT[:, max_length:].any():  # on a GPU, this would wait
             raise UserError(
                 f"a sentence of {int(real_BT.sum(-1).max())} tokens is too long for Linformer attention: "
                 f"model.max_length is {max_length}; split it, or train with a greater model.max_length"
@@ -299,7 +301,8 @@ class Linformer(FullAttention):
     def project(self, x_BHTD: Tensor, weight_TR: Tensor, mask: AttentionMask) -> Tensor:
         """Return the projected keys or values, x_BHRD. Padding counts as zeros."""
         assert mask.allowed is not None
-        real_BHTD = x_BHTD.where(mask.allowed.mT, 0)[:, :, : len(weight_TR)]
+        real_B1T1 = mask.allowed.mT  # in unpacked rows, `allowed` is the padding mask, real_B11T
+        real_BHTD = x_BHTD.where(real_B1T1, 0)[:, :, : len(weight_TR)]
         return (real_BHTD.mT @ weight_TR[: real_BHTD.size(2)].to(x_BHTD.dtype)).mT.contiguous()
 
 
