@@ -26,7 +26,7 @@ WIDEST_FUSED_SCORE = 2048  # maximum attention width of the Triton kernel
 
 
 class ScoreSettings(Settings):
-    """The settings that scores read: none so far. Widths are arguments, since RNN and hybrid name them differently."""
+    """The settings of scores: none so far. Widths are arguments, since `Rnn` and `Hybrid` name them differently."""
 
 
 class AttentionScore(nn.Module):
@@ -36,10 +36,10 @@ class AttentionScore(nn.Module):
     """
 
     has_context = True  # whether the decoder gets a context vector
-    uses: tuple[str, ...] = ()  # settings that only some scores read
+    uses: tuple[str, ...] = ()  # settings that this score reads, but not all scores
     aligns = False  # whether the weights differ between source tokens, so that they can serve as a word alignment
 
-    def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the registry's signature
+    def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the signature of all scores
         super().__init__()
         self.settings, self.width, self.attention_width = settings, width, attention_width
 
@@ -90,7 +90,7 @@ class MultiplicativeScore(DotScore):
 class AdditiveScore(AttentionScore):
     """v^T tanh(W1 h + W2 s) (Bahdanau 2015)."""
 
-    uses = ("attention_width", "score_width")  # attention width of an RNN and of a hybrid
+    uses = ("attention_width", "score_width")  # the name of the width in `Rnn`, and in `Hybrid`
     aligns = True
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
@@ -122,10 +122,10 @@ def score_additive_reference(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tenso
     return torch.tanh(query_BTA[:, :, None] + key_BSA[:, None]) @ weight_A
 
 
-def supports_fused_score(*inputs: Tensor) -> bool:
+def supports_fused_score(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> bool:
     """Return whether the Triton kernel can be used: on a GPU, except for float64, since it computes in float32."""
-    supported = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in inputs)
-    return supported and inputs[-1].numel() <= WIDEST_FUSED_SCORE
+    inputs, dtypes = (query_BTA, key_BSA, weight_A), (torch.float32, torch.bfloat16, torch.float16)
+    return all(x.is_cuda and x.dtype in dtypes for x in inputs) and len(weight_A) <= WIDEST_FUSED_SCORE
 
 
 def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
