@@ -33,7 +33,7 @@ _row_slice: RowSlice | None = None  # None: the model gets the full batch
 
 @contextmanager
 def use_dropout_rows(first: int, total_rows: int, passes: int = 1) -> Iterator[None]:
-    """Sample dropout masks of `total_rows` rows, and use the rows from `first` on. With 0 rows, there is no slice."""
+    """Sample dropout masks of `total_rows` rows, and use the rows from `first` on. 0: the model gets the full batch."""
     global _row_slice
     previous, _row_slice = _row_slice, RowSlice(first, total_rows, passes) if total_rows else None
     try:
@@ -95,7 +95,7 @@ def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Te
 def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     """Sample a 16-bit number for each element, and drop the elements whose number is below a threshold."""
     threshold, count = min(round(rate * 65_536), 65_535), math.prod(shape)
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # each for four elements
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # 64 bits for four elements
     # In place, so that the result stays int16: booleans are slower.
     keep = bits.view(torch.int16)[:count].view(shape).ge_(threshold - 32_768)  # int16 begins at -32,768
     return keep.to(like.dtype).mul_(65_536 / (65_536 - threshold))

@@ -40,7 +40,7 @@ class ReluLinear(torch.autograd.Function):
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype("cuda")
         x, weight = x_NI.to(dtype), weight_OI.to(dtype)
-        out_NO = torch._addmm_activation(bias_O.to(dtype), x, weight.T)
+        out_NO = torch._addmm_activation(bias_O.to(dtype), x, weight.T)  # the default activation is ReLU
         ctx.save_for_backward(x, weight, out_NO)
         ctx.dtypes = x_NI.dtype, weight_OI.dtype
         return out_NO
@@ -66,11 +66,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_NO = grads[0].contiguous()  # oneDNN is slow if the gradient in compute_weight_gradient is strided
         x_NI, weight_OI = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            fast_linear(grad_NO, weight_OI.T) if wants_x else None,
-            compute_weight_gradient(grad_NO, x_NI) if wants_weight else None,
-            grad_NO.sum(0) if wants_bias else None,
+            fast_linear(grad_NO, weight_OI.T) if needs_x else None,
+            compute_weight_gradient(grad_NO, x_NI) if needs_weight else None,
+            grad_NO.sum(0) if needs_bias else None,
         )
 
 
@@ -88,7 +88,7 @@ def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -
     """Compute x W^T + b, through oneDNN where that is faster."""
     if not uses_onednn(x_NI):
         return nn.functional.linear(x_NI, weight_OI, bias_O)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")  # no activation
     return out
 
 
@@ -127,7 +127,7 @@ class FeedForwardSettings(NormSettings):
 class FeedForward(nn.Module):
     """Two linear layers on each token, without a nonlinearity between them. Base class of the other networks."""
 
-    uses: tuple[str, ...] = ("feedforward_width",)  # settings that only some networks read
+    uses: tuple[str, ...] = ("feedforward_width",)  # settings that this network reads, but not all networks
 
     def __init__(self, settings: FeedForwardSettings) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class SwiGluFeedForward(FeedForward):
 class Residual(nn.Module, Generic[Sublayer]):
     """A residual connection around a sublayer f: x + f(norm(x)) or norm(x + f(x)), with dropout on the output of f.
 
-    Without `skip`, x is not added. `real_BT` is False at padding, which batch norm leaves out of its statistics.
+    `skip`: whether x is added. `real_BT` is False at padding, which batch norm leaves out of its statistics.
     """
 
     def __init__(self, sublayer: Sublayer, norm: Norm, *, norm_place: str, skip: bool, dropout: float) -> None:

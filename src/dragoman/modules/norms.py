@@ -34,7 +34,7 @@ class Norm(nn.Module):
     """The base class of the norms, and the norm "none", which returns its input."""
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
-    uses: tuple[str, ...] = ()  # settings that only some norms read
+    uses: tuple[str, ...] = ()  # settings that this norm reads, but not all norms
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Norm(nn.Module):
         """Compute the norm with its initial parameters (reference implementation)."""
         return x_BTC
 
-    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the hook's signature
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the signature of all norms
         return x_BTC
 
     def normalize_with_residual(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -102,6 +102,7 @@ class _FusedResidualNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
+        # A view, so that this output is a tensor of its own, with its own gradient.
         return x_BTC.view_as(x_BTC), _FusedLayerNorm.forward(ctx, x_BTC, weight_C, bias_C)
 
     @staticmethod

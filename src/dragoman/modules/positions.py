@@ -57,7 +57,7 @@ class PositionPart(nn.Module):
     """The common part of PositionEmbedding and AttentionPosition."""
 
     features: tuple[str, ...] = ()  # names of the features of source tokens that this part needs (data/features.py)
-    uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
+    uses: tuple[str, ...] = ()  # settings that this part reads, but not all patterns and positions
 
     def __init__(self, settings: PositionSettings) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class PositionEmbedding(PositionPart):
 
     has_max_length = False  # whether positions have to be below settings.max_length
 
-    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's signature
+    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the signature of all embeddings
         return x_BTC
 
 
@@ -106,13 +106,14 @@ class Learned(PositionEmbedding):
         self.table = nn.Embedding(settings.max_length, settings.width)
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
-        position_BT = rows.position_BT
-        if position_BT.device.type == "cpu" and int(position_BT.max()) >= len(self.table.weight):  # too slow on a GPU
+        position_BT, limit = rows.position_BT, len(self.table.weight)
+        if position_BT.device.type == "cpu" and int(position_BT.max()) >= limit:  # on a GPU, this would wait
             raise UserError(
                 f"a sentence of {int(position_BT.max()) + 1} tokens is too long for learned positions: "
-                f"model.max_length is {len(self.table.weight)}; split it, or train with a greater model.max_length"
+                f"model.max_length is {limit}; split it, or train with a greater model.max_length"
             )
-        out: Tensor = x_BTC + self.table(position_BT) * self.settings.width**0.5  # initial variance 1 (models/base.py)
+        # The table's initial standard deviation is 1/sqrt(width) (models/base.py).
+        out: Tensor = x_BTC + self.table(position_BT) * self.settings.width**0.5
         return out
 
 
@@ -140,7 +141,7 @@ class TreeDepth(Sinusoidal):
 
 
 class AttentionPosition(PositionPart):
-    """The base class, which does not change attention. Subclasses override one or more of the methods."""
+    """The base class of schemes that act in attention; it changes nothing. Subclasses override some of its methods."""
 
     # Which distances between queries and keys `attend` needs: "none", "tokens", or "tree" for those in a dependency
     # tree. An attention pattern supports those in its `supported_distances` (modules/patterns.py).
@@ -261,7 +262,8 @@ class Relative(DistancePosition):
 class TreeRelative(Relative):
     """Relative positions in a dependency tree (Wang 2019): the number of arcs between two words.
 
-    It is negative if the key comes first. Unknown distances have one more bucket, whose vectors are zero and fixed.
+    It is negative if the key comes before the query. Unknown distances have a bucket of their own, with fixed zero
+    vectors.
     """
 
     needed_distance = "tree"
@@ -269,7 +271,7 @@ class TreeRelative(Relative):
 
     def compute_relative_in_rows(self, rows: RowLayout) -> Tensor:
         distance_BTT = rows.features.get("tree_distance")
-        if distance_BTT is None:
+        if distance_BTT is None:  # return a tensor that broadcasts to BTT
             return torch.full((1, 1, rows.segment_BT.size(1)), UNKNOWN_DISTANCE, device=rows.segment_BT.device)
         return distance_BTT
 

@@ -37,7 +37,7 @@ class Cell(nn.Module, ABC):
     """The common part of all cells: initial state, and weights for input and state with all gates concatenated."""
 
     gates, state_tensors = 1, 1  # number of gates, including the new content; number of tensors in a state
-    uses: tuple[str, ...] = ()  # settings that only some cells read
+    uses: tuple[str, ...] = ()  # settings that this cell reads, but not all cells
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same function, for tests
     kernel: Callable[..., tuple[Tensor, ...]] | None = None  # PyTorch function for full sentences; None: `run_loop`
 
@@ -131,7 +131,7 @@ class GruCell(Cell):
         self.content_bias = nn.Parameter(torch.zeros(width))  # scaled by the reset gate
 
     def make_hidden_bias(self) -> Tensor:
-        return F.pad(self.content_bias, (2 * self.width, 0))
+        return F.pad(self.content_bias, (2 * self.width, 0))  # none for the reset and update gates
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         (h_NC,) = state
@@ -167,7 +167,7 @@ class LstmCell(Cell):
 
 
 class RecurrentLayer(nn.Module):
-    """An encoder layer: a cell that reads ahead and, if bidirectional, one that reads back, each of half the width."""
+    """An encoder layer: a forward cell and, if bidirectional, a backward cell; then each has half the width."""
 
     def __init__(self, cell: Callable[[int, int], Cell], input_width: int, width: int, *, bidirectional: bool) -> None:
         super().__init__()
@@ -197,10 +197,10 @@ class SentenceEnds:
         B, T = rows.segment_BT.shape
         position_T = torch.arange(T, device=rows.segment_BT.device)
         length_B1 = rows.real_BT.sum(1, keepdim=True)
-        row_B1 = T * torch.arange(B, device=rows.segment_BT.device)[:, None]
+        first_B1 = T * torch.arange(B, device=rows.segment_BT.device)[:, None]  # first token of each row, flattened
         reversed_BT = torch.where(position_T < length_B1, length_B1 - 1 - position_T, position_T)
-        self.reversed_N = (row_B1 + reversed_BT).flatten()
-        self.last_B = (row_B1 + (length_B1 - 1).clamp(min=0)).flatten()
+        self.reversed_N = (first_B1 + reversed_BT).flatten()
+        self.last_B = (first_B1 + (length_B1 - 1).clamp(min=0)).flatten()
 
     def reverse(self, x_BTC: Tensor) -> Tensor:
         """Return each sentence reversed, with its padding still on the right."""
