@@ -36,7 +36,7 @@ class RowLayout:
     segment_BT: Tensor
     position_BT: Tensor
     is_unpacked: bool = False
-    features: Mapping[str, Tensor] = field(default_factory=dict)  # features of source tokens, by name
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # of source tokens, by name, such as "tree_depth"
     visible_BT: Tensor | None = None  # where False, the embedding is zeroed, but not the position; None: all True
 
     @classmethod
@@ -213,7 +213,7 @@ def attend_batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attenti
     On a CPU it is faster than PyTorch's fused kernel, which takes three times as long in bfloat16.
     """
     if torch.is_autocast_enabled(q_BHQD.device.type) and q_BHQD.dtype == torch.float32:
-        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # there was no projection to do so
+        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # float32 if no projection computed it
     q_NQD, k_NKD, v_NKD = (x.reshape(-1, *x.shape[-2:]).to(q_BHQD.dtype) for x in (q_BHQD, k_BHKD, v_BHKD))
     shape = (*q_BHQD.shape[:-1], k_BHKD.size(-2))
     allowed = combine_masks(mask, q_BHQD, k_BHKD)
@@ -335,5 +335,5 @@ def attend_packed(query_BQE: Tensor, mask: AttentionMask, heads: int, key_value_
 
     assert mask.segments is not None
     query_BQ, key_BK, causal = mask.segments
-    out_BQC: Tensor = attend_rows(query_BQE, key_value_BKF, query_BQ, key_BK, heads, causal)[0]
-    return out_BQC
+    outputs: tuple[Tensor, Tensor] = attend_rows(query_BQE, key_value_BKF, query_BQ, key_BK, heads, causal)
+    return outputs[0]  # the other one is for the backward pass

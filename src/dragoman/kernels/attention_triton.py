@@ -232,7 +232,7 @@ def _list_strides(*tensors: Tensor) -> list[int]:
 def _split_projections(query_BQE: Tensor, key_value_BKF: Tensor | None, heads: int) -> tuple[Tensor, ...]:
     """Return views of queries, keys and values, each as x_BHTD, of a QKV projection, or of a Q and a KV projection."""
     projections = (query_BQE,) if key_value_BKF is None else (query_BQE, key_value_BKF)
-    counts = (3,) if key_value_BKF is None else (1, 2)
+    counts = (3,) if key_value_BKF is None else (1, 2)  # tensors in each projection
     return tuple(
         part_BHTD
         for x_BTE, count in zip(projections, counts, strict=True)
@@ -253,12 +253,12 @@ def attend_rows(
     (B, H, Q, D), K = q.shape, k.size(2)
     out, lse = q.new_empty(B, Q, H * D), q.new_empty(B, H, Q, dtype=torch.float32)
     tensors = (q, k, v, query_segment_BQ, key_segment_BK, out, lse)
-    numbers = (*_list_strides(q, k, v), H, Q, K, D**-0.5 * LOG2E)
+    scalars = (*_list_strides(q, k, v), H, Q, K, D**-0.5 * LOG2E)
     if max(Q, K) <= LONGEST_SINGLE_TILE:
-        _forward_single_tile[(B * H,)](*tensors, *numbers, **_choose_single_tile_options(q, k, causal))
+        _forward_single_tile[(B * H,)](*tensors, *scalars, **_choose_single_tile_options(q, k, causal))
     else:
         grid = (B * H, triton.cdiv(Q, TILE))
-        _forward_tiled[grid](*tensors, *numbers, CAUSAL=causal, TILE=TILE, D=D, num_warps=4, num_stages=1)
+        _forward_tiled[grid](*tensors, *scalars, CAUSAL=causal, TILE=TILE, D=D, num_warps=4, num_stages=1)
     return out, lse
 
 
@@ -275,20 +275,20 @@ def attend_rows_backward(
     query_grad_q, key_grad_k, value_grad_k = (x.stride(2) for x in grads)
     (B, H, Q, D), K = q.shape, k.size(2)
     inputs, strides = (q, k, v, query_segment_BQ, key_segment_BK), _list_strides(q, k, v, grad)
-    numbers = (H, Q, K, D**-0.5 * LOG2E, D**-0.5)
+    scalars = (H, Q, K, D**-0.5 * LOG2E, D**-0.5)
     if max(Q, K) <= LONGEST_SINGLE_TILE:
         _backward_single_tile[(B * H,)](
-            *inputs, out_BQC, lse_BHQ, grad, *grads, *strides, query_grad_q, key_grad_k, value_grad_k, *numbers,
+            *inputs, out_BQC, lse_BHQ, grad, *grads, *strides, query_grad_q, key_grad_k, value_grad_k, *scalars,
             **_choose_single_tile_options(q, k, causal),
         )  # fmt: skip
         return projection_grads
     out_dot_grads = torch.empty_like(lse_BHQ)
     options: dict[str, Any] = {"CAUSAL": causal, "TILE": TILE, "D": D, "num_warps": 4, "num_stages": 1}
     _backward_queries_tiled[(B * H, triton.cdiv(Q, TILE))](
-        *inputs, out_BQC, lse_BHQ, grad, out_dot_grads, grads[0], *strides, query_grad_q, *numbers, **options
+        *inputs, out_BQC, lse_BHQ, grad, out_dot_grads, grads[0], *strides, query_grad_q, *scalars, **options
     )
     _backward_keys_tiled[(B * H, triton.cdiv(K, TILE))](
-        *inputs, lse_BHQ, grad, out_dot_grads, *grads[1:], *strides, key_grad_k, value_grad_k, *numbers, **options
+        *inputs, lse_BHQ, grad, out_dot_grads, *grads[1:], *strides, key_grad_k, value_grad_k, *scalars, **options
     )
     return projection_grads
 
@@ -357,7 +357,7 @@ def _attend_cached(  # type: ignore[no-untyped-def]
     for begin in range(0, length, BLOCK):
         t = begin + tl.arange(0, BLOCK)
         valid = t < length
-        sentence = t * 0 + n // rows_per_length
+        sentence = t * 0 + n // rows_per_length  # the same for all positions, in the shape of `t`
         row = tl.load(beam_indices + n * capacity + t, mask=valid, other=0) if HAS_NEW else sentence
         slots = ((row * heads + h) * capacity + t).to(tl.int64)
         k_tile = tl.load(key + slots[:, None] * D + d[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
@@ -389,7 +389,8 @@ def attend_cached(
     """
     N, H, D = q_NHD.shape
     key, value = cache
-    k_NHD, v_NHD = new or (q_NHD, q_NHD)  # without `new`, the kernel does not read these
+    # Without `new`, the kernel reads neither these nor the beam indices, but needs some tensors as arguments.
+    k_NHD, v_NHD = new or (q_NHD, q_NHD)
     q_NHD, k_NHD, v_NHD = (
         x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous() for x in (q_NHD, k_NHD, v_NHD)
     )  # the kernel expects the heads of a row to be contiguous
@@ -434,6 +435,7 @@ def _locate_program(S, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
     return b.to(tl.int64), block * TOKENS + tl.arange(0, TOKENS)
 
 
+# T and S vary from batch to batch. Kernels that are specialized to them would have to be compiled again and again.
 @triton.jit(do_not_specialize=["T", "S"])  # type: ignore[untyped-decorator]
 def _score_additive(query, key, weight, score, T, S, A, TOKENS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Compute the scores of a few source tokens for all queries: weight . tanh(query + key)."""

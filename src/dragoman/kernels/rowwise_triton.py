@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_P, BLOCK_C = 64, 32  # partial sums and columns per step of `_sum_parts`
+BLOCK_P, BLOCK_C = 64, 32  # partial sums and columns that a program of `_sum_parts` adds at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -49,7 +49,7 @@ def _sample_keep_mask(seed, out, count, first, skip, per_pass, threshold, BLOCK:
     """Write `count` groups of eight mask elements; a group is one 64-bit integer and one sample of the generator.
 
     The output has `per_pass` groups of each forward pass. In the mask of the full batch it begins at group `first`, and
-    `skip` groups lie between two passes. An element is True if its 16 random bits are at least `threshold`.
+    `skip` groups lie between two passes. An element is kept (True) if its 16 random bits are at least `threshold`.
     """
     output_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     sample_index = first + output_index + (output_index // per_pass) * skip
@@ -87,7 +87,7 @@ def _(seed: Tensor, shape: list[int], *_: object) -> Tensor:
     return torch.empty(shape, dtype=torch.bool, device=seed.device)
 
 
-RELU_PARTS = 128  # partial sums of `relu_backward`
+RELU_PARTS = 128  # P in `relu_backward`
 BLOCK_N, BLOCK_O = 16, 128  # tokens and columns per step of `_relu_backward`
 
 
@@ -124,7 +124,7 @@ def _(_: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(out_NO), out_NO.new_empty(out_NO.size(1), dtype=torch.float32)
 
 
-NORM_PARTS = 264  # partial sums of `layer_norm_backward`: two per multiprocessor of an H100 or H200
+NORM_PARTS = 264  # P in `layer_norm_backward`: two per multiprocessor of an H100 or H200
 NORM_ELEMENTS, NORM_ROWS, NORM_WARPS = 4096, 8, 4  # maximum elements and rows per block; warps per program
 
 
@@ -207,7 +207,7 @@ def _cross_entropy(logits, target, losses, V, smoothing, BLOCK: tl.constexpr):  
     lse = max_logit + tl.log(exp_sum)
     is_counted = label >= 0
     nll = tl.where(is_counted, lse - target_logit, 0.0)
-    uniform_loss = tl.where(is_counted, lse - logit_sum / V, 0.0)
+    uniform_loss = tl.where(is_counted, lse - logit_sum / V, 0.0)  # cross-entropy with a uniform target
     tl.store(losses + 2 * n, (1 - smoothing) * nll + smoothing * uniform_loss)
     tl.store(losses + 2 * n + 1, nll)
     for begin in range(0, V, BLOCK):
