@@ -65,7 +65,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-FORMAT_1_NAMES = (  # parameter names in run folders of format 1, and the names that they have now
+FORMAT_1_NAMES = (  # parameter names in old run folders (format 1), and the names that they have now
     (r"(encoder|decoder)\.(\d+)\.", r"\1.layers.\2."),
     (r"(encoder|decoder)_norm\.", r"\1.norm."),
     (r"source_embedding\.", r"encoder.embedding."),
@@ -74,7 +74,7 @@ FORMAT_1_NAMES = (  # parameter names in run folders of format 1, and the names 
 
 
 def rename_format_1_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a run folder of format 1 under their present names."""
+    """Return the tensors under their present names."""
     for old, new in FORMAT_1_NAMES:
         tensors = {re.sub(f"^{old}", new, name): tensor for name, tensor in tensors.items()}
     return tensors
@@ -109,19 +109,19 @@ class Cost:
     target: int  # per target token
     pair: int  # per sentence pair
     attentions: tuple[AttentionCost, ...]
-    passes: int = 1  # forward passes over each batch in training
+    passes: int = 1  # forward passes over each batch in training: 2 with a consistency loss (R-Drop)
 
     @classmethod
     def from_model(cls, model: Model, passes: int = 1) -> Cost:
         """Count the multiply-adds of a model's weights and attentions."""
-        sides = dict.fromkeys(("source", "target", "pair"), 0)
+        weights = dict.fromkeys(("source", "target", "pair"), 0)  # number of weights applied to each side
         # Embedding tables do not count, unless they are also the output projection. Shared weights count in each layer.
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        sides["target"] += model.project.weight.numel() if id(model.project.weight) in tables else 0
+        weights["target"] += model.project.weight.numel() if id(model.project.weight) in tables else 0
         for name, weight in model.named_parameters(remove_duplicate=False):
             if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in UNCOUNTED_WEIGHTS):
                 side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
-                sides[side] += weight.numel()
+                weights[side] += weight.numel()
         costs = []
         for name, module in model.named_modules(remove_duplicate=False):
             if isinstance(module, SelfAttention):
@@ -132,7 +132,7 @@ class Cost:
                 costs.append(AttentionCost("target", "source", module.query_width + module.value_width))
             elif isinstance(module, SourceAttention):
                 costs.append(AttentionCost("target", "source", module.score.multiply_adds + module.width))
-        return cls(**sides, attentions=tuple(costs), passes=passes)
+        return cls(**weights, attentions=tuple(costs), passes=passes)
 
     def count_forward(self, source_N: Lengths, target_N: Lengths) -> float:
         """Return the FLOPs of a forward pass over sentence pairs of these lengths, which include EOS or BOS."""

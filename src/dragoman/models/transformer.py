@@ -3,7 +3,7 @@
 A batch consists of rows with several sentences each (packed rows) or with one; a `RowLayout` has the segment and the
 position of every token. In a search, `Decoder.step` computes one token per hypothesis with a KV cache.
 
-Shapes   B rows, or sentences   S source width   T target width   C model width   N hypotheses in a search
+Shapes   B rows, or sentences   S source length   T target length   C model width   N hypotheses in a search
          W hypotheses per sentence (N = B * W)   K positions of a cache
 """
 
@@ -40,7 +40,7 @@ from dragoman.types import Batch
 # A cache grows by multiples of this number of positions. They fill SIMD vectors, so that the number of masked positions
 # does not change how sums are rounded.
 CAPACITY_STEP = 16
-SMALL_PRODUCT = 400  # multiplications in a matrix product below which PyTorch rounds differently on a CPU
+SMALL_PRODUCT = 400  # matrix products with fewer multiplications are rounded differently by PyTorch on a CPU
 
 
 class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSettings):
@@ -103,7 +103,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
 
     @property
     def layout(self) -> str:
-        """Packed rows, unless one of the attention patterns cannot restrict attention to a sentence of a packed row."""
+        """How rows are filled: "packed" with sentences, or "padded" if an attention pattern allows only one per row."""
         patterns = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
         return "packed" if all(pattern.packable for pattern in patterns) else "padded"
 
@@ -199,6 +199,7 @@ class TransformerStack(nn.Module):
         self.layer_dropout = LayerDropout(settings.layer_dropout)
         self.position = scheme.embedding(settings)
         self.dropout = Dropout(settings.dropout)
+        # Layers with `post` already normalize their output.
         self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings)
 
     def embed(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
@@ -242,12 +243,12 @@ class Decoder(TransformerStack):
         return self.norm(x_BTC, rows.real_BT)
 
     def compute_alignment(
-        self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout, number: int
+        self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout, layer_index: int
     ) -> Tensor:
         """Return the cross-attention weights of a layer, counted from 0, averaged over its heads: weight_BTS."""
         x_BTC, mask = self.embed(ids_BT, rows), self.attention.make_mask(rows)
         cross_mask = make_cross_attention_mask(rows, source)
-        *lower, alignment_layer = self.layers[: number + 1]
+        *lower, alignment_layer = self.layers[: layer_index + 1]
         for layer in lower:
             x_BTC = layer(x_BTC, rows, mask, memory_BSC, cross_mask)
         return alignment_layer.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
@@ -260,7 +261,7 @@ class Decoder(TransformerStack):
             mask = AttentionMask(bias=make_additive_mask(mask.allowed, like.dtype))
         memory: list[KeyValue | None] = []
         for layer in self.layers:
-            pair = layer.cross.sublayer.project_memory(like) if layer.cross else None
+            pair = None if memory_BSC is None or not layer.cross else layer.cross.sublayer.project_memory(memory_BSC)
             memory.append(pair and (pair[0].contiguous(), pair[1].contiguous()))
         heads, widths = self.settings.heads, (self.settings.head_key_width, self.settings.head_value_width)
         caches = [tuple(like.new_zeros(rows, heads, 0, width) for width in widths) for _ in self.layers]
@@ -270,6 +271,7 @@ class Decoder(TransformerStack):
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the states of one new token per row, states_NC, and the new cache."""
         if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
+            # So many positions that the product of a query and a head's cache is not a SMALL_PRODUCT.
             narrowest = min(self.settings.head_key_width, self.settings.head_value_width)
             state = state.reserve(CAPACITY_STEP * math.ceil(SMALL_PRODUCT / (CAPACITY_STEP * narrowest)))
         position_N1 = state.length_B.repeat_interleave(len(token_N) // len(state.length_B))[:, None]
@@ -296,7 +298,7 @@ class Transformer(Seq2Seq):
         super().__init__()
         self.settings, self.output_size = settings, target_size
         one_table = joint and settings.tied
-        # One table for both sides also has rows for source-side tags; `output_size` excludes them from the output.
+        # One table for both sides also has rows for tags of sources, such as the target language; outputs exclude them.
         size = source_size if one_table else target_size
         table = nn.Embedding(size, settings.width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
@@ -323,8 +325,8 @@ class Transformer(Seq2Seq):
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:
         source, target = RowLayout.from_source(batch), RowLayout.from_target(batch)
         memory_BSC = self.encoder(batch.source_BS, source)
-        number = self.settings.alignment_layer if layer is None else layer
-        return self.decoder.compute_alignment(batch.target_in_BT, target, memory_BSC, source, number)
+        layer_index = self.settings.alignment_layer if layer is None else layer
+        return self.decoder.compute_alignment(batch.target_in_BT, target, memory_BSC, source, layer_index)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> KVCache:
         """Encode the sources, one per row, and return the state before the first target token."""
