@@ -6,7 +6,7 @@ Training, decoding and inspection use models only through these classes:
     AutoregressiveModel   can also generate token by token (decoding/protocol.py)
     Seq2Seq               has a source, and attention from target to source tokens
 
-Shapes   B rows of a batch, or sentences   S source width   T target width   C model width   H heads   D head width
+Shapes   B rows of a batch, or sentences   S source length   T target length   C model width   H heads   D head width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   V vocabulary
          K positions of a cache (in `sentences_K`: selected sentences)   M copied positions, of all rows
 """
@@ -40,7 +40,7 @@ class BaseModelSettings(Settings):
     compiles: ClassVar[bool] = False  # whether torch.compile makes this kind of model faster
     inapplicable_settings: ClassVar[tuple[str, ...]] = ()  # inherited ones, of a part that this kind lacks
     kind_in_words: ClassVar[str] = ""  # for messages about inapplicable settings
-    # Settings that choose a registry entry; giving a setting that only other entries of the registry read is an error.
+    # Settings that choose a registry entry, such as `cell`. Giving settings that only other entries read is an error.
     checked_choices: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -58,8 +58,9 @@ class BaseModelSettings(Settings):
     def find_unread(self, *names: str) -> list[str]:
         """Return the settings that entries of these registries read (their `uses`), but none of the chosen entries."""
         registries = self.registries()
-        readable = {use for name in names for entry in registries[name].values() for use in getattr(entry, "uses", ())}
-        read = {use for name in names for use in getattr(registries[name][getattr(self, name)], "uses", ())}
+        chosen = [registries[name][getattr(self, name)] for name in names]
+        entries = [entry for name in names for entry in registries[name].values()]
+        readable, read = ({use for entry in group for use in getattr(entry, "uses", ())} for group in (entries, chosen))
         return [name for name in type(self).model_fields if name in readable - read]
 
     def find_unused(self) -> set[str]:
@@ -124,8 +125,8 @@ class Model(nn.Module, ABC):
         """Add the projection from `width` to `size` logits and initialize all parameters.
 
         If an embedding table is given, the projection uses its weights. Weights are Xavier-uniform and biases zero.
-        Embeddings have a standard deviation of 1/sqrt(width), so each component has unit variance after the scaling by
-        sqrt(width).
+        Embeddings have a standard deviation of 1/sqrt(width); models multiply them by sqrt(width), which gives each
+        component unit variance.
         """
         self.project = nn.Linear(width, size, bias=False)
         for module in self.modules():
@@ -147,7 +148,7 @@ class AutoregressiveModel(Model):
     """A model that generates token by token (decoding/protocol.py)."""
 
     decoder: Any  # `decoder.step` returns the states before the projection, and the new decoder state
-    output_size: int | None = None  # only lower ids can be generated, as the others are source-side tags; None: all ids
+    output_size: int | None = None  # only lower ids can be generated; the rest are tags of sources; None: all ids
 
     @abstractmethod
     def start(self, source_BS: Tensor, real_BS: Tensor) -> Any:
@@ -206,7 +207,7 @@ class KVCache:
     A state can be used for one step only: `step` and the methods below write into its tensors.
     """
 
-    memory: list[KeyValue | None]  # per layer: cross-attention keys and values of each sentence's source, (B, H, S, D)
+    memory: list[KeyValue | None]  # per layer: keys and values of each source, (B, H, S, D); None: no cross-attention
     mask: AttentionMask  # hides the padding of the sources
     caches: list[KeyValue]  # per layer: self-attention keys and values of the hypotheses, (N, H, K, D)
     length_B: Tensor  # number of valid positions of `caches`, per sentence
@@ -239,7 +240,7 @@ class KVCache:
 
     def make_indirect(self, capacity: int) -> KVCache:
         """Return this state with an indirect cache of `capacity` positions. No token may have been decoded yet."""
-        bias = self.mask.bias  # the kernel of an indirect cache reads lengths of sources instead
+        bias = self.mask.bias  # 0 at tokens; the kernel of an indirect cache reads the number of tokens instead
         mask = AttentionMask() if bias is None else AttentionMask(length_B=(bias[:, 0, 0] == 0).sum(-1))
         return replace(self.reserve(capacity), mask=mask, indirect=True)
 
@@ -287,7 +288,7 @@ class KVCache:
             if old_B is not None and new_B is not None:
                 old_B.index_copy_(0, sentences_K, new_B)
         width = len(self.caches[0][0]) // len(self.length_B)
-        self.beam_indices_NK.index_fill_(0, expand_to_rows(sentences_K, width), 0)
+        self.beam_indices_NK.index_fill_(0, expand_to_rows(sentences_K, width), 0)  # as in an empty cache
         return replace(self, length_B=self.length_B.index_copy(0, sentences_K, fresh.length_B))
 
 

@@ -82,7 +82,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
         return SCORES[self.attention].aligns
 
     @property
-    def embedded_width(self) -> int:
+    def embedded_width(self) -> int:  # the actual width of the embeddings
         return self.embedding_width or self.width
 
     @property
@@ -199,7 +199,7 @@ class Bridge(nn.Module):
         self.depth, self.width = settings.decoder_depth, settings.width
         self.state_tensors = CELLS[settings.cell].state_tensors
 
-    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
+    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
         return initial
 
 
@@ -208,7 +208,7 @@ class CopyBridge(Bridge):
 
     uses_encoder = True
 
-    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
+    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
         return [(last_BC,) * self.state_tensors] * self.depth
 
 
@@ -221,7 +221,7 @@ class LinearBridge(Bridge):
         super().__init__(settings)
         self.out = Linear(self.width, self.depth * self.state_tensors * self.width)
 
-    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the registry's signature
+    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
         states_BLPC = torch.tanh(self.out(last_BC)).view(-1, self.depth, self.state_tensors, self.width)
         return [layer_BPC.unbind(1) for layer_BPC in states_BLPC.unbind(1)]
 
@@ -363,7 +363,7 @@ class RecurrentLmDecoder(TokenEmbedder):
 
 
 class RecurrentSeq2Seq(Seq2Seq):
-    """A recurrent decoder with an encoder whose `encode` returns the states and one vector for the bridge."""
+    """A recurrent decoder, and any encoder whose `encode` returns its states and one vector for the bridge."""
 
     encoder: Any
     decoder: RecurrentDecoder
@@ -397,7 +397,7 @@ class Rnn(RecurrentSeq2Seq):
         super().__init__()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         one_table = joint and settings.tied
-        # A table for both sides also has rows for tags of sources; `output_size`, the target's size, excludes them.
+        # One table for both sides also has rows for tags of sources, such as the target language; outputs exclude them.
         size = source_size if one_table else target_size
         table = nn.Embedding(size, settings.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
@@ -434,7 +434,7 @@ class Hybrid(RecurrentSeq2Seq):
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         decoder = settings.make_decoder_settings()
         one_table = joint and settings.tied and decoder.embedded_width == settings.width
-        # A table for both sides also has rows for tags of sources; `output_size`, the target's size, excludes them.
+        # One table for both sides also has rows for tags of sources, such as the target language; outputs exclude them.
         size = source_size if one_table else target_size
         table = nn.Embedding(size, decoder.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.

@@ -4,7 +4,7 @@ A classifier pools the states of a text into one. A pooling function takes state
 number T of texts in a row, and returns pooled_BTC, with zeros for texts that a row does not have. To add one, write a
 function and a line in POOLS.
 
-Shapes   B rows   S source width (T in RowLayout)   T target width, or texts of a row   C model width
+Shapes   B rows   S source length (T in RowLayout)   T target length, or texts of a row   C model width
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
 
-SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # need a recurrent decoder and a source
-TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # need a decoder
+# Settings of a recurrent decoder with a source, and settings of all decoders.
+SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")
+TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")
 
 
 class LmFields(BaseModelSettings):
@@ -40,7 +41,7 @@ class LmFields(BaseModelSettings):
 
 class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    inapplicable_settings = ("encoder_layers", "attention", "source_word_dropout")  # attention: the encoder's
+    inapplicable_settings = ("encoder_layers", "attention", "source_word_dropout")  # `attention` is the encoder's
 
     def check(self) -> None:
         super().check()
@@ -125,7 +126,7 @@ class LanguageModel(AutoregressiveModel):
 
 
 def make_membership(rows: RowLayout, texts: int) -> Tensor:
-    """Return which tokens belong to which text of their row: member_BTS."""
+    """Return which tokens belong to which text of their row, member_BTS; the segment ids of texts start at 1."""
     segment_T = torch.arange(1, texts + 1, device=rows.segment_BT.device)
     return rows.segment_BT[:, None] == segment_T[:, None]
 
@@ -193,7 +194,7 @@ class TextClassifier(Model):
         self.add_projection_and_initialize(settings.width, target_size)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the pooled states, pooled_BTC: that of the n-th text of a source row is at index n - 1."""
+        """Return the pooled state of each text, pooled_BTC. The targets of a row are the labels of its texts."""
         rows = RowLayout.from_source(batch)
         states_BSC = self.encoder(batch.source_BS, rows)
         return self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))
