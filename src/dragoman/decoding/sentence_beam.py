@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from operator import getitem
 from typing import NamedTuple
 
 import torch
@@ -161,7 +160,7 @@ class ConstrainedBeam(SentenceBeam):
 
     Plain beam search drops a prefix with an unlikely term before the term is complete. So the beams are divided into
     banks, one for each number of tokens that the terms still need, and each bank keeps its best beams (Post and Vilar
-    2018). The automata of the terms (`Term`, in protocol.py) give this number for every beam, whatever the tokens; it
+    2018). The automata of the terms (`Term`, in protocol.py) give this number however a term is tokenized; it
     rises again if a beam starts a term and does not complete it. For each term, every beam also tries the most probable
     token that lowers the number. A beam cannot end before all terms are complete.
     """
@@ -169,8 +168,8 @@ class ConstrainedBeam(SentenceBeam):
     def __init__(self, job: SearchJob, settings: BaseSearchSettings, width: int, device: torch.device) -> None:
         super().__init__(job, settings, width, device)
         terms = job.constraints.spellable_terms
-        # By state: the next state for each token, the number of missing tokens, whether the text may end
-        self.next = [torch.tensor(term.next_SV, device=device) for term in terms]
+        # For each term, by state: the next state for each token, the number of missing tokens, whether the text may end
+        self.next_state = [torch.tensor(term.next_SV, device=device) for term in terms]
         self.missing = [torch.tensor(term.missing_S, device=device) for term in terms]
         self.may_end = [torch.tensor(term.complete_at_end_S, device=device) for term in terms]
         self.states: list[list[int]] = [[0] * len(terms)]  # for each active beam, the state of each term's automaton
@@ -179,9 +178,9 @@ class ConstrainedBeam(SentenceBeam):
         """Extend the beams by one token; keep the best candidate of each bank, then the second best, and so on."""
         total_LV = self.add_logp(logp_WV)
         state_KL = torch.tensor(self.states, device=total_LV.device).T
-        by_term = zip(self.next, self.missing, state_KL, strict=True)
-        missing_KLV = torch.stack([missing_S[next_SV[state_L].int()] for next_SV, missing_S, state_L in by_term])
-        may_end_KL = torch.stack(list(map(getitem, self.may_end, state_KL)))
+        by_term = list(zip(self.next_state, self.missing, self.may_end, state_KL, strict=True))
+        missing_KLV = torch.stack([missing_S[next_SV[state_L].int()] for next_SV, missing_S, _, state_L in by_term])
+        may_end_KL = torch.stack([may_end_S[state_L] for _, _, may_end_S, state_L in by_term])
         total_LV[:, EOS] = torch.where(may_end_KL.all(0), total_LV[:, EOS], NEG_INF)
         missing_LV = missing_KLV.sum(0)
         missing_LV[:, EOS] = 0  # a beam that may end has all terms, since EOS is a word boundary as well
@@ -193,11 +192,12 @@ class ConstrainedBeam(SentenceBeam):
         ends = [candidate for candidate in banks[0][: self.width] if candidate.token == EOS]
         by_bank = [[candidate for candidate in banks[missing] if candidate.token != EOS] for missing in sorted(banks)]
         active = [candidate for rank in zip_longest(*by_bank) for candidate in rank if candidate][: self.width]
-        parents = [(self.states[new.row], new.token) for new in active]
-        states = [[int(table[s, token]) for table, s in zip(self.next, old, strict=True)] for old, token in parents]
-        extensions = self.extend(ends, active)
-        self.states = states or self.states
-        return extensions
+        states = []
+        for new in active:
+            tables = zip(self.next_state, self.states[new.row], strict=True)
+            states.append([int(next_SV[state, new.token]) for next_SV, state in tables])
+        self.states = states or self.states  # without active beams, `extend` ends the search
+        return self.extend(ends, active)
 
     def list_candidates(self, total_LV: Tensor, progress_KLV: Tensor) -> list[Extension]:
         """Return the 2W best candidates, and each beam's best one, overall and among those that advance a term.
@@ -205,11 +205,11 @@ class ConstrainedBeam(SentenceBeam):
         `progress_KLV` is True where a token lowers the number of missing tokens of a term.
         """
         advancing_KLV = torch.where(progress_KLV, total_LV, NEG_INF)
-        logp, token = torch.cat([total_LV[None], advancing_KLV]).max(-1)
+        best_logp, best_token = torch.cat([total_LV[None], advancing_KLV]).max(-1)
         best_of_beams = [
-            Extension(row, *token_and_logp)
-            for logps, tokens in zip(logp.tolist(), token.tolist(), strict=True)
-            for row, token_and_logp in enumerate(zip(tokens, logps, strict=True))
+            Extension(row, token, logp)
+            for tokens, logps in zip(best_token.tolist(), best_logp.tolist(), strict=True)
+            for row, (token, logp) in enumerate(zip(tokens, logps, strict=True))
         ]
         candidates = best_of_beams + self.find_candidates(total_LV, total_LV, 2 * self.width)
         unique = {(item.row, item.token): item for item in candidates if item.logp > NEG_INF}
@@ -217,8 +217,8 @@ class ConstrainedBeam(SentenceBeam):
 
     def results(self) -> list[SearchResult]:
         """Return the results that contain all terms; there may be none."""
-        beams = zip(self.active, self.states, strict=False)
-        self.active = [beam for beam, states in beams if all(map(getitem, self.may_end, states))]
+        beams = zip(self.active, self.states, strict=False)  # without active beams, `states` are older ones
+        self.active = [beam for beam, states in beams if all(table[s] for table, s in zip(self.may_end, states))]
         return super().results()
 
 
