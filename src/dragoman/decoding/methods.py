@@ -84,9 +84,9 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
         count_HF = count_ngrams([[text[i : i + n] for i in range(len(text) - n + 1)] for text in unspaced])
         total_H, match_HH = count_HF.sum(1), count_shared_ngrams(count_HF)
         both_HH = (total_H[:, None] > 0) & (total_H > 0)
-        safe_H = np.maximum(total_H, 1)
-        precision_HH = precision_HH + match_HH / safe_H[:, None]
-        recall_HH = recall_HH + match_HH / safe_H
+        divisor_H = np.maximum(total_H, 1)
+        precision_HH = precision_HH + match_HH / divisor_H[:, None]
+        recall_HH = recall_HH + match_HH / divisor_H
         orders_HH = orders_HH + both_HH
     orders_HH = np.maximum(orders_HH, 1)
     precision_HH, recall_HH = precision_HH / orders_HH, recall_HH / orders_HH
@@ -125,11 +125,11 @@ def pairwise_bleu(texts: Sequence[str]) -> Floats:
 MBR_METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": pairwise_chrf, "bleu": pairwise_bleu}
 
 MAX_PARALLEL_SAMPLES = 32  # samples of one sentence that are decoded at the same time
-MIN_WIDTH, MAX_WIDTH = 8, 64  # number of beams of a sentence in constrained search, if settings.beam is not larger
+MIN_CONSTRAINED_BEAMS, MAX_CONSTRAINED_BEAMS = 8, 64  # per sentence, if settings.beam is not larger
 
 
 class SearchSettings(DiverseSettings):
-    """The `search` section of a recipe: the settings of all decoding methods together."""
+    """The settings of all decoding methods together: the section `search` of a recipe, the configuration of a model."""
 
     samples: int = setting(32, "mbr: number of samples; the most similar to the others wins", ge=1, le=10_000)
     candidates: Literal["samples", "beam"] = setting("samples", "mbr: candidates are samples or beam search results")
@@ -183,14 +183,14 @@ def decode_constrained(request: Request) -> list[list[SearchResult]]:
 def choose_width(constraints: DecodingConstraints, beam: int) -> int:
     """Return the number of beams for constrained search, or 0 if the vocabulary can spell no required term.
 
-    Longer terms need more beams, because ConstrainedBeam has a bank of beams for each number of missing tokens. The
+    Longer terms need more beams, because ConstrainedBeam keeps beams for each number of missing tokens. The
     number depends on the constraints of the sentence only, so that other sentences of a batch do not change its result.
     """
     if not constraints.spellable_terms:
         return 0
-    width = max(beam, MIN_WIDTH)
-    while width < min(beam + constraints.needed_tokens, MAX_WIDTH):  # doubled, so that few different widths occur
-        width *= 2
+    width = max(beam, MIN_CONSTRAINED_BEAMS)
+    while width < min(beam + constraints.needed_tokens, MAX_CONSTRAINED_BEAMS):
+        width *= 2  # so that few different widths occur
     return width
 
 
@@ -271,7 +271,7 @@ class Method:
     check: Callable[[SearchSettings], None] = lambda _: None  # raises a UserError for settings that cannot work
     is_beam_search: bool = False  # plain beam search, which CUDA graphs, CTranslate2 and streaming support
     needs_full_beam: bool = False  # whether later deduplication and reranking need all results of the beam
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that the method overrides
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # values of settings that the method overrides
 
 
 METHODS = {
