@@ -11,7 +11,7 @@ sentence. Results do not depend on which sentences are in the same batch. There 
 
 `run_batch` decodes one batch without replacing finished sentences.
 
-Shapes   B slots   K selected slots   W beams per slot   N = B * W rows of the model   M = K * W   S source width
+Shapes   B slots   K selected slots   W beams per slot   N = B * W rows of the model   M = K * W   S source length
          V vocabulary   (`beam_indices_NK`: K positions of the cache)
 """
 
@@ -34,8 +34,8 @@ from dragoman.types import BOS, EOS, PAD
 
 WARMUP_STEPS = 3  # steps before a CUDA graph is captured, in which libraries choose their algorithms
 REFILL_DIVISOR = 16  # slots are refilled or removed once 1/16 of them are free
-MIN_ROWS = 4  # minimum number of rows of the model: matrix products with fewer rows round differently
-FREE = -1  # the job number of a free slot
+MIN_ROWS = 4  # minimum number of rows of the model, since matrix products with fewer rows round differently
+FREE = -1  # the job number of a free slot; other job numbers are indices in the list of all jobs
 EMPTY_JOB = SearchJob([], 0)  # the job of a free slot
 Observer = Callable[[Any], None]  # called with the state of a search after every step
 
@@ -57,7 +57,7 @@ class SlotState(SearchState, Protocol):
 
 
 class Slots:
-    """Sentences that are decoded together, one per slot. `job_numbers` has the job number of each slot, or FREE."""
+    """Sentences that are decoded together, one per slot. `job_numbers` has the index of each slot's job, or FREE."""
 
     def __init__(
         self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[SearchJob]
@@ -181,15 +181,15 @@ class StaticSlots(Slots):
 
 
 class JobQueue:
-    """The jobs with these `numbers` in the list `jobs`, longest source first. Sources are padded to the same width.
+    """A queue of the jobs at the indices `numbers` of the list `jobs`, longest source first.
 
-    Several workers may take jobs from a queue.
+    All sources are padded to `width`. Several workers may take jobs from a queue.
     """
 
     def __init__(self, jobs: Sequence[SearchJob], numbers: Sequence[int]) -> None:
         self.jobs, self.lock = jobs, threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))  # the next job is the last
-        self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)  # with EOS
+        self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)  # 1: EOS
         self.max_length = max(jobs[number].max_tokens for number in numbers)  # maximum target length
 
     def next(self, count: int) -> list[int]:
@@ -267,7 +267,7 @@ class GpuScheduler(Scheduler):
     """
 
     STEPS_PER_CHECK = 4  # steps between two checks for finished sentences
-    GROUPS = 8  # free slots are refilled once 1/8 of all slots are free
+    GROUPS = 8  # slots are refilled in groups: once 1/8 of all slots are free
     POOL_DIVISOR, MAX_POOLS = 32, 4  # a pool may use 1/32 of the GPU's memory for keys and values, all pools 4/32
 
     def __init__(self, model: StepModel[Any], device: torch.device, rows: int) -> None:
@@ -309,8 +309,8 @@ class GpuScheduler(Scheduler):
     def get_pool(self, queue: JobQueue, make_search: SearchFactory) -> StaticSlots:
         """Return the pool of slots for the shapes and settings of a search. If memory is short, other pools are freed.
 
-        Pools with other settings are freed first, then the newest: source widths recur in the same order, so the oldest
-        pool is needed next.
+        Pools with other settings are freed first, then the newest: source widths are decoded one by one, always in the
+        same order, so the oldest pool is needed next.
         """
         max_length = math.ceil(queue.max_length / 64) * 64  # rounded up, so that few shapes occur
         search = make_search(max_length, self.device)
@@ -319,7 +319,7 @@ class GpuScheduler(Scheduler):
         settings = (options.beam, options.nbest, options.length_penalty, options.length_norm, options.stop)
         key = (queue.width, max_length, settings)
         if key not in self.pools:
-            cache = self.encode_sources(queue, [FREE])[0].make_indirect(capacity=max_length + 1)
+            cache = self.encode_sources(queue, [FREE])[0].make_indirect(capacity=max_length + 1)  # of one row
             slot_bytes = cache.nbytes * search.width
             count = max(min(self.rows // search.width, self.pool_bytes // slot_bytes), 1)
             while self.pools and slot_bytes * count + self.used_bytes > self.MAX_POOLS * self.pool_bytes:
@@ -370,7 +370,7 @@ def run_batch(
     make_search: SearchFactory,
     observe: Observer = lambda _: None,
 ) -> Results:
-    """Decode all jobs in one batch. Finished sentences keep their slots, so states only need `select`."""
+    """Decode all jobs in one batch. Finished sentences keep their slots, so `SearchState` suffices, not `SlotState`."""
     if not any(job.max_tokens for job in jobs):
         return [[] for _ in jobs]
     search = make_search(max(job.max_tokens for job in jobs), source_BS.device)
