@@ -89,7 +89,7 @@ class BeamSearch(Search):
         """Extend the best prefixes, add the hypotheses that end with this step, and decide which sentences are done."""
         old, W, norm_T = self.state, self.width, self.device_norm_T
         candidates = find_candidates(old.logp_BW, logp_NV)
-        done_B = old.done_B | (candidates.logp_BK[:, 0] == NEG_INF)
+        done_B = old.done_B | (candidates.logp_BK[:, 0] == NEG_INF)  # no token is possible
 
         # A hypothesis ends only if its EOS is among the W best candidates, so that width 1 is greedy search. The W best
         # of the old and new finished hypotheses are kept.
@@ -123,7 +123,7 @@ class BeamSearch(Search):
             done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, best_possible_B, self.settings.nbest),
         )
         first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
-        token_BW = token_BW.masked_fill(logp_BW == NEG_INF, EOS)  # an id that is valid in every vocabulary
+        token_BW = token_BW.masked_fill(logp_BW == NEG_INF, EOS)  # no prefix: any id that the model can read
         return (first_B1 + parent_BW).flatten(), token_BW.flatten()
 
     def results(self, state: BeamState) -> list[list[SearchResult]]:
@@ -163,7 +163,7 @@ def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
     if grouped < V:
         maxima.append(logp_NV[:, grouped:].amax(-1, keepdim=True))
     max_NG = torch.cat(maxima, 1)
-    broken_N1 = ~(max_NG.amax(-1, keepdim=True) < torch.inf)
+    broken_N1 = ~(max_NG.amax(-1, keepdim=True) < torch.inf)  # True for NaN as well
     prefix_logp_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEG_INF)
     max_BC = (prefix_logp_N1 + max_NG.masked_fill(broken_N1, NEG_INF)).view(B, -1)  # C = W * G
     group_BK = stable_topk(max_BC, K)[1]
@@ -218,7 +218,7 @@ def stop_at_limit(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tens
 
 
 def make_length_divisors(max_length: int, alpha: float) -> Tensor:
-    """Return length ** alpha: with 1, scores are mean log-probabilities."""
+    """Return length ** alpha. If alpha is 1, scores are mean log-probabilities."""
     return torch.tensor([float(max(length, 1)) ** alpha for length in range(max_length + 1)])
 
 

@@ -1,4 +1,4 @@
-"""The interface between search and models, the records that all decoding methods use, and the base class of searches.
+"""The interface between search and models, the data types of all decoding methods, and the base class of searches.
 
     state = model.start(source_BS, real_BS)          # one row per sentence
     logp_NV, state = model.step(token_N, state)      # one token per row in, log-probabilities of the next token out
@@ -11,7 +11,7 @@ Constraints can require or forbid terms, given as text. The term "Hund" may be t
 or letter by letter. So a term is compiled into a finite automaton over the bytes of the text, and then into a table of
 the state after each token. A term matches whole words only: "Hund" does not appear in "Hundertwasser".
 
-Shapes   B sentences, one per slot   S source width, or states of an automaton   N rows of the model   V vocabulary
+Shapes   B sentences, one per slot   S source length, or states of an automaton   N rows of the model   V vocabulary
          W rows per sentence (N = B * W)   L bytes of the longest token   T tokens of the longest prefix
          K selected slots, or terms of a sentence   P tokens of the longest required prefix   G n-grams of a prefix
          n tokens of an n-gram
@@ -35,7 +35,7 @@ from dragoman.types import BOS, EOS, PAD, TokenFeature
 
 ByteSet = frozenset[int]
 BytePattern = tuple[ByteSet, ...]  # the bytes allowed at each position of a text
-UNREACHABLE = 1 << 20  # `missing_S` of states from which the vocabulary cannot complete the term
+UNREACHABLE = 1 << 20  # number of missing tokens if the vocabulary cannot complete a term
 ANY_BYTE: ByteSet = frozenset(range(256))
 CONTINUATION: ByteSet = frozenset(range(0x80, 0xC0))  # the bytes of a character in UTF-8 after the first
 ASCII_BREAKS: ByteSet = frozenset(b for b in range(0x80) if not chr(b).isalnum())
@@ -89,7 +89,7 @@ class SpellingTable:
             sorted_SV[:, :count] = next_S256[sorted_SV[:, :count], byte_V[:count]]
         next_SV = np.empty_like(sorted_SV)
         next_SV[:, self.order_V] = sorted_SV
-        # Shortest paths to the accepting state.
+        # Shortest paths to the accepting state: repeat until no path gets shorter.
         missing_S = np.full(states, UNREACHABLE, dtype=np.int32)
         missing_S[-1] = 0
         while (shorter_S := np.minimum(missing_S, missing_S[next_SV].min(1) + 1)).tolist() != missing_S.tolist():
@@ -106,6 +106,7 @@ def build_automaton(
     remains when an occurrence is complete. An occurrence may begin at every byte; the start of the text counts as a
     word boundary.
     """
+    # `at_start` has the patterns of occurrences at the start of the text, `patterns` those after another character.
     ends = WORD_BREAKS if after else [()]
     at_start = [(*(frozenset({byte}) for byte in spelling), *end) for spelling in spellings for end in ends]
     patterns = [(*begin, *rest) for begin in (WORD_BREAKS if before else [(ANY_BYTE,)]) for rest in at_start]
@@ -202,7 +203,7 @@ class DecodingConstraints:
         return sum(int(term.missing_S[0]) for term in self.spellable_terms)
 
 
-SlotConstraints = Sequence[DecodingConstraints]  # of each slot
+SlotConstraints = Sequence[DecodingConstraints]  # one element per slot
 
 
 class SearchJob(NamedTuple):
@@ -450,7 +451,7 @@ def forbid_terms(constraints: SlotConstraints, _: BaseSearchSettings, device: to
     distinct = list({id(term): term for terms in terms_by_slot for term in terms}.values())
     first_state = dict(zip(map(id, distinct), np.cumsum([1, *(len(term.missing_S) for term in distinct)]).tolist()))
     K, V = max(map(len, terms_by_slot)), distinct[0].next_SV.shape[1]
-    idle_1V = np.zeros((1, V), dtype=np.int32)
+    idle_1V = np.zeros((1, V), dtype=np.int32)  # state 0 leads to itself
     shifted = [term.next_SV.astype(np.int32) + first_state[id(term)] for term in distinct]
     next_SV = torch.tensor(np.vstack([idle_1V, *shifted]), device=device)
     accepts_S = torch.tensor(np.concatenate([[False], *(term.missing_S == 0 for term in distinct)]), device=device)

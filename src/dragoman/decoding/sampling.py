@@ -4,7 +4,7 @@
 random numbers of all tokens are computed beforehand (`uniform_BWT`), so that samples do not depend on the other
 sentences of a batch.
 
-Shapes   B sentences   P prompt width   V vocabulary   T maximum target length   W samples   N = B * W rows of the model
+Shapes   B sentences   P prompt length   V vocabulary   T maximum target length   W samples   N = B * W model rows
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def extend_samples(
 
 
 class SampleSearch(Search):
-    """Sample translations of every sentence: those with these `numbers`.
+    """Sample translations of every sentence. The samples of a sentence are numbered; this search samples `numbers`.
 
     A sample depends only on the model, the settings, the source text and its number.
     """
@@ -125,7 +125,7 @@ class SampleSearch(Search):
             samples = []
             for tokens, length, logp, score in zip(*rows, strict=True):
                 finished = length > 0 and tokens[length - 1] == EOS
-                samples.append(SearchResult(tokens[: length - finished], logp, score, finished))
+                samples.append(SearchResult(tokens[: length - finished], logp, score, finished))  # without EOS
             results.append(samples if limit > 0 else [])
         return results
 
@@ -135,7 +135,7 @@ def make_uniforms(jobs: Sequence[SearchJob], seed: int, numbers: range, max_leng
     uniform_BWT = np.zeros((len(jobs), len(numbers), max_length))
     for row, job in enumerate(jobs):
         text = job.constraints.seed_text.encode(errors="surrogatepass")
-        digest = memoryview(hashlib.blake2b(text, digest_size=16).digest()).cast("I")
+        digest = memoryview(hashlib.blake2b(text, digest_size=16).digest()).cast("I")  # four 32-bit integers
         for column, number in enumerate(numbers):
             generator = np.random.default_rng([seed, number, *digest])
             uniform_BWT[row, column, : job.max_tokens] = generator.random(job.max_tokens)
@@ -158,7 +158,8 @@ def sample_continuations(
     `uniform_BT` holds a random number from [0, 1) for every new token. `limit_B` is the maximum number of new tokens.
     If `eos_ends`, EOS ends a continuation; otherwise it is a token like any other.
     """
-    model_state, token_B = model.start(prompt_BP[:, :0], prompt_BP[:, :0] > 0), prompt_BP[:, 0]
+    no_source_BS = prompt_BP[:, :0]  # a language model reads only the number of rows
+    model_state, token_B = model.start(no_source_BS, no_source_BS > 0), prompt_BP[:, 0]
     state = SampleState.start(limit_B, uniform_BT[:, None])
     tokens_read = 0
     while not bool(state.done_BW.all()):
