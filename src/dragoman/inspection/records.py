@@ -115,7 +115,8 @@ class Inspection:
     source: str
     target: str  # the given target, or the output of the model
     is_given: bool  # whether the target was given
-    tokens: Mapping[str, Sequence[str]]  # lists of tokens by name: "source", "input" (of the decoder), "target"
+    # Lists of tokens by name: "source", "input" (of the decoder), "target" and, with Linformer, "projected" keys
+    tokens: Mapping[str, Sequence[str]]
     attentions: list[AttentionMap] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     attributions: list[Attribution] = field(default_factory=list)

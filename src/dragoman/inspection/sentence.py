@@ -31,6 +31,8 @@ from dragoman.inference.translator import DecodeOptions, SourceSegment, Translat
 from dragoman.inspection.attention import record_attention
 from dragoman.inspection.records import AttentionMap, Inspection, Prediction
 from dragoman.models.base import Model
+from dragoman.models.transformer import TransformerSettings
+from dragoman.modules.patterns import PATTERNS
 from dragoman.types import BOS, EOS, SPECIALS, Batch, Example, Hypothesis, Line
 
 Part = TypeVar("Part")
@@ -48,7 +50,7 @@ class SentenceBatch:
 
     model: Model
     batch: Batch
-    tokens: Mapping[str, Sequence[str]]  # "source", "input" of the decoder, "target"; without those that it lacks
+    tokens: Mapping[str, Sequence[str]]  # "source", "input" of the decoder, "target"; see Inspection.tokens
     output_size: int  # number of tokens, or labels, that the model can predict
     name_output: Callable[[int], str]  # returns the name of such a token
 
@@ -162,15 +164,23 @@ def make_translation_batch(translator: Translator, segment: SourceSegment, targe
     length = max(len(example.source), len(example.target)) + 1
     if length > min(MAX_TOKENS_WITH_EOS, translator.max_tokens + 1):
         raise UserError(f"{length} tokens are too many for the model; give a shorter sentence")
-    source_names = [*tokenizers.source.ids_to_tokens(example.source.tolist()), SPECIALS[EOS]]
     target_names = tokenizers.target.ids_to_tokens(target)
     tokens = {
-        "source": source_names,
+        **name_source(translator, example.source.tolist()),
         "input": [SPECIALS[BOS], *target_names],
         "target": [*target_names, SPECIALS[EOS]],
     }
     batch = collate_sentence(example, "pairs").to(translator.device)
     return SentenceBatch(translator.model, batch, tokens, *describe_outputs(translator))
+
+
+def name_source(predictor: Predictor[Model], ids: Sequence[int]) -> dict[str, Sequence[str]]:
+    """Return the names of the tokens of a source, and of the projected keys if its encoder attends to those."""
+    names: dict[str, Sequence[str]] = {"source": [*predictor.tokenizers.source.ids_to_tokens(ids), SPECIALS[EOS]]}
+    settings = predictor.recipe.model
+    if isinstance(settings, TransformerSettings) and not PATTERNS[settings.attention].keys_are_tokens:
+        names["projected"] = [f"key {number + 1}" for number in range(settings.rank)]
+    return names
 
 
 def describe_outputs(predictor: Predictor[Model]) -> tuple[int, Callable[[int], str]]:
@@ -194,7 +204,7 @@ def inspect_language_model(generator: Generator, text: str, target: str | None) 
         first, ids = EOS, generator.encode_lines(full_text.split("\n"))[:-1]
     else:
         first, ids = BOS, tokenizer.encode(full_text)
-    limit = generator.model.settings.context if generator.model.settings.bounded else MAX_TOKENS_WITH_EOS
+    limit = generator.model.settings.context if generator.model.settings.has_fixed_context else MAX_TOKENS_WITH_EOS
     notes = []
     if len(ids) + 1 > limit:
         notes = [f"only the last {limit - 1} of {len(ids)} tokens are shown, as many as the model reads at a time"]
@@ -226,7 +236,7 @@ def inspect_label(classifier: Classifier, text: str, target: str | None, *, part
     if target is not None and target not in labels:
         raise UserError(f"the model has no label {target!r}; its labels are: {', '.join(labels)}")
     batch = collate_sentence(Example(np.array(ids, dtype=np.int64), NO_LABEL, 0), "labels").to(classifier.device)
-    tokens = {"source": [*classifier.tokenizers.source.ids_to_tokens(ids), SPECIALS[EOS]]}
+    tokens = name_source(classifier, ids)
     sentence = SentenceBatch(classifier.model, batch, tokens, *describe_outputs(classifier))
     with eval_mode(classifier.model):
         label = labels.index(target) if target is not None else int(sentence.compute_logp()[0].argmax())
@@ -264,6 +274,8 @@ def compute_attention_maps(sentence: SentenceBatch) -> list[AttentionMap]:
         weight_LHQK = torch.stack([weight_BHQK[0] for weight_BHQK in weights]).float().cpu().numpy()
         queries = "source" if part == "encoder" else "input"
         keys = "input" if part == "decoder" else "source"
+        if part == "encoder" and "projected" in sentence.tokens:
+            keys = "projected"
         best_layer = getattr(sentence.model.settings, "alignment_layer", 0) if part == "cross" else None
         maps.append(AttentionMap(part, title, queries, keys, weight_LHQK, best_layer))
     return maps
