@@ -1,14 +1,17 @@
 """The compiled loops of word alignment: the E-step of EM for a block of sentence pairs.
 
 A block is a sequence of sentence pairs. Its cells are all combinations of a source and a target position, pair after
-pair: cell = first_cell[pair] + i * J + j. Each iteration makes two kinds of passes over the cells. `visit_rows` goes
-through the block by source word, so that one row of the translation table is in the CPU's cache while all of its cells
-are read or counted. `infer_pairs` goes through it by sentence pair and turns translation probabilities into posteriors.
-Neither needs a hash table, and both access memory mostly sequentially.
+pair: cell = first_cell[pair] + i * J + j, where J is the number of target words of the pair. Each iteration makes two
+kinds of passes over the cells. `visit_rows` goes through the block by source word, so that one row of the translation
+table is in the CPU's cache while all of its cells are read or counted. `infer_pairs` goes through it by sentence pair
+and turns translation probabilities into posteriors. Neither needs a hash table; both read memory mostly in order.
 
 The functions run without the GIL; callers run them in threads, on disjoint ranges of rows or pairs.
 
 Shapes   O observations (the words that are generated)   S states (the words that they are generated from)
+         I source words of a pair   J target words
+In both directions, emission[o, s] is p(observation | state), null[o] is p(observation | NULL), gamma[o, s] and
+null_gamma[o] are the posteriors of the same. `tables`, `vectors`, `score` and `back` are buffers, allocated once.
 """
 
 from __future__ import annotations
@@ -168,7 +171,7 @@ def infer_independent(
     exp(-tension |o / O - s / S|) instead, normalised over s; `moments` gets what a Newton step on the tension needs.
     """
     total = 0.0
-    limit = prior.shape[1]
+    prior_length = prior.shape[1]
     for o in range(O):
         norm = mean = square = 0.0
         for s in range(S):
@@ -178,7 +181,7 @@ def infer_independent(
                 weight = np.exp(-tension * distance)
                 mean += weight * distance
                 square += weight * distance * distance
-            elif kind == MODEL2 and o < limit and limit > S:
+            elif kind == MODEL2 and o < prior_length and prior_length > S:
                 weight = prior[S, o, s]
             gamma[o, s] = weight
             norm += weight
@@ -195,13 +198,13 @@ def infer_independent(
                 distance = abs((o + 0.5) / O - (s + 0.5) / S)
                 moments[0] += gamma[o, s] * (mean / norm - distance)
                 moments[1] += gamma[o, s] * (square / norm - (mean / norm) ** 2)
-            elif kind == MODEL2 and o < limit and limit > S and len(prior_counts):
+            elif kind == MODEL2 and o < prior_length and prior_length > S and len(prior_counts):
                 prior_counts[S, o, s] += gamma[o, s]
     return total
 
 
 @compiled
-def spread(taps: Array, message: Array, S: int, sums: Array, out: Array) -> None:
+def convolve_jumps(taps: Array, message: Array, S: int, sums: Array, out: Array) -> None:
     """Write out[s] = sum over all positions t of taps(t - s) message[t].
 
     Positions run from 0, the virtual one before the sentence, to S; `message` has WINDOW zeros before and after them.
@@ -221,7 +224,7 @@ def spread(taps: Array, message: Array, S: int, sums: Array, out: Array) -> None
 
 @compiled
 def count_jumps(leaving: Array, message: Array, S: int, sums: Array, counts: Array) -> None:
-    """Add leaving[s] message[t] to the bucket of every jump from s to t; `sums` is what `spread` wrote."""
+    """Add leaving[s] message[t] to the bucket of every jump from s to t; `sums` is what `convolve_jumps` wrote."""
     total = sums[S + 1 + 2 * WINDOW]
     left = right = 0.0
     for s in range(S + 1):
@@ -238,12 +241,12 @@ def count_jumps(leaving: Array, message: Array, S: int, sums: Array, counts: Arr
 
 @compiled
 def run_forward(
-    emission: Array, null: Array, O: int, S: int, p_null: float, jumps: Array, reach: Array, tables: Array,
+    emission: Array, null: Array, O: int, S: int, p_null: float, jumps: Array, jump_scales: Array, tables: Array,
     scales: Array, vectors: Array,
 ) -> float:  # fmt: skip
     """Fill the probabilities of the forward algorithm, scaled to sum to one at each word; return the log-likelihood.
 
-    `reach` is what all jumps from a position are multiplied by to sum to one. `moved` are the parts of `alpha`, before
+    Jumps from a position, multiplied by its `jump_scales`, sum to 1 - p_null. `moved` is the part of `alpha`, before
     scaling, in which a word is generated from a position.
     """
     alpha, moved = tables[0], tables[1]
@@ -254,8 +257,8 @@ def run_forward(
     total = 0.0
     for o in range(O):
         for s in range(S + 1):
-            inside[s] = alpha[o, s] * reach[s]
-        spread(back, message, S, sums, out)
+            inside[s] = alpha[o, s] * jump_scales[s]
+        convolve_jumps(back, message, S, sums, out)
         stay, scale = p_null * null[o], p_null * null[o] * alpha[o, 0]
         alpha[o + 1, 0] = scale
         for s in range(1, S + 1):
@@ -281,17 +284,18 @@ def infer_hmm(
     Adds the expected number of every jump to `counts[0]`, and the divisors of their new probabilities to `counts[1]`.
     """
     alpha, moved, beta = tables[0], tables[1], tables[2]
-    message, out, sums, reach, leaving, left = vectors
-    crossings, scales = np.zeros((2, BUCKETS)), null_gamma
+    message, out, sums, jump_scales, leaving, all_leaving = vectors
+    jump_sums = np.zeros((2, BUCKETS))
+    scales = null_gamma  # the same memory: each scale is read before its posterior is written
     message[: S + 1 + 2 * WINDOW] = 0.0
     inside = message[WINDOW : WINDOW + S + 1]
     inside[1:] = 1.0
-    spread(jumps, message, S, sums, reach)
+    convolve_jumps(jumps, message, S, sums, jump_scales)
     for s in range(S + 1):
-        reach[s] = (1 - p_null) / reach[s]
-    total = run_forward(emission, null, O, S, p_null, jumps, reach, tables, scales, vectors)
+        jump_scales[s] = (1 - p_null) / jump_scales[s]
+    total = run_forward(emission, null, O, S, p_null, jumps, jump_scales, tables, scales, vectors)
     beta[O, : S + 1] = 1.0
-    left[: S + 1] = 0.0
+    all_leaving[: S + 1] = 0.0
     for o in range(O - 1, -1, -1):
         scale = scales[o]
         stay, stays = p_null * null[o] * scale, 0.0
@@ -299,21 +303,21 @@ def infer_hmm(
         for s in range(1, S + 1):
             inside[s] = emission[o, s - 1] * beta[o + 1, s] * scale
             gamma[o, s - 1] = moved[o, s] * beta[o + 1, s] * scale
-        spread(jumps, message, S, sums, out)
+        convolve_jumps(jumps, message, S, sums, out)
         for s in range(S + 1):
-            leaving[s] = alpha[o, s] * reach[s]
-            left[s] += leaving[s] * out[s] * reach[s]
-            beta[o, s] = out[s] * reach[s] + stay * beta[o + 1, s]
+            leaving[s] = alpha[o, s] * jump_scales[s]
+            all_leaving[s] += leaving[s] * out[s] * jump_scales[s]
+            beta[o, s] = out[s] * jump_scales[s] + stay * beta[o + 1, s]
             stays += alpha[o, s] * stay * beta[o + 1, s]
-        count_jumps(leaving, message, S, sums, crossings[0])
+        count_jumps(leaving, message, S, sums, jump_sums[0])
         null_gamma[o] = stays
     inside[0] = 0.0
     inside[1:] = 1.0
-    spread(jumps, message, S, sums, out)
-    count_jumps(left, message, S, sums, crossings[1])
+    convolve_jumps(jumps, message, S, sums, out)
+    count_jumps(all_leaving, message, S, sums, jump_sums[1])
     for bucket in range(BUCKETS):
-        counts[0, bucket] += crossings[0, bucket] * jumps[bucket]
-        counts[1, bucket] += crossings[1, bucket] / (1 - p_null)
+        counts[0, bucket] += jump_sums[0, bucket] * jumps[bucket]
+        counts[1, bucket] += jump_sums[1, bucket] / (1 - p_null)
     return total
 
 
@@ -330,7 +334,7 @@ def find_best_path(
     reachable, norm, sums, leaving = vectors[0], vectors[1], vectors[2], vectors[3]
     reachable[: S + 1 + 2 * WINDOW] = 0.0
     reachable[WINDOW + 1 : WINDOW + S + 1] = 1.0
-    spread(jumps, reachable, S, sums, norm)
+    convolve_jumps(jumps, reachable, S, sums, norm)
     log_jumps = np.log(jumps)
     for s in range(S + 1):
         score[0, s] = 0.0 if s == 0 else -np.inf
@@ -431,12 +435,12 @@ def infer_pairs(
             null_gamma[:] = 1.0
         for i in range(I):
             for j in range(J):
-                here, there = gamma[0, j, i], gamma[1, i, j]
+                p_forward, p_backward = gamma[0, j, i], gamma[1, i, j]
                 if agree:
-                    here = there = here * there
-                    null_gamma[0, j] -= here
-                    null_gamma[1, i] -= here
-                forward[cell + i * J + j], backward[cell + i * J + j] = here, there
+                    p_forward = p_backward = p_forward * p_backward
+                    null_gamma[0, j] -= p_forward
+                    null_gamma[1, i] -= p_forward
+                forward[cell + i * J + j], backward[cell + i * J + j] = p_forward, p_backward
         for j in range(J):
             counts.null_target[block.target.ids[j0 + j]] += max(null_gamma[0, j], 0.0)
         for i in range(I):
