@@ -40,7 +40,7 @@ from dragoman.smt.settings import AGREEMENT, ALIGNER_FILE, MAX_LENGTH, AlignerSe
 from dragoman.smt.symmetrization import SYMMETRIZATIONS, Links
 
 KINDS = {"ibm1": kernels.MODEL1, "ibm2": kernels.MODEL2, "diagonal": kernels.DIAGONAL, "hmm": kernels.HMM}
-BLOCK_CELLS = 40_000_000  # maximum number of cells in memory, with two floats of four bytes each
+BLOCK_CELLS = 40_000_000  # maximum number of cells, (source, target) positions of a pair, in memory: 8 bytes each
 TASKS = 8  # number of parts that the work on a block is divided into, for threads
 PRUNE_BELOW = 1e-6  # entries less likely than this in both directions are dropped after two iterations of IBM Model 1
 PRIOR_LENGTH = 64  # IBM Model 2 has position probabilities for sentences shorter than this; others are uniform
@@ -72,7 +72,7 @@ class Aligner:
         self.skipped_pairs = 0  # training pairs that were not used because they were empty or too long
 
     def encode(self, lines: Iterable[str], side: int) -> Side:
-        """Return the ids of the words of tokenised lines; all unknown words get the same id."""
+        """Return the word ids of tokenised lines (side 0: source, 1: target); all unknown words get the same id."""
         return self.encode_words((tokenize_line(line, self.settings) for line in lines), side)
 
     def encode_words(self, sentences: Iterable[Sequence[str]], side: int) -> Side:
@@ -84,13 +84,15 @@ class Aligner:
         """Yield the links of each pair of tokenised lines as (source, target) positions, `chunk` pairs at a time."""
         pairs = zip(source, target, strict=True)
         while lines := list(islice(pairs, chunk)):
-            word_lists = [(tokenize_line(one, self.settings), tokenize_line(two, self.settings)) for one, two in lines]
-            parts = [split_long_pair(len(one), len(two)) for one, two in word_lists]
-            flat = [(pair, part) for pair, ranges in zip(word_lists, parts, strict=True) for part in ranges]
-            sides = [self.encode_words((pair[n][slice(*part[n])] for pair, part in flat), n) for n in (0, 1)]
+            word_pairs = [[tokenize_line(line, self.settings) for line in pair] for pair in lines]
+            parts = [split_long_pair(len(source), len(target)) for source, target in word_pairs]
+            all_parts = [(pair, part) for pair, ranges in zip(word_pairs, parts, strict=True) for part in ranges]
+            sides = [
+                self.encode_words((pair[side][slice(*part[side])] for pair, part in all_parts), side) for side in (0, 1)
+            ]
             links = self.align_encoded(sides[0], sides[1])
             for ranges in parts:
-                yield [(i + first[0], j + second[0]) for first, second in ranges for i, j in next(links)]
+                yield [(i + i_range[0], j + j_range[0]) for i_range, j_range in ranges for i, j in next(links)]
 
     def align_encoded(self, source: Side, target: Side) -> Iterator[Links]:
         """Yield the links of each pair, given word ids."""
@@ -136,11 +138,11 @@ class Aligner:
         log_likelihood = 0.0
         for partial, local_counts in self.run_threads(np.diff(block.first_cell), infer_range):
             log_likelihood += partial
-            for total, local in zip(counts or (), local_counts if counts else (), strict=True):
+            for total, local in zip(counts, local_counts, strict=True) if counts else ():
                 total += local
         return *cells, log_likelihood
 
-    def iterate(self, source: Side, target: Side, on_progress: Callable[[int], object] = id) -> float:
+    def iterate(self, source: Side, target: Side, on_progress: Callable[[int], object] = lambda _: None) -> float:
         """Run one iteration of EM; return the log-likelihood before it, per word.
 
         `on_progress` gets the number of cells of every finished block.
@@ -169,9 +171,9 @@ class Aligner:
 
         The number of ranges does not depend on the number of threads, so sums over them are equal on every machine.
         """
-        total = np.concatenate([[0], np.cumsum(weights)])
-        cuts = np.searchsorted(total, np.linspace(0, total[-1], TASKS + 1)[1:-1])
-        edges = [0, *(int(cut) for cut in cuts), len(weights)]
+        sums = np.concatenate([[0], np.cumsum(weights)])
+        inner_edges = np.searchsorted(sums, np.linspace(0, sums[-1], TASKS + 1)[1:-1])
+        edges = [0, *inner_edges.tolist(), len(weights)]
         with ThreadPoolExecutor(self.threads) as pool:
             futures = [pool.submit(work, *inputs, *part, *outputs) for part in pairwise(edges)]
             return [future.result() for future in futures]
@@ -208,8 +210,8 @@ def train_aligner(
     target: Iterable[str],
     settings: AlignerSettings | None = None,
     *,
-    report: Callable[[IterationReport], object] = id,
-    show: Callable[[float], object] = id,
+    report: Callable[[IterationReport], object] = lambda _: None,
+    show: Callable[[float], object] = lambda _: None,
 ) -> Aligner:
     """Train an alignment model on tokenised lines.
 
@@ -217,11 +219,12 @@ def train_aligner(
     """
     settings = settings or AlignerSettings()
     settings.check()
-    words, (one, two), skipped_pairs = encode_training_pairs(source, target, settings)
-    aligner = Aligner(words, WordTable(*[np.zeros(0)] * 6), initial_positions("ibm1", settings), settings)
+    words, (source_side, target_side), skipped_pairs = encode_training_pairs(source, target, settings)
+    empty_table = WordTable(*[np.zeros(0)] * 6)
+    aligner = Aligner(words, empty_table, initial_positions("ibm1", settings), settings)
     aligner.skipped_pairs = skipped_pairs
-    aligner.table = list_word_pairs(one, two, (len(words[0]), len(words[1])), aligner.run_threads)
-    done, cells = 0, int((np.diff(one.starts) * np.diff(two.starts)).sum())
+    aligner.table = list_word_pairs(source_side, target_side, (len(words[0]), len(words[1])), aligner.run_threads)
+    done, cells = 0, int((np.diff(source_side.starts) * np.diff(target_side.starts)).sum())
     total = cells * sum(getattr(settings, kind) for kind in KINDS)
 
     def add_progress(count: int) -> None:
@@ -234,7 +237,7 @@ def train_aligner(
         if iterations:
             aligner.positions = initial_positions(kind, settings)
         for iteration in range(1, iterations + 1):
-            log_likelihood = aligner.iterate(one, two, add_progress)
+            log_likelihood = aligner.iterate(source_side, target_side, add_progress)
             if kind == "ibm1" and iteration == 2:
                 aligner.table = prune_table(aligner.table)
             report(IterationReport(kind, iteration, log_likelihood, len(aligner.table.columns)))
@@ -259,8 +262,8 @@ def encode_training_pairs(
             lengths[side].append(len(sentence))
     if not ids[0]:
         raise UserError(f"there is no pair to train on: all are empty or longer than {settings.max_length} words")
-    one, two = (Side(np.array(ids[side], np.int32), np.cumsum(lengths[side])) for side in (0, 1))
-    return words, (one, two), skipped
+    sides = [Side(np.array(ids[side], np.int32), np.cumsum(lengths[side])) for side in (0, 1)]
+    return words, (sides[0], sides[1]), skipped
 
 
 def check_saved_model(table: WordTable, positions: Positions, words: Sequence[dict[str, int]]) -> None:
@@ -288,7 +291,6 @@ def check_saved_model(table: WordTable, positions: Positions, words: Sequence[di
 
 
 def tokenize_line(line: str, settings: AlignerSettings) -> list[str]:
-    """Return the words of a tokenised line."""
     return (line.lower() if settings.lowercase else line).split()
 
 
@@ -344,12 +346,13 @@ def list_word_pairs(source: Side, target: Side, words: tuple[int, int], run_thre
     occurrences = np.bincount(source.ids, minlength=words[0])
     order = np.argsort(source.ids, kind="stable")
     row_pairs = (np.searchsorted(source.starts, order, side="right") - 1).astype(np.int32)
-    rows = np.concatenate([[0], np.cumsum(occurrences)]), row_pairs, target, words[1]
+    inputs = np.concatenate([[0], np.cumsum(occurrences)]), row_pairs, target, words[1]
+    # The first call counts the entries of each row; the second writes them.
     counts = np.zeros(words[0], np.int64)
-    run_threads(occurrences, kernels.list_cooccurrences, *rows, outputs=(counts, np.zeros(0, np.int32)))
+    run_threads(occurrences, kernels.list_cooccurrences, *inputs, outputs=(counts, np.zeros(0, np.int32)))
     starts = np.concatenate([[0], np.cumsum(counts)])
     columns = np.empty(int(starts[-1]), np.int32)
-    run_threads(occurrences, kernels.list_cooccurrences, *rows, outputs=(starts, columns))
+    run_threads(occurrences, kernels.list_cooccurrences, *inputs, outputs=(starts, columns))
     uniform = [np.full(len(columns), 1.0 / count, np.float32) for count in (words[1], words[0])]
     nulls = [np.append(np.full(count, 1.0 / count), kernels.MISSING) for count in (words[1], words[0])]
     return WordTable(np.append(starts, starts[-1]), columns, *uniform, *nulls)  # the last row is that of unknown words
@@ -377,7 +380,7 @@ def initial_positions(kind: str, settings: AlignerSettings) -> Positions:
     """Return the position model before its first iteration: uniform, or favouring the diagonal or short jumps."""
     parameters = np.ones((2, kernels.BUCKETS))
     if kind == "diagonal":
-        parameters *= 4.0
+        parameters *= 4.0  # the initial tension of fast_align
     elif kind == "hmm":
         parameters *= np.exp(-np.abs(np.arange(kernels.BUCKETS) - kernels.WINDOW - 2.0) / 2)  # most jumps are by 1
     length = PRIOR_LENGTH if kind == "ibm2" else 1
@@ -385,7 +388,6 @@ def initial_positions(kind: str, settings: AlignerSettings) -> Positions:
 
 
 def empty_counts(table: WordTable, positions: Positions) -> PositionCounts:
-    """Return counts of zero."""
     nulls = np.zeros(len(table.null_target)), np.zeros(len(table.null_source))
     return PositionCounts(*nulls, np.zeros(2), np.zeros((2, 2, kernels.BUCKETS)), np.zeros_like(positions.priors))
 
@@ -404,8 +406,9 @@ def update_positions(positions: Positions, counts: PositionCounts) -> Positions:
             jumps = np.maximum(jumps, RAREST_JUMP * jumps.max(initial=1e-30))
             parameters[direction] = jumps / jumps.sum()
         elif positions.kind == kernels.DIAGONAL:
-            newton = expected[0] / max(expected[1], 1e-9)
-            parameters[direction] = np.clip(parameters[direction] + 0.5 * newton, 0.1, 50.0)
+            gradient, curvature = expected[:2]
+            newton_step = gradient / max(curvature, 1e-9)
+            parameters[direction] = np.clip(parameters[direction] + 0.5 * newton_step, 0.1, 50.0)
         elif positions.kind == kernels.MODEL2:
             sums = counts.priors[direction].sum(2, keepdims=True)
             shares = counts.priors[direction] / np.maximum(sums, kernels.SMALLEST_SUM)
