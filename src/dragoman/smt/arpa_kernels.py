@@ -17,22 +17,23 @@ SPACE, TAB, NEWLINE, RETURN, BACKSLASH = (ord(letter) for letter in " \t\n\r\\")
 PLUS, MINUS, POINT, ZERO = (ord(letter) for letter in "+-.0")
 UPPER_UNKNOWN = np.frombuffer(b"<UNK>", np.uint8)  # as some tools write it
 DIGITS = 18  # of a number that a 64-bit integer holds
-# Why a line was refused.
+FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # of the FNV-1a hash
+# Why a line was refused; 0 if it was not.
 MALFORMED, UNKNOWN_WORD, NO_PREFIX, REPEATED = range(1, 5)
 
 
 class Lexicon(NamedTuple):
-    """Where the bytes of every word are, and a hash table of word ids."""
+    """Words by id, as positions in the bytes of the file, and a hash table of them."""
 
     starts: Array
     ends: Array
-    slots: Array
+    slots: Array  # hash table with linear probing: ids of words, or -1 for a free slot
 
 
 class NgramTable(NamedTuple):
     """The n-grams of all orders as nodes, and a hash table of nodes."""
 
-    parent: Array
+    parent: Array  # the node of all words but the last
     word: Array
     log_prob: Array  # NaN where there is no n-gram
     backoff: Array
@@ -82,12 +83,12 @@ def parse_number(data: Array, at: int, end: int) -> float:
     if not whole_digits + digits:
         return np.nan
     if at < end and (data[at] == ord("e") or data[at] == ord("E")):
-        down = at + 1 < end and data[at + 1] == MINUS
+        negative_exponent = at + 1 < end and data[at + 1] == MINUS
         signed = at + 1 < end and (data[at + 1] == MINUS or data[at + 1] == PLUS)
         exponent, digits, at = parse_integer(data, at + 1 + signed, end)
         if not digits:
             return np.nan
-        value = value / 10.0**exponent if down else value * 10.0**exponent
+        value = value / 10.0**exponent if negative_exponent else value * 10.0**exponent
     if at != end:
         return np.nan
     return -value if negative else value
@@ -105,11 +106,11 @@ def same_bytes(one: Array, start: int, end: int, other: Array, other_start: int,
 
 
 @compiled
-def find_word(data: Array, start: int, end: int, lexicon: Lexicon) -> Any:
-    """Return the slot of a word, or the free one where it would be."""
-    key = np.uint64(0xCBF29CE484222325)
+def find_word_slot(data: Array, start: int, end: int, lexicon: Lexicon) -> Any:
+    """Return the slot of a word in the hash table, or the free slot where it belongs."""
+    key = np.uint64(FNV_OFFSET)
     for at in range(start, end):
-        key = (key ^ np.uint64(data[at])) * np.uint64(0x100000001B3)
+        key = (key ^ np.uint64(data[at])) * np.uint64(FNV_PRIME)
     key ^= key >> np.uint64(29)
     slot: Any = np.int64(key % np.uint64(len(lexicon.slots)))
     while lexicon.slots[slot] >= 0:
@@ -122,8 +123,8 @@ def find_word(data: Array, start: int, end: int, lexicon: Lexicon) -> Any:
 
 @compiled
 def add_word(data: Array, start: int, end: int, lexicon: Lexicon, words: int) -> tuple[int, int]:
-    """Return the id of a word, which is new if it is not known, and the number of words that are known now."""
-    slot = find_word(data, start, end, lexicon)
+    """Return the id of a word, which is added if it is unknown, and the new number of words."""
+    slot = find_word_slot(data, start, end, lexicon)
     if lexicon.slots[slot] < 0:
         lexicon.slots[slot], lexicon.starts[words], lexicon.ends[words] = words, start, end
         words += 1
@@ -131,8 +132,8 @@ def add_word(data: Array, start: int, end: int, lexicon: Lexicon, words: int) ->
 
 
 @compiled
-def find_node(table: NgramTable, parent: int, word: int) -> Any:
-    """Return the slot of an n-gram, or the free one where it would be."""
+def find_node_slot(table: NgramTable, parent: int, word: int) -> Any:
+    """Return the slot of an n-gram in the hash table, or the free slot where it belongs."""
     key = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(word) * np.uint64(0xBF58476D1CE4E5B9)
     key ^= key >> np.uint64(32)
     slot: Any = np.int64(key % np.uint64(len(table.slots)))
@@ -146,8 +147,8 @@ def find_node(table: NgramTable, parent: int, word: int) -> Any:
 
 @compiled
 def find_context(data: Array, at: int, length: int, lexicon: Lexicon, table: NgramTable) -> tuple[int, int, int]:
-    """Return the node of the first `length` words from a position on, the position after them, and what is wrong."""
-    node, missing = ROOT, 0
+    """Return the node of the first `length` words from a position on, the position after them, and an error code."""
+    node, error = ROOT, 0
     for _ in range(length):
         at = skip_spaces(data, at)
         end = skip_token(data, at)
@@ -156,19 +157,19 @@ def find_context(data: Array, at: int, length: int, lexicon: Lexicon, table: Ngr
         word = find_id(data, at, end, lexicon)
         if word < 0:
             return -1, at, UNKNOWN_WORD
-        if missing == 0:
-            node = 1 + word if node == ROOT else table.slots[find_node(table, node, word)]
-            missing = NO_PREFIX if node < 0 else 0
+        if error == 0:
+            node = 1 + word if node == ROOT else table.slots[find_node_slot(table, node, word)]
+            error = NO_PREFIX if node < 0 else 0
         at = end
-    return node, at, missing
+    return node, at, error
 
 
 @compiled
 def find_id(data: Array, start: int, end: int, lexicon: Lexicon) -> Any:
     """Return the id of a word, or -1."""
     if same_bytes(data, start, end, UPPER_UNKNOWN, 0, len(UPPER_UNKNOWN)):
-        return 0
-    return lexicon.slots[find_word(data, start, end, lexicon)]
+        return 0  # the id of <unk>
+    return lexicon.slots[find_word_slot(data, start, end, lexicon)]
 
 
 @compiled
@@ -177,8 +178,8 @@ def scan_ngrams(
 ) -> tuple[int, int, int, int, int]:
     """Read n-grams of one order, a line each, up to an empty line, a line with a backslash or the end of the data.
 
-    Return the position after them, how many there are, how many words and nodes are known now, and what is wrong with
-    the line at that position, or 0.
+    `used` is the number of nodes so far. Return the position after the n-grams, how many there are, the new numbers of
+    words and of nodes, and the error code of the line at that position.
     """
     found = 0
     while True:
@@ -188,13 +189,13 @@ def scan_ngrams(
             return start, found, words, used, 0
         end = skip_token(data, at)
         log_prob = parse_number(data, at, end)
-        node, at, wrong = find_context(data, end, order - 1, lexicon, table)
+        node, at, error = find_context(data, end, order - 1, lexicon, table)
         at = skip_spaces(data, at)
         end = skip_token(data, at)
         if end == at or np.isnan(log_prob):
             return start, found, words, used, MALFORMED
-        if wrong:
-            return start, found, words, used, wrong
+        if error:
+            return start, found, words, used, error
         word = find_id(data, at, end, lexicon)
         if order == 1:
             if word < 0:
@@ -203,7 +204,7 @@ def scan_ngrams(
         elif word < 0:
             return start, found, words, used, UNKNOWN_WORD
         else:
-            slot = find_node(table, node, word)
+            slot = find_node_slot(table, node, word)
             child = used if table.slots[slot] < 0 else table.slots[slot]
             table.slots[slot] = child
         if not np.isnan(table.log_prob[child]):
