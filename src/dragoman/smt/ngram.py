@@ -1,14 +1,14 @@
 """N-gram language models of any order with modified Kneser-Ney smoothing (Chen and Goodman 1998), trained here.
 
     model = train_ngrams(lines, order=5)
-    write_arpa(model, path)
+    write_arpa(model, file)
 
-An n-gram is the number of its prefix among the (n-1)-grams, and its last word: so all n-grams of a text are one column
-of integers per order, and counting is sorting. The interpolated probabilities are written in ARPA's form, which stores
-a probability for each n-gram and a weight for backing off from it; `KenLM` reads that form and answers queries.
+An n-gram is stored as two integers, the index of its prefix among the (n-1)-grams and its last word, so n-grams are
+counted by sorting integers. The interpolated probabilities are written in the ARPA format, which has a log-probability
+and a back-off weight for each n-gram, and which KenLM can read.
 
-Counts above the first order's are *continuation counts* at all orders but the highest: how many different words stand
-before an n-gram, not how often it occurs. N-grams that begin with <s> have no word before them and keep their counts.
+At all orders but the highest, counts are *continuation counts*: how many different words stand before an n-gram, not
+how often it occurs. N-grams that begin with <s> have no word before them and keep their counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from dragoman.smt.compiled import Array
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of the words below
 SPECIAL = ("<unk>", "<s>", "</s>")
 MISSING_UNKNOWN = -100.0  # log10 p(<unk>) where a file has none, as in KenLM
-NO_DISCOUNT = (0.5, 1.0, 1.5)  # where a text is too small or too regular to estimate discounts from
+DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3 or more, where a text is too small to estimate them
+MIN_PROBABILITY = 1e-99  # ARPA files have the logarithm -99 for zero
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def train_ngrams(lines: Iterable[str], order: int = 5, *, prune: Sequence[int] =
     if len(ids) == 0:
         raise UserError("a language model needs at least one line of text")
     text = np.array(ids, np.int64)
+    # The position of every word in its line: the distance from the last <s>.
     position = np.arange(len(text)) - np.maximum.accumulate(np.where(text == BEGIN, np.arange(len(text)), 0))
     raw = _count_orders(text, position, len(words), order)
     thresholds = [0, *list(prune)[1:]] if prune else [0]
@@ -73,10 +75,10 @@ def train_ngrams(lines: Iterable[str], order: int = 5, *, prune: Sequence[int] =
     for n in range(order - 1, 0, -1):
         keep[n - 1][raw[n].prefix[keep[n]]] = True  # no n-gram without its first words
     orders: list[Order] = []
-    index = np.zeros(1, np.int64)  # of the n-grams one shorter, among those that are kept
-    lower = np.full(1, 1.0 / (len(words) - 1))  # uniform over all words but <s>
+    index = np.zeros(1, np.int64)  # of each (n-1)-gram, among those that are kept
+    lower = np.full(1, 1.0 / (len(words) - 1))  # p of each (n-1)-gram; at first uniform over all words but <s>
     for n, grams in enumerate(raw, 1):
-        # What is left of the counts after discounts, by context; what is taken away weights the shorter n-grams.
+        # `mass` is the probability that discounts free in each context; it goes to the shorter n-grams.
         discounts = estimate_discounts(counts[n - 1])[np.minimum(counts[n - 1], 3)]
         reduced = np.where(keep[n - 1], counts[n - 1] - discounts, 0.0)
         contexts = int(grams.prefix.max(initial=0)) + 1
@@ -84,10 +86,10 @@ def train_ngrams(lines: Iterable[str], order: int = 5, *, prune: Sequence[int] =
         mass = 1.0 - np.bincount(grams.prefix, reduced, contexts) / total
         probability = reduced / total[grams.prefix] + mass[grams.prefix] * lower[grams.suffix]
         if n == 1:
-            probability[BEGIN] = 1e-99
+            probability[BEGIN] = MIN_PROBABILITY
         else:
             used = np.unique(grams.prefix[keep[n - 1]])
-            orders[-1].backoff[index[used]] = np.log10(np.maximum(mass[used], 1e-99))
+            orders[-1].backoff[index[used]] = np.log10(np.maximum(mass[used], MIN_PROBABILITY))
         kept = np.flatnonzero(keep[n - 1])
         parents = index[grams.prefix[kept]]
         orders.append(Order(parents, grams.word[kept], np.log10(probability[kept]), np.zeros(len(kept))))
@@ -144,58 +146,56 @@ def _continuation_counts(grams: RawOrder, longer: RawOrder) -> Array:
 
 
 def estimate_discounts(counts: Array) -> Array:
-    """Return what is taken from counts of 0, 1, 2 and 3 or more, by the counts of counts."""
+    """Return the discounts of counts 0, 1, 2 and 3 or more, by the formulas of Chen and Goodman."""
     n1, n2, n3, n4 = (int((counts == value).sum()) for value in (1, 2, 3, 4))
     if not (n1 and n2 and n3):
-        return np.array([0.0, *NO_DISCOUNT])
+        return np.array([0.0, *DEFAULT_DISCOUNTS])
     base = n1 / (n1 + 2 * n2)
     found = [1 - 2 * base * n2 / n1, 2 - 3 * base * n3 / n2, 3 - 4 * base * n4 / n3]
-    good = [value if 0 < value < number else usual for number, value, usual in zip((1, 2, 3), found, NO_DISCOUNT)]
-    return np.array([0.0, *good])
+    valid = [d if 0 < d < count else default for count, d, default in zip((1, 2, 3), found, DEFAULT_DISCOUNTS)]
+    return np.array([0.0, *valid])
 
 
-def write_arpa(model: NgramModel, lines: Any) -> None:
-    """Write the model in ARPA's form to a text file that is open."""
-    lines.write("\\data\\\n")
+def write_arpa(model: NgramModel, file: IO[str]) -> None:
+    """Write the model in the ARPA format to an open text file."""
+    file.write("\\data\\\n")
     for n, order in enumerate(model.orders, 1):
-        lines.write(f"ngram {n}={len(order.word)}\n")
+        file.write(f"ngram {n}={len(order.word)}\n")
     texts: list[str] = [""]
     for n, order in enumerate(model.orders, 1):
-        lines.write(f"\n\\{n}-grams:\n")
+        file.write(f"\n\\{n}-grams:\n")
         words = (model.words[word] for word in order.word.tolist())
         texts = [f"{texts[prefix]} {word}" for prefix, word in zip(order.prefix.tolist(), words, strict=True)]
         last = n == len(model.orders)
         for text, log_prob, backoff in zip(texts, order.log_prob.tolist(), order.backoff.tolist(), strict=True):
-            lines.write(f"{log_prob:.7g}\t{text[1:]}" + ("\n" if last else f"\t{backoff:.7g}\n"))
-    lines.write("\n\\end\\\n")
+            file.write(f"{log_prob:.7g}\t{text[1:]}" + ("\n" if last else f"\t{backoff:.7g}\n"))
+    file.write("\n\\end\\\n")
 
 
 def read_arpa(path: Path) -> NgramModel:
-    """Read a model from a file in ARPA's form, of this or another tool; a damaged file is refused.
+    """Read a model from an ARPA file, written by this or another tool; a damaged file is refused.
 
-    Words may be separated by tabs or spaces; weights for backing off may be missing and are 0 then (a factor of 1). If
-    <unk> is missing, its probability is that of KenLM in this case.
+    Words may be separated by tabs or spaces. Back-off weights may be missing; they are then 0 (a factor of 1). If <unk>
+    is missing, it gets the same probability as in KenLM.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    # The names of special words stand before the file's bytes, so that they have the first ids. The line that they are
-    # on also makes the number of newlines before a position the number of its line in the file.
+    # A line with the special words is added before the file's bytes, so that they get the first ids. Because of it, the
+    # number of newlines before a position is its line number in the file.
     text = " ".join(SPECIAL).encode() + b"\n" + content
     data = np.frombuffer(text, np.uint8)
     sizes, at = _read_sizes(text, path)
     lexicon, table = _make_tables(text, sizes)
-    words, used, firsts = len(SPECIAL), 0, [1]
+    words, used, firsts = len(SPECIAL), 0, [1]  # numbers of words and nodes, and the first node of every order
     for order, size in enumerate(sizes, 1):
         at = _expect_line(text, at, f"\\{order}-grams:", path)
-        at, found, words, used, wrong = kernels.scan_ngrams(data, at, order, lexicon, words, table, used)
-        if wrong:
-            raise _describe_line(text, at, order, wrong, path)
+        at, found, words, used, error_code = kernels.scan_ngrams(data, at, order, lexicon, words, table, used)
+        if error_code:
+            raise _ngram_error(text, at, order, error_code, path)
         if found != size:
-            raise _describe_cut(
-                path, f"it has {found:,} {order}-grams up to line {_line_number(text, at)}, not {size:,}"
-            )
+            raise _incomplete(path, f"it has {found:,} {order}-grams up to line {_line_number(text, at)}, not {size:,}")
         used = 1 + words if order == 1 else used
         firsts.append(used)
     _expect_line(text, at, "\\end\\", path)
@@ -217,17 +217,17 @@ def _read_sizes(text: bytes, path: Path) -> tuple[list[int], int]:
     entry = re.compile(rb"\s*ngram[ \t]+(\d+)[ \t]*=[ \t]*(\d+)[ \t\r]*(?=\n)")
     while found := entry.match(text, at):
         order, size = int(found[1]), int(found[2])
-        if order != len(sizes) + 1 or size * (2 + 2 * order) > len(text):  # a line has so many bytes at least
-            raise _describe_cut(path, f"line {_line_number(text, found.end())} says that it has {size:,} {order}-grams")
+        if order != len(sizes) + 1 or size * (2 + 2 * order) > len(text):  # minimum bytes of a line
+            raise _incomplete(path, f"line {_line_number(text, found.end())} says that it has {size:,} {order}-grams")
         sizes.append(size)
         at = found.end()
     if not sizes:
-        raise _describe_cut(path, "it does not say how many n-grams it has")
+        raise _incomplete(path, "it does not say how many n-grams it has")
     return sizes, at
 
 
 def _make_tables(text: bytes, sizes: list[int]) -> tuple[Lexicon, NgramTable]:
-    """Return empty tables for so many n-grams, with the special words in the lexicon."""
+    """Return empty tables for `sizes` n-grams by order, with the special words in the lexicon."""
     words, nodes = sizes[0] + len(SPECIAL), 1 + len(SPECIAL) + sum(sizes)
     lexicon = Lexicon(np.zeros(words, np.int64), np.zeros(words, np.int64), np.full(2 * words, -1, np.int32))
     at = 0
@@ -253,7 +253,6 @@ def _split_orders(table: NgramTable, firsts: list[int]) -> list[Order]:
 
 
 def _decode_words(text: bytes, lexicon: Lexicon, words: int, path: Path) -> list[str]:
-    """Return the words by id."""
     spans = zip(lexicon.starts[:words].tolist(), lexicon.ends[:words].tolist(), strict=True)
     result = []
     for start, end in spans:
@@ -271,11 +270,11 @@ def _expect_line(text: bytes, at: int, expected: str, path: Path) -> int:
     line = found[1].decode(errors="replace").rstrip()
     if line != expected:
         number = _line_number(text, found.start(1))
-        raise _describe_cut(path, f"line {number} should be {expected}" + (f", not {line[:80]!r}" if line else ""))
+        raise _incomplete(path, f"line {number} should be {expected}" + (f", not {line[:80]!r}" if line else ""))
     return min(found.end() + 1, len(text))
 
 
-def _describe_line(text: bytes, at: int, order: int, wrong: int, path: Path) -> UserError:
+def _ngram_error(text: bytes, at: int, order: int, error_code: int, path: Path) -> UserError:
     """Return the error for an n-gram that was refused."""
     line = text[at:].split(b"\n", 1)[0].decode(errors="replace").rstrip()[:80]
     reason = {
@@ -283,11 +282,11 @@ def _describe_line(text: bytes, at: int, order: int, wrong: int, path: Path) -> 
         kernels.UNKNOWN_WORD: "has a word that is no 1-gram of this model",
         kernels.NO_PREFIX: f"has a context that is no {order - 1}-gram of this model",
         kernels.REPEATED: "is there twice",
-    }[wrong]
+    }[error_code]
     return UserError(f"{str(path)!r}, line {_line_number(text, at)}: {line!r} {reason}; the file may be damaged")
 
 
-def _describe_cut(path: Path, reason: str) -> UserError:
+def _incomplete(path: Path, reason: str) -> UserError:
     return UserError(f"{str(path)!r} is no complete ARPA file; it may have been cut short: {reason}")
 
 
