@@ -1,4 +1,4 @@
-"""Truecasing: words at the beginning of sentences in the case that they usually have, and the way back.
+"""Truecasing: write the first word of a sentence in its usual case; recasing undoes it.
 
 A sentence begins with a capital letter whatever its first word is. Truecasing writes that word as it is written most
 often elsewhere, so that `The` and `the` are one word to the models; afterwards the first word of the output gets its
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 WORD = re.compile(r"\w")
-SENTENCE_END = re.compile(r"[.!?:]\W?$")  # in a token, which may have a joiner after it
+SENTENCE_END = re.compile(r"[.!?:]\W?$")  # the tokenizer may have added a mark that joins it to the next token
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Truecaser:
             counts.update((token, index not in starts) for index, token in enumerate(tokens))
             sentences_seen += len(starts)
             capitals += sum(tokens[index][0].isupper() for index in starts)
-        best: dict[str, tuple[bool, int, str]] = {}
+        best: dict[str, tuple[bool, int, str]] = {}  # (seen inside a sentence, count, spelling) by lowercase word
         for (token, inside), count in counts.items():
             key = token.lower()
             best[key] = max(best.get(key, (False, 0, "")), (inside, count, token))
