@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """Compile a function when it is first called, once for all processes; it runs without the GIL.
+    """Compile a function when it is first called, and cache its code on disk. It runs without the GIL.
 
     Sums may be computed in another order, which lets the compiler use vector instructions.
     """
