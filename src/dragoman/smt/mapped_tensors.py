@@ -1,4 +1,4 @@
-"""Safetensors files mapped into memory: arrays of any size are there at once, and pages are read when they are used."""
+"""Memory-mapped safetensors files: opening one is instant, and its pages are read when they are used."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LENGTH_BYTES = 8  # the file starts with the length of its header
 
 def save_tensors_with_digest(path: Path, arrays: Mapping[str, Array], about: Mapping[str, str]) -> None:
     """Write arrays into a safetensors file, with `about` and a digest of the arrays in its header."""
-    note = json.dumps({**about, "digest": digest_arrays(arrays)}, sort_keys=True)
-    save_file(dict(arrays), path, {HEADER_KEY: note})
+    metadata = json.dumps({**about, "digest": digest_arrays(arrays)}, sort_keys=True)
+    save_file(dict(arrays), path, {HEADER_KEY: metadata})
 
 
 def digest_arrays(arrays: Mapping[str, Array]) -> str:
@@ -46,19 +46,19 @@ def map_tensors(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        first = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
-        header = json.loads(data[LENGTH_BYTES:first].decode())
+        data_start = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+        header = json.loads(data[LENGTH_BYTES:data_start].decode())
         about = json.loads(header.pop("__metadata__")[HEADER_KEY])
         arrays, used = {}, 0
         for name, entry in header.items():
             dtype, shape, (begin, end) = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
             count = int(np.prod(shape))
-            if begin < 0 or count * dtype.itemsize != end - begin or (first + begin) % dtype.itemsize:
+            if begin < 0 or count * dtype.itemsize != end - begin or (data_start + begin) % dtype.itemsize:
                 raise ValueError(f"the bytes of {name!r} do not fit its shape")
-            arrays[name] = np.frombuffer(data, dtype, count, first + begin).reshape(shape)
+            arrays[name] = np.frombuffer(data, dtype, count, data_start + begin).reshape(shape)
             used = max(used, end)
-        if first + used != len(data):
-            raise ValueError(f"it has {len(data):,} bytes, but its header says {first + used:,}")
+        if data_start + used != len(data):
+            raise ValueError(f"it has {len(data):,} bytes, but its header says {data_start + used:,}")
         if digest_arrays(arrays) != about["digest"]:
             raise ValueError("its contents do not match its digest")
     except OSError as error:
