@@ -1,4 +1,4 @@
-"""An n-gram model by itself: log-probabilities of tokens and sentences, and perplexity.
+"""Query an n-gram model without a decoder: log-probabilities of tokens and sentences, and perplexity.
 
     model = open_ngrams(Path("model.arpa"))
     scores = [model.score(line.split()) for line in lines]
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from dragoman.errors import UserError
 from dragoman.smt.decoder import NgramScorer
-from dragoman.smt.ngram import SPECIAL, UNKNOWN, read_arpa
+from dragoman.smt.ngram import END, SPECIAL, UNKNOWN, read_arpa
 
 
 class SentenceScore(NamedTuple):
-    """What a model says of a sentence: an entry for each word, and one for its end."""
+    """The scores of a sentence: an entry for each word, and one for the end of the sentence."""
 
     log_probs: list[float]
     unknown: list[bool]
@@ -53,7 +53,7 @@ class Perplexity:
 
 
 class NgramLanguageModel:
-    """An n-gram model that scores sentences of tokenised words."""
+    """An n-gram model. `score_tokens` yields (log-probability, is unknown) of each word and of the end."""
 
     def __init__(self, order: int, score_tokens: Callable[[Sequence[str]], Iterable[tuple[float, bool]]]) -> None:
         self.order, self.score_tokens = order, score_tokens
@@ -67,7 +67,7 @@ class NgramLanguageModel:
 def open_ngrams(path: Path) -> NgramLanguageModel:
     """Open an ARPA file, or a binary file of KenLM, to be queried by KenLM.
 
-    KenLM has no models of order 1 or above 6; those are queried by our own code, which is slower.
+    KenLM has no models of order 1 or above 6; those are queried by NgramScorer, which is slower.
     """
     try:
         import kenlm
@@ -87,19 +87,19 @@ def open_ngrams(path: Path) -> NgramLanguageModel:
 
 
 def query_kenlm(model: Any, words: Sequence[str]) -> Iterable[tuple[float, bool]]:
-    """Yield the log-probability of each word and of the end of the sentence, and whether the word is unknown."""
+    """Yield what `score_tokens` of NgramLanguageModel yields."""
     import kenlm
 
     state, following = kenlm.State(), kenlm.State()
     model.BeginSentenceWrite(state)
-    for word in [*(SPECIAL[UNKNOWN] if word in SPECIAL else word for word in words), "</s>"]:
+    for word in [*(SPECIAL[UNKNOWN] if word in SPECIAL else word for word in words), SPECIAL[END]]:
         result = model.BaseFullScore(state, word, following)
         yield result.log_prob * math.log(10), result.oov
         state, following = following, state
 
 
 def measure_perplexity(scores: Iterable[SentenceScore]) -> Perplexity:
-    """Sum the scores of sentences."""
+    """Return the perplexity of a text from the scores of its sentences."""
     sentences = tokens = unknown_words = 0
     log_prob = unknown_log_prob = 0.0
     for score in scores:
