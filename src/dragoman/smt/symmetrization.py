@@ -27,11 +27,11 @@ import numpy as np
 from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.settings import THRESHOLD
 
-Links = list[tuple[int, int]]
+Links = list[tuple[int, int]]  # (source, target) positions
 
 
 class Heuristic(NamedTuple):
-    """How an alignment grows from the intersection towards the union."""
+    """How an alignment is extended from the intersection towards the union."""
 
     neighbours: int = 0  # how many of the eight NEIGHBOURS can be added; the first four are not diagonal
     grow: int = 1  # minimum number of words without a link, 1 or 2, in an added neighbour
@@ -53,15 +53,15 @@ NEIGHBOURS = np.array([(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, 
 
 @compiled
 def symmetrize(forward_IJ: Array, backward_IJ: Array, heuristic: Heuristic, out_IJ: Array) -> None:
-    """Write which cells of a pair are links, given the links of both directions."""
+    """Write into `out_IJ` which words of a sentence pair are linked, given the links of both directions."""
     I, J = out_IJ.shape
-    has_source, has_target = np.zeros(I, np.bool_), np.zeros(J, np.bool_)  # words that have a link
+    source_linked, target_linked = np.zeros(I, np.bool_), np.zeros(J, np.bool_)  # words that have a link
     for i in range(I):
         for j in range(J):
             both, either = forward_IJ[i, j] and backward_IJ[i, j], forward_IJ[i, j] or backward_IJ[i, j]
             out_IJ[i, j] = either if heuristic.union else both
             if out_IJ[i, j]:
-                has_source[i] = has_target[j] = True
+                source_linked[i] = target_linked[j] = True
     growing = heuristic.neighbours > 0
     while growing:
         growing = False
@@ -73,17 +73,17 @@ def symmetrize(forward_IJ: Array, backward_IJ: Array, heuristic: Heuristic, out_
                     a, b = i + NEIGHBOURS[neighbour, 0], j + NEIGHBOURS[neighbour, 1]
                     if a < 0 or a >= I or b < 0 or b >= J or not (forward_IJ[a, b] or backward_IJ[a, b]):
                         continue
-                    if int(not has_source[a]) + int(not has_target[b]) >= heuristic.grow:
-                        out_IJ[a, b] = has_source[a] = has_target[b] = growing = True
+                    if int(not source_linked[a]) + int(not target_linked[b]) >= heuristic.grow:
+                        out_IJ[a, b] = source_linked[a] = target_linked[b] = growing = True
     if heuristic.final:
         for j in range(J):
             for i in range(I):
-                if forward_IJ[i, j] and int(not has_source[i]) + int(not has_target[j]) >= heuristic.final:
-                    out_IJ[i, j] = has_source[i] = has_target[j] = True
+                if forward_IJ[i, j] and int(not source_linked[i]) + int(not target_linked[j]) >= heuristic.final:
+                    out_IJ[i, j] = source_linked[i] = target_linked[j] = True
         for i in range(I):
             for j in range(J):
-                if backward_IJ[i, j] and int(not has_source[i]) + int(not has_target[j]) >= heuristic.final:
-                    out_IJ[i, j] = has_source[i] = has_target[j] = True
+                if backward_IJ[i, j] and int(not source_linked[i]) + int(not target_linked[j]) >= heuristic.final:
+                    out_IJ[i, j] = source_linked[i] = target_linked[j] = True
 
 
 def combine_links(
