@@ -33,8 +33,8 @@ PRESETS: dict[str, dict[str, float]] = {
         PHRASES_NAME: -0.1,
         UNKNOWN_NAME: -10.0,
     },
-    # P(source | target) P(target), both with weight 1. The small weight of distortion stands for P(order), which the
-    # lectures leave out: without it, all orders of the same phrases would have the same translation model score.
+    # P(source | target) P(target), both with weight 1. Without the small weight of distortion, the translation model
+    # would have the same score for all orders of the same phrases.
     "noisy-channel": {PHRASE_FEATURES[1]: 1.0, LM_NAME: 1.0, DISTORTION_NAME: 0.1, UNKNOWN_NAME: -100.0},
 }
 AGREEMENT = "agreement"  # links by the posteriors of both directions, instead of a heuristic over two alignments
