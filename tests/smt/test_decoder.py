@@ -38,7 +38,7 @@ def decoder() -> PhraseDecoder:
 
 def enumerate_scores(decoder: PhraseDecoder, words: list[str]) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield the score of every derivation there is, with its options."""
-    options, weights, lm = decoder.collect(words), decoder.weights, decoder.lm.trie
+    options, weights, lm = decoder.collect_options(words), decoder.weights, decoder.lm.trie
     spans = [(start, end) for start in range(len(words)) for end in range(start + 1, start + decoder.max_phrase + 1)]
     sizes = [
         options.span_starts[start, end - start + 1] - options.span_starts[start, end - start] for start, end in spans
@@ -57,7 +57,7 @@ def enumerate_scores(decoder: PhraseDecoder, words: list[str]) -> Iterator[tuple
         total, state, last, before = 0.0, lm.begin, (0, 0), -1
         for option in path:
             start, end = span_of[option]
-            turn = kernels.orientation(*last, start, end)
+            turn = kernels.find_orientation(*last, start, end)
             total += options.static[option] + options.reorder[option, turn] - weights[DISTORTION] * abs(start - last[1])
             total += options.reorder[before, 3 + turn] if before >= 0 else 0.0
             for word in options.lm_words[options.word_starts[option] : options.word_starts[option + 1]]:
@@ -97,7 +97,7 @@ def test_future_cost_is_the_best_completion(decoder: PhraseDecoder, sentence: st
     weights[[LM, DISTORTION]] = 0.0
     decoder.set_weights(weights)
     words = sentence.split()
-    options = decoder.collect(words)
+    options = decoder.collect_options(words)
     future = kernels.estimate_future(len(words), options.span_starts, options.estimate, decoder.max_phrase)
     assert future[0, len(words)] == pytest.approx(decoder.decode(words)[0].score)
 
@@ -109,7 +109,7 @@ def test_forced_decoding_finds_the_best_of_all(decoder: PhraseDecoder, sentence:
     decoder.set_weights(weights)
     words = sentence.split()
     expected: dict[tuple[str, ...], float] = {}
-    options = decoder.collect(words)
+    options = decoder.collect_options(words)
     texts = [decoder.read_phrase(words, max(-1 - row, 0), 0, row).words for row in options.rows.tolist()]
     for score, path in enumerate_scores(decoder, words):
         text = tuple(word for option in path for word in texts[option])

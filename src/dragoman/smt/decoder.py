@@ -2,8 +2,9 @@
 
 The score of a translation is a weighted sum of features, all of them logarithms or counts: the phrase table's, the
 orientation of phrases, the language model, the distance of jumps, the number of words, phrases and unknown words.
-`decoder_kernels.search_stacks` is the search; here its options are collected and its hypotheses are read. Forced
-decoding finds the best derivation of a given translation by the same search.
+`decoder_kernels.search_stacks` is the search. Here its options (source spans with a translation each) are collected,
+and its best paths become derivations: translations phrase by phrase. Forced decoding finds the best derivation of a
+given translation by the same search.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from dragoman.smt.phrases import PhraseTable, concatenate_ranges
 from dragoman.smt.settings import FEATURE_NAMES, ORIENTATIONS, PHRASE_FEATURES, DecoderSettings
 from dragoman.smt.trie import ROOT, Trie
 
+# Indices of features and weights, in the order of FEATURE_NAMES.
 LM, DISTORTION, WORDS, PHRASES, UNKNOWNS = range(len(PHRASE_FEATURES) + 2 * len(ORIENTATIONS), len(FEATURE_NAMES))
 REORDERING = slice(len(PHRASE_FEATURES), len(PHRASE_FEATURES) + 2 * len(ORIENTATIONS))
 SENTENCES_AT_A_TIME = 256
 FORCED_STACK = 10_000  # hypotheses per stack in forced decoding
-NOTHING_REQUIRED = np.zeros(0, np.int64)
+NOTHING_REQUIRED = np.zeros(0, np.int64)  # target words of forced decoding: any translation is allowed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -96,20 +98,19 @@ class Derivation:
 
 
 class PhraseDecoder:
-    """A phrase table and a language model, weighted."""
+    """A decoder with its phrase table, language model and weights of features."""
 
     def __init__(
         self, source_words: dict[str, int], target_words: Sequence[str], table: PhraseTable, lm: NgramScorer,
         weights: Array, settings: DecoderSettings,
     ) -> None:  # fmt: skip
         self.source_words, self.target_words, self.table, self.lm = source_words, target_words, table, lm
-        self.settings, self.max_phrase = settings, len(table.source.levels) - 2
+        self.settings, self.max_phrase = settings, len(table.source.levels) - 2  # a level per length, root, end
         self.target_ids = {word: index for index, word in enumerate(target_words)}
         self.lm_ids = np.array([lm.ids.get(word, UNKNOWN) for word in target_words], np.int64)
         self.set_weights(weights)
 
     def set_weights(self, weights: Array) -> None:
-        """Translate with these weights of the features from now on."""
         self.weights = weights
 
     def decode_all(
@@ -119,7 +120,7 @@ class PhraseDecoder:
         return map_threads(lambda words: self.decode(words, nbest, stack), sentences)
 
     def force_all(self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Iterator[Derivation | None]:
-        """Yield the best derivation of each pair of source and target words, in order; see `force`."""
+        """Yield the result of `force` for each pair of source and target words, in order."""
         return map_threads(lambda pair: self.force(*pair), pairs)
 
     def decode(self, words: Sequence[str], nbest: int = 1, stack: int | None = None) -> list[Derivation]:
@@ -128,7 +129,7 @@ class PhraseDecoder:
         `stack` is the maximum number of hypotheses per stack; by default that of the settings.
         """
         limits = self.make_limits(stack or self.settings.stack, self.settings.beam)
-        return self._search(words, self.collect(words), limits, NOTHING_REQUIRED, nbest)
+        return self._search(words, self.collect_options(words), limits, NOTHING_REQUIRED, nbest)
 
     def force(self, words: Sequence[str], target: Sequence[str]) -> Derivation | None:
         """Return the best derivation of exactly these target words (forced decoding), or None if there is none.
@@ -138,12 +139,12 @@ class PhraseDecoder:
         """
         if not words or not target:
             return None if words or target else Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)
-        required = np.array([self._number_word(word, words) for word in target])
+        required = np.array([self._get_target_id(word, words) for word in target])
         limits = self.make_limits(FORCED_STACK, np.inf)
-        return next(iter(self._search(words, self.collect(words, required), limits, required, 1)), None)
+        return next(iter(self._search(words, self.collect_options(words, required), limits, required, 1)), None)
 
-    def collect(self, words: Sequence[str], required: Array = NOTHING_REQUIRED) -> Options:
-        """Return the options of a sentence: of each span the best `settings.options`, the best first.
+    def collect_options(self, words: Sequence[str], required: Array = NOTHING_REQUIRED) -> Options:
+        """Return the `settings.options` best options of each span of a sentence, the best first.
 
         A word that has no translation by itself is copied. If target words are required, all options that occur in
         them as a phrase are returned.
@@ -159,7 +160,7 @@ class PhraseDecoder:
         return self._make_options(words, span[best], rows[best])
 
     def _list_rows(self, words: Sequence[str]) -> tuple[Array, Array]:
-        """Return the span and the row in the table of every option; a word that is copied has the row -1 - position.
+        """Return the span and the phrase table's row of every option; a word that is copied has the row -1 - position.
 
         The span of `size` words from `start` on has the number start * max_phrase + size - 1.
         """
@@ -180,9 +181,10 @@ class PhraseDecoder:
         phrase = table.target[entries]
         starts = np.where(known, table.target_starts[phrase], 0).astype(np.int64)
         lengths = np.where(known, table.target_starts[phrase + 1] - starts, 1)
-        word_starts, at = concatenate_ranges(starts, lengths)
-        target = table.target_words[at].astype(np.int64)
-        target[word_starts[:-1][~known]] = [self._number_word(words[-1 - row], words) for row in rows[~known].tolist()]
+        word_starts, positions = concatenate_ranges(starts, lengths)
+        target = table.target_words[positions].astype(np.int64)
+        copied_words = [words[-1 - row] for row in rows[~known].tolist()]
+        target[word_starts[:-1][~known]] = [self._get_target_id(word, words) for word in copied_words]
         lm_words, has_id = np.full(len(target), UNKNOWN), target < len(self.lm_ids)
         lm_words[has_id] = self.lm_ids[target[has_id]]
 
@@ -200,7 +202,7 @@ class PhraseDecoder:
             span_starts, word_starts, target, lm_words, static, estimate, reorder, reordering_rows, features, rows
         )
 
-    def _number_word(self, word: str, source: Sequence[str]) -> int:
+    def _get_target_id(self, word: str, source: Sequence[str]) -> int:
         """Return the id of a target word; words of the source that may be copied have ids after all others."""
         if word in self.target_ids:
             return self.target_ids[word]

@@ -4,9 +4,10 @@ A hypothesis covers some of the source words and has the target words that trans
 cover k words. Each is extended by every option (a source span with one translation of it) that fits, until the last
 stack, whose hypotheses cover the whole sentence, has the translations.
 
-What a hypothesis may still cost is estimated by the best translation of every uncovered span by itself (`future`). Two
-hypotheses with the same possible continuations and scores of these are recombined: only the better one is extended, and
-the other is kept as an alternative for the n-best list.
+Which source words are covered is stored as `gap`, the first uncovered position, and `mask`, whose bit b is set if the
+position gap + b is covered. The score of the uncovered words is estimated from the best translation of every uncovered
+span by itself (`future`). Two hypotheses with the same possible continuations and scores of these are recombined: only
+the better one is extended, and the other is kept as an alternative for the n-best list.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.trie import ROOT
 
-LM_SLACK = 2.0  # an option whose estimate is below the floor by more than this log-probability is not scored exactly
+LM_SLACK = 2.0  # an option is not scored exactly if its estimate is below the stack's floor by more than this
 LOWEST = -1e300  # below every finite score; a score of minus infinity means that a part cannot be translated
-WIDEST = 64  # words between the first uncovered one and the last covered one, the bits of a mask
+WIDEST = 64  # bits of a coverage mask: no word further than this after the first uncovered one is translated
 
 
 class NgramTrie(NamedTuple):
@@ -31,7 +32,7 @@ class NgramTrie(NamedTuple):
     words: Array
     log_prob: Array
     backoff: Array
-    suffix: Array  # the node of the same words without the first, or the longest end of those that is there
+    suffix: Array  # node of the longest proper suffix that the model has, for backing off
     first_longest: int  # the first node of the highest order, whose n-grams are no contexts
     begin: int  # the node of <s>
     end_word: int
@@ -44,13 +45,13 @@ class Options(NamedTuple):
     """
 
     span_starts: Array
-    word_starts: Array  # where the target words of each start
+    word_starts: Array  # where the target words of each option start
     words: Array  # ids of the target words, which tell apart words that the language model does not know
     lm_words: Array  # their ids in the language model
-    static: Array  # weighted score apart from language model and order
+    static: Array  # weighted score of the features that depend on the option alone
     estimate: Array  # the same plus the language model's score of the words by themselves
     reorder: Array  # weighted scores by orientation: three towards the phrase before, three towards the one after
-    reordering_rows: Array  # number of each one's distribution of orientations; the same number, the same scores
+    reordering_rows: Array  # row of `reordering` in the phrase table: options with the same row reorder alike
     features: Array  # options x 10: unweighted features of the phrase table, then the six orientations
     rows: Array  # rows in the phrase table; negative for a word that is copied
 
@@ -100,7 +101,7 @@ def score_word(lm: NgramTrie, state: int, word: int) -> tuple[float, int]:
 
 @compiled
 def link_suffixes(children: Array, words: Array, parents: Array, suffix: Array) -> None:
-    """Write for every node the one of its words without the first, or the longest end of those that is there."""
+    """Write for every node the node of its longest proper suffix in the trie (see NgramTrie)."""
     for node in range(1, len(words)):
         state = parents[node]
         found = ROOT
@@ -198,7 +199,7 @@ def is_covered(mask: Any, bit: int) -> Any:
 
 @compiled
 def cover(gap: int, mask: Any, start: int, end: int) -> tuple[int, Any]:
-    """Add a span to what is covered: all before `gap`, and the positions after it whose bits are set in `mask`."""
+    """Return the gap and the mask after the span from `start` to `end` is covered too."""
     if start > gap:
         return gap, mask | (((np.uint64(1) << np.uint64(end - start)) - np.uint64(1)) << np.uint64(start - gap))
     mask = mask >> np.uint64(end - gap)
@@ -221,14 +222,15 @@ def sum_future(future: Array, length: int, gap: int, mask: Any) -> Any:
 
 
 @compiled
-def orientation(last_start: int, last_end: int, start: int, end: int) -> int:
-    """Return 0 where a phrase follows the one before it, 1 where they are swapped, 2 otherwise."""
+def find_orientation(last_start: int, last_end: int, start: int, end: int) -> int:
+    """Return 0 if a phrase follows the one before it (monotone), 1 if they are swapped, else 2 (discontinuous)."""
     if start == last_end:
         return 0
     return 1 if end == last_start else 2
 
 
-# Columns of the integer table of hypotheses, and of the table of their scores.
+# Columns of `info`, the integer table of hypotheses, and of `score`, the table of their scores. GAP: see the top;
+# LAST_START, LAST_END: source span of the last phrase; STATE: of the language model; POSITION: see `match_required`.
 PARENT, GAP, OPTION, REORDERING, LAST_START, LAST_END, STATE, POSITION, NEXT_IN_STACK, MERGED, SIBLING = range(11)
 SCORE, TOTAL, LM_SCORE = range(3)
 
@@ -248,12 +250,12 @@ def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends:
 
 @compiled
 def list_spans(span_starts: Array, gap: int, mask: Any, last_end: int, max_phrase: int, limit: int) -> Array:
-    """Return the free spans (start, end) with options that a hypothesis may translate next."""
+    """Return the uncovered spans (start, end) with options that a hypothesis may translate next."""
     length, found = len(span_starts), 0
     spans = np.empty((min(length - gap, WIDEST) * max_phrase, 2), np.int64)
     for start in range(max(gap, last_end - limit), min(length, gap + WIDEST, last_end + limit + 1)):
         for end in range(start + 1, min(start + max_phrase, length, gap + WIDEST) + 1):
-            # A span must be free, and after it the first gap must still be within reach.
+            # A span must be uncovered, and after it the gap must still be within the distortion limit.
             if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
                 break
             if span_starts[start, end - start] < span_starts[start, end - start + 1]:
@@ -307,7 +309,8 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
     future = estimate_future(length, options.span_starts, options.estimate, limits.max_phrase)
     capacity, used = 4096, 1
     info, masks, score = np.empty((capacity, 11), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
-    slots = np.full(4 * capacity, -1, np.int64)
+    slots = np.full(4 * capacity, -1, np.int64)  # hash table of hypotheses that were not recombined
+    # By stack: its first hypothesis, their number, and the lowest score that is added.
     heads, sizes, floor = np.full(length + 1, -1), np.zeros(length + 1, np.int64), np.full(length + 1, LOWEST)
     info[0] = (-1, 0, -1, -1, 0, 0, lm.begin, 0, -1, -1, -1)
     masks[0] = np.uint64(0)
@@ -323,17 +326,17 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
                 size, stack = end - start, covered + end - start
                 new_gap, new_mask = cover(gap, mask, start, end)
                 rest = sum_future(future, length, new_gap, new_mask)
-                turn = orientation(last_start, last_end, start, end)
-                moved = score[row, SCORE] - limits.weight_distortion * abs(start - last_end)
+                orientation = find_orientation(last_start, last_end, start, end)
+                reordered_score = score[row, SCORE] - limits.weight_distortion * abs(start - last_end)
                 if last_option >= 0:
-                    moved += options.reorder[last_option, 3 + turn]
+                    reordered_score += options.reorder[last_option, 3 + orientation]
                 for option in range(options.span_starts[start, size], options.span_starts[start, size + 1]):
-                    turned = moved + options.reorder[option, turn]
+                    score_without_phrase = reordered_score + options.reorder[option, orientation]
                     position = match_required(options, option, required, info[row, POSITION], stack == length)
-                    if position < 0 or turned + options.estimate[option] + rest < floor[stack] - slack:
+                    if position < 0 or score_without_phrase + options.estimate[option] + rest < floor[stack] - slack:
                         continue
                     lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
-                    new_score = turned + options.static[option] + limits.weight_lm * lm_score
+                    new_score = score_without_phrase + options.static[option] + limits.weight_lm * lm_score
                     if new_score + rest < floor[stack]:
                         continue
                     if used == capacity:
@@ -358,8 +361,8 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
 
 @compiled
 def find_slot(info: Array, masks: Array, slots: Array, row: int, recombine_phrases: bool) -> Any:
-    """Return where in the hash table a hypothesis is, or would be, by all that its continuations depend on."""
-    first = LAST_END if recombine_phrases else REORDERING
+    """Return the slot of a hypothesis in the hash table, whose keys are what continuations depend on."""
+    first = LAST_END if recombine_phrases else REORDERING  # the columns from here to POSITION are the key
     key = np.uint64(info[row, GAP]) * np.uint64(0x9E3779B97F4A7C15) ^ masks[row]
     for column in range(first, POSITION + 1):
         key = (key ^ np.uint64(info[row, column])) * np.uint64(0xBF58476D1CE4E5B9)
@@ -411,9 +414,10 @@ def grow(table: Array) -> Array:
 def rank_paths(info: Array, score: Array, head: int, count: int, longest: int) -> Array:
     """Return up to `count` paths through the recombined hypotheses, the best first: rows from start to end, then -1.
 
-    Best-first search from the end: a partial path costs what is behind it, plus the best way to its first hypothesis,
-    which is known exactly. So the first complete path is the best one, and the next the second best.
+    Best-first (A*) search from the end of the sentence. The cost of a partial path is that of the phrases on it plus
+    the exact cost of the best path to its first hypothesis, so complete paths are found from best to worst.
     """
+    # Empty lists, from whose elements Numba infers the types.
     queue = [(0.0, -1, -1) for _ in range(0)]  # (cost, cell of what is behind, hypothesis)
     cells = [(-1, -1) for _ in range(0)]  # (hypothesis, cell of what is behind it)
     while head >= 0:
@@ -430,7 +434,7 @@ def rank_paths(info: Array, score: Array, head: int, count: int, longest: int) -
                 size += 1
             found += 1
             continue
-        rest = -cost - score[row, SCORE]  # of what is behind
+        rest = -cost - score[row, SCORE]  # score of the phrases behind
         variant = row
         while variant >= 0:
             cells.append((variant, cell))
@@ -441,7 +445,7 @@ def rank_paths(info: Array, score: Array, head: int, count: int, longest: int) -
 
 @compiled
 def sum_features(paths: Array, info: Array, score: Array, options: Options) -> Array:
-    """Return the features of every path."""
+    """Return the features of every path: those of options, then LM, distortion, words, phrases and unknown words."""
     size = options.features.shape[1]
     phrase_features = size - 6
     out = np.zeros((len(paths), size + 5))
@@ -452,7 +456,7 @@ def sum_features(paths: Array, info: Array, score: Array, options: Options) -> A
             if row < 0:
                 break
             start, end, option = info[row, LAST_START], info[row, LAST_END], info[row, OPTION]
-            before = phrase_features + orientation(last_start, last_end, start, end)
+            before = phrase_features + find_orientation(last_start, last_end, start, end)
             if last >= 0:
                 out[path, before + 3] += options.features[last, before + 3]
             out[path, :phrase_features] += options.features[option, :phrase_features]

@@ -1,4 +1,4 @@
-"""The stacks of a phrase-based search, for people who want to see what the decoder does.
+"""The stacks of a phrase-based search, to show how the decoder works.
 
 The search itself (decoder_kernels.py) returns one table of all hypotheses. Here they are grouped into the stacks from
 which they were extended.
@@ -51,26 +51,26 @@ def list_stacks(decoder: PhraseDecoder, words: Sequence[str]) -> list[Stack]:
     """Translate the tokens of a sentence; return its stacks, by the number of covered words from 0 on."""
     if not words:
         return [Stack([PartialTranslation((), 0.0, 0.0)], 0, 0)]
-    options, limits = decoder.collect(words), decoder.make_limits(decoder.settings.stack, decoder.settings.beam)
-    info, score, _ = kernels.search_stacks(options, decoder.lm.trie, limits, NOTHING_REQUIRED)
+    options, limits = decoder.collect_options(words), decoder.make_limits(decoder.settings.stack, decoder.settings.beam)
+    hypotheses, scores, _ = kernels.search_stacks(options, decoder.lm.trie, limits, NOTHING_REQUIRED)
     phrases: list[tuple[PhrasePair, ...]] = [()]
-    covered = np.zeros(len(info), np.int64)
-    for row in range(1, len(info)):  # every hypothesis comes after the one that it extends
-        parent, start, end = info[row, [kernels.PARENT, kernels.LAST_START, kernels.LAST_END]].tolist()
-        option = int(options.rows[info[row, kernels.OPTION]])
+    covered = np.zeros(len(hypotheses), np.int64)
+    for row in range(1, len(hypotheses)):  # every hypothesis comes after the one that it extends
+        parent, start, end = hypotheses[row, [kernels.PARENT, kernels.LAST_START, kernels.LAST_END]].tolist()
+        option = int(options.rows[hypotheses[row, kernels.OPTION]])
         phrases.append((*phrases[parent], decoder.read_phrase(words, start, end, option)))
         covered[row] = covered[parent] + end - start
-    stacks = []
+    stacks, future = [], scores[:, kernels.TOTAL] - scores[:, kernels.SCORE]
     for size in range(len(words) + 1):
         rows = np.flatnonzero(covered == size)
-        alive = rows[info[rows, kernels.MERGED] < 0]
-        alive = alive[np.argsort(-score[alive, kernels.TOTAL], kind="stable")]
-        best = score[alive[:1], kernels.TOTAL].max(initial=-np.inf)
-        kept = alive[: limits.stack_size]
-        kept = kept[score[kept, kernels.TOTAL] >= best - limits.beam]
-        hypotheses = [
-            PartialTranslation(phrases[row], float(score[row, kernels.SCORE]), float(np.diff(score[row, :2])[0]))
+        extendable = rows[hypotheses[rows, kernels.MERGED] < 0]
+        extendable = extendable[np.argsort(-scores[extendable, kernels.TOTAL], kind="stable")]
+        best = scores[extendable[:1], kernels.TOTAL].max(initial=-np.inf)
+        kept = extendable[: limits.stack_size]
+        kept = kept[scores[kept, kernels.TOTAL] >= best - limits.beam]
+        translations = [
+            PartialTranslation(phrases[row], float(scores[row, kernels.SCORE]), float(future[row]))
             for row in kept.tolist()
         ]
-        stacks.append(Stack(hypotheses, len(rows) - len(alive), len(alive) - len(kept)))
+        stacks.append(Stack(translations, len(rows) - len(extendable), len(extendable) - len(kept)))
     return stacks
