@@ -28,32 +28,32 @@ from dragoman.smt.mapped_tensors import map_tensors, save_tensors_with_digest
 from dragoman.smt.ngram import estimate_discounts
 from dragoman.smt.trie import ROOT, Trie, number_substrings
 
-# Flags: which corners of phrase pairs lie at a point between words.
+# Flags of the corners of phrase pairs in the alignment matrix; see `mark_corners`.
 ENDS, STARTS, TURNS_BACK, TURNS_FORWARD = 1, 2, 4, 8
 
 
 @compiled
 def bound_links(link_i: Array, link_j: Array, I: int, J: int) -> tuple[Array, Array, Array, Array]:
-    """Return the first and the last target position linked to each source word, and the other way round.
+    """Return the first and the last target position linked to each source word, then the same for target words.
 
     A word without links has the length of the other sentence as its first, and -1 as its last.
     """
-    low, high, source_low, source_high = np.full(I, J), np.full(I, -1), np.full(J, I), np.full(J, -1)
+    target_low, target_high, source_low, source_high = np.full(I, J), np.full(I, -1), np.full(J, I), np.full(J, -1)
     for link in range(len(link_i)):
         i, j = link_i[link], link_j[link]
-        low[i], high[i] = min(low[i], j), max(high[i], j)
+        target_low[i], target_high[i] = min(target_low[i], j), max(target_high[i], j)
         source_low[j], source_high[j] = min(source_low[j], i), max(source_high[j], i)
-    return low, high, source_low, source_high
+    return target_low, target_high, source_low, source_high
 
 
 @compiled
-def mark_corners(low: Array, high: Array, source_low: Array, source_high: Array) -> Array:
+def mark_corners(target_low: Array, target_high: Array, source_low: Array, source_high: Array) -> Array:
     """Return a matrix of flags: which corners of phrase pairs, of any length, lie before source word i, target word j.
 
     ENDS: a pair ends there in both languages; STARTS: it starts in both. TURNS_BACK: its source starts there and its
     target ends; TURNS_FORWARD: its target starts there and its source ends. The ends of the sentences count as pairs.
     """
-    I, J = len(low), len(source_low)
+    I, J = len(target_low), len(source_low)
     corners = np.zeros((I + 1, J + 1), np.uint8)
     corners[0, 0] |= ENDS
     corners[I, J] |= STARTS
@@ -61,7 +61,7 @@ def mark_corners(low: Array, high: Array, source_low: Array, source_high: Array)
         first, last = J, -1  # target words linked to source words from i on
         source_first, source_last = I, -1  # source words linked to those
         for end in range(i + 1, I + 1):
-            new_first, new_last = min(first, low[end - 1]), max(last, high[end - 1])
+            new_first, new_last = min(first, target_low[end - 1]), max(last, target_high[end - 1])
             for j in range(new_first, new_last + 1):
                 if j < first or j > last:
                     source_first, source_last = min(source_first, source_low[j]), max(source_last, source_high[j])
@@ -86,7 +86,7 @@ def mark_corners(low: Array, high: Array, source_low: Array, source_high: Array)
 @compiled
 def find_orientations(corners: Array, i: int, end: int, start: int, stop: int) -> tuple[int, int]:
     """Return the orientations of the phrase pair (source i to end, target start to stop) before and after it."""
-    before = after = 2
+    before = after = 2  # 0: monotone, 1: swapped, 2: discontinuous
     if corners[i, start] & ENDS:
         before = 0
     elif corners[end, start] & TURNS_BACK:
@@ -110,19 +110,21 @@ def extract_spans(
 ) -> int:
     """Write a row (i, i end, j, j end, orientation before, orientation after) for every phrase pair; return how many.
 
-    Positions count from the beginning of the text, not of the sentence. With an empty `out` it only counts.
+    Positions count from the beginning of the text, not of the sentence. With an empty `out`, only count.
     """
     found = 0
     for pair in range(len(source_starts) - 1):
         i0, I = source_starts[pair], source_starts[pair + 1] - source_starts[pair]
         j0, J = target_starts[pair], target_starts[pair + 1] - target_starts[pair]
         links = slice(link_starts[pair], link_starts[pair + 1])
-        low, high, source_low, source_high = bound_links(link_i[links], link_j[links], I, J)
-        corners = mark_corners(low, high, source_low, source_high) if len(out) else np.zeros((0, 0), np.uint8)
+        target_low, target_high, source_low, source_high = bound_links(link_i[links], link_j[links], I, J)
+        corners = (
+            mark_corners(target_low, target_high, source_low, source_high) if len(out) else np.zeros((0, 0), np.uint8)
+        )
         for i in range(I):
             first, last = J, -1
             for end in range(i, min(i + longest, I)):
-                first, last = min(first, low[end]), max(last, high[end])
+                first, last = min(first, target_low[end]), max(last, target_high[end])
                 if last < 0:
                     continue
                 if last - first >= longest:
@@ -146,7 +148,7 @@ def extract_spans(
     return found
 
 
-def score_tokens(
+def compute_token_weights(
     link_words: Array, link_given: Array, token: Array, tokens: int, text: Array, given_words: int
 ) -> Array:
     """Return the logarithm of every token's lexical weight: the mean of p(word | linked word) over its links.
@@ -176,14 +178,14 @@ class PhraseTable:
     """
 
     source: Trie
-    options: Array  # of node n: options[n] up to options[n + 1], the likeliest first
-    target: Array  # target phrase of every option
+    options: Array  # those of trie node n are options[n] to options[n + 1] - 1, the likeliest first
+    target: Array  # index of every option's target phrase
     target_starts: Array  # where the words of each target phrase start
     target_words: Array
     features: Array  # options x 4
     reordering_of: Array  # row in `reordering` of every option
     reordering: Array  # rows x 6: three orientations towards the phrase before, three towards the one after
-    links_of: Array  # pattern of links of every option
+    links_of: Array  # index of every option's pattern of links
     link_starts: Array  # where the links of each pattern start
     links: Array  # (source, target) positions inside the phrase
 
@@ -246,8 +248,9 @@ def build_table(
 ) -> PhraseTable:
     """Extract and score the phrase pairs of aligned sentences; keep the `limit` likeliest targets of each source.
 
-    Pairs that occur less than `min_count` times are left out, unless the source is a single word: without them, known
-    words would become unknown ones.
+    `words` are the sizes of both vocabularies, `links` the three arrays (index of the first link of each sentence pair,
+    source positions, target positions). Phrase pairs that occur less than `min_count` times are left out, unless the
+    source is a single word: without them, known words would become unknown ones.
     """
     link_starts, link_i, link_j = links
     arguments = (source.starts, target.starts, link_starts, link_i, link_j, longest)
@@ -259,7 +262,7 @@ def build_table(
     per_pair = np.diff(link_starts)
     at_i = link_i + np.repeat(source.starts[:-1], per_pair)
     at_j = link_j + np.repeat(target.starts[:-1], per_pair)
-    lexical = score_spans(source, target, words, (at_i, at_j), spans)
+    lexical = compute_lexical_weights(source, target, words, (at_i, at_j), spans)
     source_levels, source_phrase = number_phrases(source, i, i_end, words[0], longest)
     _, target_phrase = number_phrases(target, j, j_end, words[1], longest)
 
@@ -291,15 +294,17 @@ def build_table(
     )  # fmt: skip
 
 
-def score_spans(source: Any, target: Any, words: tuple[int, int], links: tuple[Array, Array], spans: Array) -> Array:
+def compute_lexical_weights(
+    source: Any, target: Any, words: tuple[int, int], links: tuple[Array, Array], spans: Array
+) -> Array:
     """Return the lexical weights of phrase pairs in both directions, two columns.
 
     They are differences of sums over the tokens of the text: links of a phrase never leave it.
     """
     at_i, at_j = links
     word_i, word_j = source.ids[at_i].astype(np.int64), target.ids[at_j].astype(np.int64)
-    forward = score_tokens(word_j, word_i, at_j, len(target.ids), target.ids, words[0])
-    backward = score_tokens(word_i, word_j, at_i, len(source.ids), source.ids, words[1])
+    forward = compute_token_weights(word_j, word_i, at_j, len(target.ids), target.ids, words[0])
+    backward = compute_token_weights(word_i, word_j, at_i, len(source.ids), source.ids, words[1])
     forward, backward = (np.concatenate([[0.0], np.cumsum(scores)]) for scores in (forward, backward))
     i, i_end, j, j_end = spans.T[:4]
     return np.stack([forward[j_end] - forward[j], backward[i_end] - backward[i]], 1)
@@ -308,9 +313,10 @@ def score_spans(source: Any, target: Any, words: tuple[int, int], links: tuple[A
 def number_phrases(
     side: Any, start: Array, end: Array, vocabulary: int, longest: int
 ) -> tuple[list[tuple[Array, Array]], Array]:
-    """Number all word sequences of a text up to a length; return their (prefix, word) columns, and those of the spans.
+    """Number all word sequences of a text, the shorter ones first, up to the length `longest`.
 
-    Sequences are numbered by length; the columns of each length have the index of the prefix among those one shorter.
+    Return the columns (index of the prefix among the sequences one shorter, last word) of each length, and the number
+    of the sequence in each span from `start` to `end`.
     """
     levels = number_substrings(side.ids, side.starts, vocabulary, longest)
     phrase = np.empty(len(start), np.int64)
@@ -357,6 +363,7 @@ def share_links(spans: Array, at_i: Array, at_j: Array, longest: int) -> tuple[A
     starts, positions = concatenate_ranges(low, high - low)
     inside_i = at_i[positions] - np.repeat(spans[:, 0], high - low)
     inside_j = at_j[positions] - np.repeat(spans[:, 2], high - low)
+    # A pattern is a set of bits, one per link; those beyond an int64 are in further columns.
     bits, word_bits = inside_i * longest + inside_j, 62
     masks = [
         np.add.reduceat(np.where(bits // word_bits == column, 1 << (bits % word_bits), 0), starts[:-1])
@@ -382,15 +389,15 @@ def shrink_integers(values: Array) -> Array:
 
 
 def concatenate_ranges(starts: Array, lengths: Array) -> tuple[Array, Array]:
-    """Return the numbers from each start on, as many as its length, and where those of each start begin and end."""
+    """Concatenate ranges of integers; return where each begins and ends in the result, and the result."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
     return ends, np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
 
 
 def score_orientations(pair_of: Array, before: Array, after: Array, kept: Array) -> tuple[Array, Array]:
-    """Return the distinct distributions of orientations, and which of them each kept phrase pair has.
+    """Return the index of each kept phrase pair's distribution of orientations, and the distinct distributions.
 
-    They are log p(orientation | phrase pair), three towards the phrase before and three towards the one after, with
+    These are log p(orientation | phrase pair), three towards the phrase before and three towards the one after, with
     half a count added to each.
     """
     pairs = int(pair_of.max()) + 1
@@ -403,9 +410,9 @@ def score_orientations(pair_of: Array, before: Array, after: Array, kept: Array)
 
 
 def smooth_counts(count: Array, given: Array, outcome: Array) -> Array:
-    """Return log p(outcome | given), interpolated with how many different phrases each outcome was seen with."""
+    """Return log p(outcome | given) with Kneser-Ney smoothing: interpolated with each outcome's continuation counts."""
     discount = estimate_discounts(count)[np.minimum(count, 3)]
     total = np.bincount(given, count)
     mass = np.bincount(given, discount) / np.maximum(total, 1)
-    variety = np.bincount(outcome)[outcome] / len(count)
-    return np.log((count - discount) / total[given] + mass[given] * variety)
+    continuation = np.bincount(outcome)[outcome] / len(count)
+    return np.log((count - discount) / total[given] + mass[given] * continuation)
