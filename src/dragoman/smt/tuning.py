@@ -24,17 +24,17 @@ from dragoman.errors import UserError
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder import Derivation
 
-ORDER = 4
-DECAY = 0.999  # per sentence, of the background statistics in which the BLEU of a sentence is computed
+BLEU_ORDER = 4
+DECAY = 0.999  # per sentence, of the background statistics (see `optimise_weights`)
 STEP = 0.01  # maximum step size of an update, the constant C of MIRA
 EPOCHS = 30
 DIGITS = 4  # features are compared to this number of decimal places
 
 
 def count_overlaps(words: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
-    """Return the statistics of BLEU: matched and all n-grams per order, and the length of the closest reference."""
-    stats = np.zeros(2 * ORDER + 1)
-    for n in range(1, ORDER + 1):
+    """Return the statistics of BLEU: for each order matched and all n-grams; the length of the closest reference."""
+    stats = np.zeros(2 * BLEU_ORDER + 1)
+    for n in range(1, BLEU_ORDER + 1):
         found = list_ngrams(words, n)
         best: Counter[tuple[str, ...]] = Counter()
         for reference in references:
@@ -72,14 +72,14 @@ class TuningState(NamedTuple):
 
     tried: Array  # weights of finished rounds, a row each
     scores: Array  # their BLEU, objective and number of candidates
-    sentences: Array  # of each candidate
+    sentences: Array  # index of each candidate's sentence
     features: Array
-    stats: Array
+    stats: Array  # of each candidate, from `count_overlaps`
 
     @classmethod
     def start(cls, features: int) -> TuningState:
         """Return the state before the first round."""
-        shapes = (0, features), (0, 3), (0, features), (0, 2 * ORDER + 1)
+        shapes = (0, features), (0, 3), (0, features), (0, 2 * BLEU_ORDER + 1)
         tried, scores, empty, stats = (np.zeros(shape) for shape in shapes)
         return cls(tried, scores, np.zeros(0, np.int64), empty, stats)
 
@@ -94,7 +94,6 @@ class TuningState(NamedTuple):
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write the state into a file."""
         save_file(self._asdict(), path)
 
     @property
@@ -118,7 +117,7 @@ def tune_weights(
     length_factor: float = 1.0,
     seed: int = 1,
     state: TuningState | None = None,
-    keep: Callable[[TuningState], object] = id,
+    keep: Callable[[TuningState], object] = lambda _: None,
 ) -> TuningState:
     """Translate with the weights `start`, then tune and translate `rounds` times; `best` of the result has the weights.
 
@@ -133,12 +132,12 @@ def tune_weights(
         if len(state.tried):
             order = np.argsort(state.sentences, kind="stable")
             cuts = np.flatnonzero(np.diff(state.sentences[order])) + 1
-            stats = state.stats * np.append(np.ones(2 * ORDER), length_factor)
+            stats = state.stats * np.append(np.ones(2 * BLEU_ORDER), length_factor)
             lists = np.split(state.features[order] * (start != 0), cuts), np.split(stats[order], cuts)
             weights = optimise_weights(*lists, state.tried[-1], seed + len(state.tried))
             # The scale of the weights does not change which translation is best, but how much the decoder prunes.
-            moved = weights != start
-            weights[moved] *= np.abs(start[moved]).sum() / max(np.abs(weights[moved]).sum(), 1e-9)
+            changed = weights != start
+            weights[changed] *= np.abs(start[changed]).sum() / max(np.abs(weights[changed]).sum(), 1e-9)
         state = add_candidates(state, weights, translate(weights), references, length_factor)
         keep(state)
     return state
@@ -161,22 +160,22 @@ def add_candidates(
     for sentence, row, counts in zip(state.sentences.tolist(), rounded, state.stats, strict=True):
         seen[sentence].add(row.tobytes() + counts.tobytes())
     sentences, features, stats = [], [], []
-    total = np.zeros(2 * ORDER + 1)
+    total = np.zeros(2 * BLEU_ORDER + 1)
     for sentence, (derivations, reference) in enumerate(zip(lists, references, strict=True)):
-        known: dict[tuple[str, ...], Array] = {}
+        stats_of: dict[tuple[str, ...], Array] = {}
         for rank, derivation in enumerate(derivations):
             words = tuple(derivation.words)
-            if words not in known:
-                known[words] = count_overlaps(words, [reference])
-            key = np.round(derivation.features, DIGITS).tobytes() + known[words].tobytes()
+            if words not in stats_of:
+                stats_of[words] = count_overlaps(words, [reference])
+            key = np.round(derivation.features, DIGITS).tobytes() + stats_of[words].tobytes()
             if rank == 0:
-                total += known[words]
+                total += stats_of[words]
             if key not in seen[sentence]:
                 seen[sentence].add(key)
                 sentences.append(sentence)
                 features.append(derivation.features)
-                stats.append(known[words])
-    corrected = total * np.append(np.ones(2 * ORDER), length_factor)
+                stats.append(stats_of[words])
+    corrected = total * np.append(np.ones(2 * BLEU_ORDER), length_factor)
     count = len(state.features) + len(features)
     scores = np.array([[bleu_from_counts(total), bleu_from_counts(corrected), count]])
     return TuningState(
@@ -184,7 +183,7 @@ def add_candidates(
         np.concatenate([state.scores, scores]),
         np.concatenate([state.sentences, np.array(sentences, np.int64)]),
         np.concatenate([state.features, np.reshape(features, (-1, len(weights)))]),
-        np.concatenate([state.stats, np.reshape(stats, (-1, 2 * ORDER + 1))]),
+        np.concatenate([state.stats, np.reshape(stats, (-1, 2 * BLEU_ORDER + 1))]),
     )
 
 
@@ -197,24 +196,24 @@ def optimise_weights(features: Sequence[Array], stats: Sequence[Array], weights:
     """
     rng = np.random.default_rng(seed)
     weights = weights.copy()
-    background = np.ones(2 * ORDER + 1)
+    background = np.ones(2 * BLEU_ORDER + 1)
     best, best_bleu = weights.copy(), -1.0
     for _ in range(EPOCHS):
         total = np.zeros_like(weights)
         for index in rng.permutation(len(features)):
-            matrix, model = features[index], features[index] @ weights
+            candidates, model_score = features[index], features[index] @ weights
             counts = background + stats[index]
             gain = bleu_from_counts(counts) * counts[:, -1]
-            hope, fear = int(np.argmax(model + gain)), int(np.argmax(model - gain))
-            difference = matrix[hope] - matrix[fear]
-            loss = (gain[hope] - gain[fear]) - (model[hope] - model[fear])
+            hope, fear = int(np.argmax(model_score + gain)), int(np.argmax(model_score - gain))
+            difference = candidates[hope] - candidates[fear]
+            loss = (gain[hope] - gain[fear]) - (model_score[hope] - model_score[fear])
             norm = float(difference @ difference)
             if loss > 0 and norm > 0:
                 weights += min(STEP, loss / norm) * difference
             background = DECAY * counts[hope]
             total += weights
         average = total / len(features)
-        chosen = [counts[int(np.argmax(matrix @ average))] for matrix, counts in zip(features, stats, strict=True)]
+        chosen = [counts[int(np.argmax(values @ average))] for values, counts in zip(features, stats, strict=True)]
         if (bleu := float(bleu_from_counts(np.sum(chosen, 0)))) > best_bleu:
             best, best_bleu = average, bleu
     return best
