@@ -1,4 +1,4 @@
-"""A phrase-based translation system: trained in stages into a run folder, loaded from it, raw text in and out.
+"""A phrase-based translation system from text to text: `SystemTrainer` trains it in stages, `load_system` loads it.
 
 Stages, with the files that they write:
 
@@ -38,7 +38,7 @@ from dragoman.io import (
     write_text,
 )
 from dragoman.progress import Report
-from dragoman.smt.alignment import make_side, train_aligner
+from dragoman.smt.alignment import IterationReport, make_side, train_aligner
 from dragoman.smt.casing import Truecaser
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder import Derivation, NgramScorer, PhraseDecoder
@@ -48,11 +48,11 @@ from dragoman.smt.settings import FEATURE_NAMES, SmtSettings
 from dragoman.smt.tuning import TuningRound, TuningState, tune_weights
 from dragoman.types import SPECIALS
 
-TABLE, LANGUAGE_MODEL = "model.safetensors", "lm.arpa"
-WORDS, CASING, WEIGHTS = "tokenizer", "casing.json", "weights.json"
+TABLE, LM_FILE = "model.safetensors", "lm.arpa"
+TOKENIZER, CASING, WEIGHTS = "tokenizer", "casing.json", "weights.json"
 INPUTS, LINKS, TUNING = "inputs.json", "alignment.safetensors", "tuning.safetensors"  # in checkpoints/
 Sentences = list[list[str]]  # tokens
-Recorder = Callable[[str, int, Mapping[str, float | str]], object]  # stage, iteration, values
+MetricsFunction = Callable[[str, int, Mapping[str, float | str]], object]  # stage, iteration, values
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class PhraseSystem:
 class SystemTrainer:
     """The training of one system in a folder.
 
-    `about` has texts for the header of the phrase table. `record` is called with every iteration of a stage, and
-    `restart` with the name of a stage before it begins, in case an interrupted training has recorded some of it.
+    `about` has texts for the header of the phrase table. `write_metrics` is called after every iteration of a stage,
+    `before_stage` with the name of a stage before it begins, so that metrics of an interrupted attempt can be removed.
     """
 
     def __init__(
@@ -153,12 +153,12 @@ class SystemTrainer:
         seed: int = 1,
         report: Report | None = None,
         about: Mapping[str, str] | None = None,
-        record: Recorder = lambda *_: None,
-        restart: Callable[[str], object] = lambda _: None,
+        write_metrics: MetricsFunction = lambda *_: None,
+        before_stage: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.folder, self.settings, self.tokenizer, self.seed = folder, settings, tokenizer, seed
         self.report, self.about = report or Report(quiet=True), dict(about or {})
-        self.record, self.restart = record, restart
+        self.write_metrics, self.before_stage = write_metrics, before_stage
         self.checkpoints = folder / "checkpoints"
 
     def train(self, pairs: tuple[list[str], list[str]], dev_pairs: tuple[list[str], list[str]]) -> None:
@@ -172,24 +172,24 @@ class SystemTrainer:
             remove_abandoned(folder, age=0.0)  # what a killed training was writing
         casers = [Truecaser.train(side) for side in sides]
         source, target = ([caser.truecase(tokens) for tokens in side] for caser, side in zip(casers, sides))
-        self.finish(
+        self.run_stage(
             "prepare",
             self.folder / CASING,
             lambda path: path.write_text(format_json([vars(caser) for caser in casers]), "utf-8"),
         )
-        self.finish("prepare", self.folder / WORDS, lambda path: self.make_tokenizers(source, target).save(path))
-        self.finish("align", self.checkpoints / LINKS, lambda path: self.align_pairs(source, target, path))
-        self.finish("phrases", self.folder / TABLE, lambda path: self.extract_phrases(source, target, path))
-        self.finish("lm", self.folder / LANGUAGE_MODEL, lambda path: self.train_language_model(target, casers[1], path))
+        self.run_stage("prepare", self.folder / TOKENIZER, lambda path: self.make_tokenizers(source, target).save(path))
+        self.run_stage("align", self.checkpoints / LINKS, lambda path: self.align_pairs(source, target, path))
+        self.run_stage("phrases", self.folder / TABLE, lambda path: self.extract_phrases(source, target, path))
+        self.run_stage("lm", self.folder / LM_FILE, lambda path: self.train_language_model(target, casers[1], path))
         # A dev set has longer or shorter references than the training text, which tuning corrects (see tuning.py).
         ratios = [sum(map(len, targets)) / max(sum(map(len, sources)), 1) for sources, targets in (sides, dev)]
         length_factor = ratios[0] / ratios[1] if ratios[1] else 1.0
         dev = [[caser.truecase(tokens) for tokens in side] for caser, side in zip(casers, dev, strict=True)]
-        self.finish("tune", self.folder / WEIGHTS, lambda path: self.tune_weights(dev, length_factor, path))
+        self.run_stage("tune", self.folder / WEIGHTS, lambda path: self.tune_weights(dev, length_factor, path))
         (self.checkpoints / TUNING).unlink(missing_ok=True)
 
     def check_inputs(self, data_digest: str) -> None:
-        """Write down what the system is trained from; refuse to continue one that was begun with other inputs."""
+        """Save settings and digests of the data; refuse to continue training that was begun with others."""
         path = self.checkpoints / INPUTS
         inputs: dict[str, Any] = {"settings": self.settings.model_dump(mode="json"), "data": data_digest}
         inputs |= {"tokenizer": self.tokenizer.__name__, "seed": self.seed}
@@ -202,10 +202,10 @@ class SystemTrainer:
                 f"{str(self.folder)!r} was begun with other settings or data; restore them, or choose another folder"
             )
 
-    def finish(self, stage: str, path: Path, write: Callable[[Path], object]) -> None:
+    def run_stage(self, stage: str, path: Path, write: Callable[[Path], object]) -> None:
         """Write the file or folder of a stage, unless an earlier call has."""
         if not path.exists():
-            self.restart(stage)
+            self.before_stage(stage)
             write_atomically(path, write)
 
     def make_tokenizers(self, source: Sentences, target: Sentences) -> Tokenizers:
@@ -217,16 +217,16 @@ class SystemTrainer:
         """Learn to align the pairs, and write the links of each."""
         lines = [" ".join(tokens) for tokens in source], [" ".join(tokens) for tokens in target]
 
-        def record(progress: Any) -> None:
+        def log_iteration(progress: IterationReport) -> None:
             values = {"model": progress.kind, "log_likelihood": progress.log_likelihood}
-            self.record("align", progress.iteration, values)
+            self.write_metrics("align", progress.iteration, values)
             self.report.log(
                 f"{progress.kind} {progress.iteration}: log-likelihood {progress.log_likelihood:.4f} per word"
             )
 
         with self.report.progress("learning to align", total=len(source), unit="pairs") as bar:
             show = lambda fraction: bar.set_done(int(fraction * len(source)))  # noqa: E731
-            aligner = train_aligner(*lines, self.settings.align, report=record, show=show)
+            aligner = train_aligner(*lines, self.settings.align, report=log_iteration, show=show)
         with self.report.progress("aligning", total=len(source), unit="pairs") as bar:
             links = list(bar.iterate(aligner.align(*lines)))
         flat = np.array(list(chain.from_iterable(links)), np.int32).reshape(-1, 2)
@@ -235,7 +235,7 @@ class SystemTrainer:
 
     def extract_phrases(self, source: Sentences, target: Sentences, path: Path) -> None:
         """Extract and score the phrase pairs of the aligned text, and write them as a table."""
-        tokenizers, links = Tokenizers.load(self.folder / WORDS), load_file(self.checkpoints / LINKS)
+        tokenizers, links = Tokenizers.load(self.folder / TOKENIZER), load_file(self.checkpoints / LINKS)
         word_ids = [get_word_ids(side) for side in (tokenizers.source, tokenizers.target)]
         ids = [
             [[ids_of_side[token] for token in tokens] for tokens in side]
@@ -250,7 +250,7 @@ class SystemTrainer:
             limit=self.settings.phrase_options,
         )
         self.report.log(f"{len(table.target):,} phrase pairs")
-        self.record("phrases", 1, {"phrase_pairs": len(table.target)})
+        self.write_metrics("phrases", 1, {"phrase_pairs": len(table.target)})
         table.save(path, {**self.about, "tokenizer": tokenizers.fingerprint()})
 
     def train_language_model(self, target: Sentences, caser: Truecaser, path: Path) -> None:
@@ -261,7 +261,7 @@ class SystemTrainer:
         model = train_ngrams(lines, self.settings.order, prune=self.settings.prune)
         sizes = [len(order.word) for order in model.orders]
         self.report.log("n-grams by order: " + ", ".join(f"{size:,}" for size in sizes))
-        self.record("lm", 1, {f"{order}-grams": size for order, size in enumerate(sizes, 1)})
+        self.write_metrics("lm", 1, {f"{order}-grams": size for order, size in enumerate(sizes, 1)})
         with path.open("w", encoding="utf-8") as file:
             write_arpa(model, file)
 
@@ -271,7 +271,7 @@ class SystemTrainer:
         if not dev[0] and self.settings.tuning_rounds:
             self.report.log("there are no dev pairs, so the weights of model.preset and model.weights are not tuned")
         if dev[0] and self.settings.tuning_rounds:
-            decoder = load_decoder(self.folder, self.settings, Tokenizers.load(self.folder / WORDS), weights)
+            decoder = load_decoder(self.folder, self.settings, Tokenizers.load(self.folder / TOKENIZER), weights)
             kept = self.checkpoints / TUNING
 
             def translate(weights: Array) -> list[list[Derivation]]:
@@ -279,19 +279,19 @@ class SystemTrainer:
                 with self.report.progress("translating the dev set", total=len(dev[0]), unit="sentences") as bar:
                     return list(bar.iterate(decoder.decode_all(dev[0], self.settings.n_best)))
 
-            def record(number: int, tuning_round: TuningRound) -> None:
-                self.record("tune", number, {"bleu": 100 * tuning_round.bleu, "candidates": tuning_round.candidates})
+            def write_round(number: int, done: TuningRound) -> None:
+                self.write_metrics("tune", number, {"bleu": 100 * done.bleu, "candidates": done.candidates})
 
             def keep(state: TuningState) -> None:
                 write_atomically(kept, state.save)
                 last, number = state.curve[-1], len(state.curve) - 1
-                record(number, last)
+                write_round(number, last)
                 found = f"BLEU {100 * last.bleu:.2f} on the dev set, {last.candidates:,} different translations so far"
                 self.report.log(f"tuning round {number}: {found}" if number else f"before tuning: {found}")
 
             state = TuningState.load(kept) if kept.exists() else None
-            for number, finished_round in enumerate(state.curve if state else ()):
-                record(number, finished_round)
+            for number, finished_round in enumerate(state.curve if state else ()):  # removed by `before_stage`
+                write_round(number, finished_round)
             rounds, seed = self.settings.tuning_rounds, self.seed
             tuned = tune_weights(
                 translate,
@@ -304,14 +304,14 @@ class SystemTrainer:
                 keep=keep,
             )
             weights = tuned.best.weights
-            curve = [{**each._asdict(), "weights": each.weights.tolist()} for each in tuned.curve]
+            curve = [{**finished._asdict(), "weights": finished.weights.tolist()} for finished in tuned.curve]
         named_weights = dict(zip(FEATURE_NAMES, weights.tolist(), strict=True))
         path.write_text(format_json({"weights": named_weights, "curve": curve}), "utf-8")
 
 
 def load_decoder(folder: Path, settings: SmtSettings, tokenizers: Tokenizers, weights: Array) -> PhraseDecoder:
-    """Read the phrase table and the language model."""
-    table, lm = PhraseTable.load(folder / TABLE), NgramScorer(read_arpa(folder / LANGUAGE_MODEL))
+    """Return a decoder with the phrase table and the language model of the folder."""
+    table, lm = PhraseTable.load(folder / TABLE), NgramScorer(read_arpa(folder / LM_FILE))
     target_words = [*SPECIALS, *get_word_ids(tokenizers.target)]
     return PhraseDecoder(get_word_ids(tokenizers.source), target_words, table, lm, weights, settings.decoder)
 
@@ -332,7 +332,7 @@ def read_json_file(path: Path) -> Any:
 
 def load_system(folder: Path, settings: SmtSettings, tokenizers: Tokenizers) -> PhraseSystem:
     """Read a system that `SystemTrainer` wrote."""
-    for name in (CASING, WEIGHTS, TABLE, LANGUAGE_MODEL):
+    for name in (CASING, WEIGHTS, TABLE, LM_FILE):
         if not (folder / name).is_file():
             raise UserError(f"{str(folder / name)!r} is missing, so the run folder is incomplete; copy it again")
     try:

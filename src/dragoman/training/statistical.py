@@ -6,8 +6,6 @@ Interrupted training resumes after the last finished stage (smt/system.py), with
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +13,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from dragoman.config.settings import prefix_errors
 from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
@@ -26,6 +26,7 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.smt.settings import SmtSettings
 from dragoman.training.checkpoint import format_current_time
+from dragoman.training.execution import peak_memory
 from dragoman.training.prepare import STATISTICS_LENGTHS, STATISTICS_TEXTS, check_files, read_corpus
 from dragoman.training.start import TrainRequest, check_settings, continue_recipe, holds_run, lock_run
 
@@ -77,9 +78,9 @@ def read_phrase_recipe(request: TrainRequest, report: Report) -> Recipe:
 
 
 def check_run_folder(folder: RunFolder, *, resume: bool) -> bool:
-    """Return whether the folder has a phrase-based run that was begun; refuse a folder with anything else in it."""
+    """Return whether the folder has a phrase-based run to resume; refuse a folder with anything else in it."""
     name = str(folder.path)
-    has_begun = folder.metrics_file.exists() or folder.model_file.exists()  # a start may fail before any stage
+    has_begun = folder.metrics_file.exists() or folder.model_file.exists()  # else it failed before any stage
     if not holds_run(folder) or not has_begun:
         return False
     if not resume:
@@ -104,7 +105,7 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
     metrics = StageMetrics(folder.metrics_file)
 
     def save_provenance(**about: str) -> None:
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        memory = peak_memory(torch.device("cpu"))
         seconds = earlier_seconds + time.monotonic() - start
         training = {"seconds": seconds, "tokens": corpora.words, "peak_memory": memory}
         about |= {"dragoman": version("dragoman")}
@@ -126,9 +127,10 @@ def run_stages(recipe: Recipe, folder: RunFolder, report: Report) -> None:
         tokenizer,
         seed=recipe.train.seed,
         report=report,
+        # Inference warns of longer sources and, by the statistics, of unusual translations.
         about={"longest": str(max(lengths[0])), "usual": statistics.to_json()},
-        record=metrics.write,
-        restart=begin_stage,
+        write_metrics=metrics.write,
+        before_stage=begin_stage,
     ).train(corpora.train, corpora.dev)
     save_provenance(ended=format_current_time())
     report.log(f"the run is in {folder.path}")
@@ -141,7 +143,6 @@ class StageMetrics:
         self.path = path
 
     def write(self, stage: str, step: int, values: Mapping[str, float | str]) -> None:
-        """Append a record."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": stage, "step": step, **values}) + "\n")
 
@@ -157,25 +158,25 @@ class StageMetrics:
 
 def read_corpora(recipe: Recipe, report: Report) -> LoadedCorpora:
     """Read all pairs of the recipe; leave out those with an empty side or more than data.max_length words."""
-    split = find_word_tokenizer(recipe.tokenizer.kind).split
+    split_words = find_word_tokenizer(recipe.tokenizer.kind).split
     texts: dict[str, Texts] = {"train": ([], []), "dev": ([], [])}
     counts = []
-    for name, (sources, targets) in texts.items():
-        for corpus in getattr(recipe.data, name):
+    for split, (sources, targets) in texts.items():
+        for corpus in getattr(recipe.data, split):
             left_out: Counter[str] = Counter()
             before = len(sources)
-            for pair in report.progress(f"reading {name}", unit="pairs").iterate(read_corpus(recipe, corpus, name)):
+            for pair in report.progress(f"reading {split}", unit="pairs").iterate(read_corpus(recipe, corpus, split)):
                 if not (pair.source.strip() and pair.target.strip()):
                     left_out["with an empty side"] += 1
-                elif max(len(split(pair.source)), len(split(pair.target))) > recipe.data.max_length:
+                elif max(len(split_words(pair.source)), len(split_words(pair.target))) > recipe.data.max_length:
                     left_out[f"longer than {recipe.data.max_length} words"] += 1
                 else:
                     sources.append(pair.source)
                     targets.append(pair.target)
             reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
             used = len(sources) - before
-            report.log(f"{name}, {corpus.title}: {used:,} pairs" + (f" ({reasons}: left out)" if reasons else ""))
-            counts.append({"split": name, "count": used, "left_out": dict(left_out)})
+            report.log(f"{split}, {corpus.title}: {used:,} pairs" + (f" ({reasons}: left out)" if reasons else ""))
+            counts.append({"split": split, "count": used, "left_out": dict(left_out)})
     if not texts["train"][0]:
         raise UserError(
             "data.train has no pairs to learn from: all have an empty side or are too long; name another corpus, or "
