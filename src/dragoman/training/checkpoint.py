@@ -67,9 +67,10 @@ class TrainState:
     longest: int = 0  # length in tokens of the longest source that the model was trained on
     parent: str = ""  # the run from whose weights this run started
     step: int = 0
+    # Epoch and position in it of the next batch; `passed` is the fraction of the epoch before that batch.
     position: Annotated[StreamPosition, Field(alias="place")] = field(default_factory=StreamPosition)
     seconds: float = 0.0  # of training so far, over all resumptions
-    tokens: int = 0  # read so far, both sides
+    tokens: int = 0  # source and target tokens read so far
     flops: float = 0.0  # spent so far (models/registry.py)
     peak_memory: int = 0  # in bytes, of the GPU or, on a CPU, of the process
     skipped: int = 0  # steps whose loss or gradient was not finite
@@ -82,7 +83,7 @@ class TrainState:
 
     @property
     def epochs(self) -> float:
-        """How often the training data has been read, as a fraction."""
+        """How often the training data has been read."""
         return self.position.epoch + self.position.passed
 
     def advance(self, tokens: int, position: StreamPosition, seconds: float, flops: float) -> TrainState:
@@ -110,7 +111,7 @@ class TrainState:
 
         def sort_key(entry: RankedStep) -> tuple[float, float]:
             score, loss = entry.goodness
-            return max(score, floor), loss
+            return max(score, floor), loss  # scores up to the floor are equal, so the loss decides
 
         is_best = not self.best or sort_key(entry) > sort_key(self.best[0])
         ranked = sorted([*self.best, entry], key=sort_key, reverse=True)  # stable: of equal ones, the earlier is first
@@ -137,7 +138,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
 
     def make_temporary() -> Path:
         with report_write_errors(target):
-            path = stack.enter_context(temporary_beside(target))
+            path = cleanup.enter_context(temporary_beside(target))
             path.mkdir()
         return path
 
@@ -155,7 +156,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
         weights = stepper.weights_to_save()
         group.run_on_main(lambda: save_tensors(file, weights))
     if not group.run_on_main(target.exists):
-        with ExitStack() as stack:
+        with ExitStack() as cleanup:
             temporary = group.run_on_main(make_temporary)
             for name, tensors in stepper.checkpoint_tensors().items():
                 if stepper.sharded:
@@ -168,7 +169,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
 
 def remove_unfinished(folder: RunFolder) -> None:
     """Remove files that a killed process had not finished. The run is locked, so no other process is writing them."""
-    remove_abandoned(folder.path, age=0.0)
+    remove_abandoned(folder.path, age=0.0)  # temporary files of any age
     remove_abandoned(folder.checkpoints_folder, age=0.0)
     for path in folder.checkpoints_folder.glob("*.part"):  # earlier releases gave temporary files this suffix
         if SAVED_NAME.fullmatch(path.name.removesuffix(".part")):
@@ -192,7 +193,6 @@ def find_newest(folder: RunFolder) -> Path | None:
 
 
 def load_state(path: Path) -> TrainState:
-    """Return the state of a checkpoint."""
     try:
         return STATE_ADAPTER.validate_python(read_json(path / "state.json"))
     except ValidationError:
