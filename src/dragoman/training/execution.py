@@ -176,7 +176,6 @@ def wrap_ddp(learner: nn.Module, group: ProcessGroup) -> nn.Module:
 
 
 def check_ddp(model: nn.Module) -> None:
-    """Refuse batch norm."""
     if any(isinstance(module, BatchNorm) for module in model.modules()):
         raise UserError(
             "model.norm=batch needs the statistics of a full batch, but each process has only some rows; train in one "
@@ -284,8 +283,8 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
         for name, stored in metadata.items():
             parameter = like.get(name.rpartition(":")[0] or name)
             same_shape = parameter is not None and parameter.shape == stored.size
-            new = torch.empty_like(parameter) if same_shape else torch.empty(stored.size)  # type: ignore[arg-type]
-            tensors[name] = new.to(stored.properties.dtype).detach()
+            empty = torch.empty_like(parameter) if same_shape else torch.empty(stored.size)  # type: ignore[arg-type]
+            tensors[name] = empty.to(stored.properties.dtype).detach()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about reading in a single process
             reader, single = HuggingFaceStorageReader(str(folder)), not group.is_distributed
