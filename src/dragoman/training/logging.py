@@ -71,7 +71,6 @@ class MetricsWriter:
                     self.tensorboard.add_scalar(f"{event}/{name}", value, step)
 
     def close(self) -> None:
-        """Close the file and the TensorBoard writer."""
         for writer in (self.file, self.tensorboard):
             if writer:
                 with suppress(OSError):  # a full disk has already been reported
@@ -92,7 +91,8 @@ class TrainLogger:
 
     def reset(self, flops: float) -> None:
         """Restart the measurement of speed. `flops` is the total of the run so far."""
-        self.tokens, self.start_flops, self.start_time = 0, flops, time.monotonic()
+        self.tokens = 0  # since now; the trainer adds those of every step
+        self.start_flops, self.start_time = flops, time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -164,10 +164,10 @@ class Forecast:
         """Return a message about the limit that will be reached first, and the level of the message."""
         measured = now.seconds - first.seconds
         gains = {limit: fraction - first_fractions[limit] for limit, fraction in fractions.items()}
-        all_left = {limit: (1 - fractions[limit]) * measured / gain for limit, gain in gains.items() if gain > 0}
-        if not all_left:
+        times_left = {limit: (1 - fractions[limit]) * measured / gain for limit, gain in gains.items() if gain > 0}
+        if not times_left:
             return f"the time until {next(iter(fractions))} cannot be estimated yet", INFO
-        limit, seconds_left = min(all_left.items(), key=lambda item: item[1])
+        limit, seconds_left = min(times_left.items(), key=lambda item: item[1])
         steps = now.step + round(seconds_left * (now.step - first.step) / measured)
         epochs = now.epochs + seconds_left * (now.epochs - first.epochs) / measured
         duration = timedelta(seconds=round(now.seconds + seconds_left))
@@ -175,13 +175,13 @@ class Forecast:
             return f"at this speed {limit} takes about {duration} ({epochs:.2g} epochs)", INFO
         few_epochs = describe_few_epochs(epochs)
         message = f"at this speed {limit} gives about {steps:,} steps ({few_epochs or f'{epochs:.2g} epochs'})"
-        warmup, limits_time = self.settings.warmup, limit.startswith("train.minutes=")
+        warmup, is_time_limit = self.settings.warmup, limit.startswith("train.minutes=")
         shortened = "so the warm-up is shortened to a tenth of the time"  # see compute_learning_rate
-        if steps <= warmup and limits_time:
+        if steps <= warmup and is_time_limit:
             return f"{message}, fewer than train.warmup={warmup}, {shortened}; train longer", WARNING
         if steps <= warmup:
             return f"{message}, inside the warm-up of {warmup}; set train.warmup lower or train longer", WARNING
-        if limits_time and steps * MAX_WARMUP_FRACTION < warmup:
+        if is_time_limit and steps * MAX_WARMUP_FRACTION < warmup:
             return f"{message}; train.warmup={warmup} is more than a tenth of them, {shortened}", WARNING
         return f"{message} and takes about {duration}", WARNING if few_epochs else INFO
 
