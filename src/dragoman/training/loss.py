@@ -48,10 +48,10 @@ class LossTerms(NamedTuple):
 
 CONSISTENCY: dict[str, LossTerms] = {
     "none": LossTerms(),
-    "rdrop": LossTerms((0.5, 0.5), (0.5, 0.5)),  # Liang 2021, whose alpha is twice the weight
+    "rdrop": LossTerms((0.5, 0.5), (0.5, 0.5)),  # Liang 2021, whose alpha is twice train.consistency_weight
     "simcut": LossTerms((1.0, 0.0), (1.0, 0.0), hides_tokens=True),  # Gao 2022
 }
-GradientFunction = Callable[..., tuple[Tensor, Tensor]]  # logits_PNV, target_N, terms -> sums, grad_PNV
+GradFunction = Callable[..., tuple[Tensor, Tensor]]  # logits_PNV, target_N, terms -> sums, grad_PNV
 
 
 def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms) -> Sums:
@@ -64,8 +64,9 @@ def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, 
         loss = loss + weight * cross_entropy(logits_NV, label_smoothing=terms.smoothing)
     if terms.passes == 2:
         logp_NV, logq_NV = logits_PNV.log_softmax(-1)
-        for weight, x_NV, y_NV in zip(terms.kl_weights, (logp_NV, logq_NV), (logq_NV, logp_NV), strict=True):
-            divergence = divergence + weight * (x_NV.exp() * (x_NV - y_NV) * is_used_N1).sum()
+        directions = (logp_NV, logq_NV), (logq_NV, logp_NV)
+        for weight, (log_this_NV, log_other_NV) in zip(terms.kl_weights, directions, strict=True):
+            divergence = divergence + weight * (log_this_NV.exp() * (log_this_NV - log_other_NV) * is_used_N1).sum()
     return loss + terms.consistency_weight * divergence, cross_entropy(logits_PNV[0]).detach(), divergence.detach()
 
 
@@ -124,26 +125,26 @@ def compute_consistency_gradient(logits_2NV: Tensor, target_N: Tensor, terms: Lo
 
 
 def compute_chunked_loss(
-    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, gradient: GradientFunction | None = None
+    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms, compute_grad: GradFunction | None = None
 ) -> Sums:
     """Return the sums of loss, nll and divergence, computed chunk by chunk. Only the loss is differentiable.
 
-    Gradients are computed in the forward pass, so logits are neither kept nor computed twice. `gradient` can replace
-    the function that computes them, for example by a compiled one.
+    Gradients are computed in the forward pass, so logits are neither kept nor computed twice. The function that
+    computes them can be replaced by `compute_grad`, for example a compiled one.
     """
-    gradient = gradient or (compute_cross_entropy_gradient if terms.passes == 1 else compute_consistency_gradient)
-    gradient = partial(gradient, terms=terms)
+    default = compute_cross_entropy_gradient if terms.passes == 1 else compute_consistency_gradient
+    compute_grad = partial(compute_grad or default, terms=terms)
     needs_grad = torch.is_grad_enabled() and (states_PNC.requires_grad or weight_VC.requires_grad)
-    sums: Sums = _ChunkedLoss.apply(states_PNC, weight_VC, target_N, gradient, needs_grad)  # type: ignore[no-untyped-call]
+    sums: Sums = _ChunkedLoss.apply(states_PNC, weight_VC, target_N, compute_grad, needs_grad)  # type: ignore[no-untyped-call]
     return sums
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The sums and gradients of all chunks; the function `gradient` computes those of one chunk."""
+    """The sums and gradients of all chunks; the function `compute_grad` computes those of one chunk."""
 
     @staticmethod
     def forward(
-        ctx: Any, states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, gradient: GradientFunction, needs_grad: bool
+        ctx: Any, states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, compute_grad: GradFunction, needs_grad: bool
     ) -> Sums:
         device, (P, _, C) = states_PNC.device.type, states_PNC.shape
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PNC.dtype
@@ -156,7 +157,7 @@ class _ChunkedLoss(torch.autograd.Function):
             part = slice(start, start + chunk)
             states_MC = states[:, part].flatten(0, 1)
             logits_PNV = fast_linear(states_MC, weight).view(P, -1, len(weight))
-            sums, grad_PNV = gradient(logits_PNV, target_N[part])
+            sums, grad_PNV = compute_grad(logits_PNV, target_N[part])
             sums_3[: len(sums)] += sums  # one pass has no divergence
             if needs_grad:
                 is_used_N1, grad_MV = (target_N[part, None] >= 0).to(dtype), grad_PNV.to(dtype).flatten(0, 1)
@@ -192,7 +193,7 @@ LOSSES: dict[str, Loss] = {"chunked": compute_chunked_loss, "plain": compute_pla
 
 def compile_consistency_loss(loss: Loss) -> Loss:
     """Compile the gradient of a loss of two passes: a chunk on a GPU then takes two or three kernels, not a dozen."""
-    compiled = partial(compute_chunked_loss, gradient=torch.compile(compute_consistency_gradient))
+    compiled = partial(compute_chunked_loss, compute_grad=torch.compile(compute_consistency_gradient))
     return compiled if loss is compute_chunked_loss else loss
 
 
@@ -218,9 +219,10 @@ def sample_visibility_mask(ids_BT: Tensor, hidden_fraction: float) -> Tensor:
 
     BOS and EOS are never hidden.
     """
-    visible_BT = sample_dropout_mask(tuple(ids_BT.shape), hidden_fraction, torch.ones((), device=ids_BT.device)) > 0
+    like = torch.ones((), device=ids_BT.device)
+    visible_BT = sample_dropout_mask(tuple(ids_BT.shape), hidden_fraction, like) > 0
     visible_BT = visible_BT | (ids_BT == BOS) | (ids_BT == EOS)
-    visible_BT[: len(ids_BT) // 2] = True
+    visible_BT[: len(ids_BT) // 2] = True  # the first pass
     return visible_BT
 
 
