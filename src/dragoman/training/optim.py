@@ -136,7 +136,7 @@ class CapturableSGD(SGD):
 class OptimizerFactory:
     """An entry of OPTIMIZERS: an optimizer class that takes named parameters, as those of `torch.optim` do."""
 
-    kind: type[Optimizer]
+    optimizer_class: type[Optimizer]
     fixed: Mapping[str, Any] = field(default_factory=dict)  # arguments of the constructor that users cannot change
     options: Mapping[str, float] = field(default_factory=dict)  # defaults of what train.optimizer_options may set
 
@@ -147,15 +147,15 @@ class OptimizerFactory:
         """
         parameter = next(iter(parameters.values()))
         tensor_lr = parameter.is_cuda and not is_sharded(parameter)
-        common = {
+        all_arguments = {
             "lr": torch.tensor(settings.lr, device=parameter.device) if tensor_lr else settings.lr,
             "betas": (0.9, settings.beta2),
             "weight_decay": settings.weight_decay,
             "capturable": parameter.is_cuda,
         }
-        accepted = inspect.signature(self.kind).parameters
-        common = {name: value for name, value in common.items() if name in accepted}
-        make: Callable[..., Optimizer] = self.kind
+        accepted = inspect.signature(self.optimizer_class).parameters
+        common = {name: value for name, value in all_arguments.items() if name in accepted}
+        make: Callable[..., Optimizer] = self.optimizer_class
         return make(parameters.items(), **common, **self.fixed, **{**self.options, **settings.optimizer_options})
 
 
@@ -234,13 +234,12 @@ def cosine(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG00
 
 
 def constant(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG001
-    """Do not decay."""
     return 1.0
 
 
 Schedule = Callable[[int, int, float], float]  # step, warmup, run_fraction -> factor of train.lr
 SCHEDULES: dict[str, Schedule] = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "constant": constant}
-MAX_WARMUP_FRACTION = 0.1  # of train.minutes: the number of steps in that time, and so a good warm-up, is unknown
+MAX_WARMUP_FRACTION = 0.1  # of train.minutes, in case that fewer steps than expected fit into that time
 
 
 def check_optimization(settings: TrainSettings, model: Settings) -> None:
@@ -259,7 +258,7 @@ def check_optimization(settings: TrainSettings, model: Settings) -> None:
             f"(options: {', '.join(options) or 'none'})"
         )
     try:
-        OPTIMIZERS[settings.optimizer]({"x": torch.zeros(1, requires_grad=True)}, settings)
+        OPTIMIZERS[settings.optimizer]({"dummy": torch.zeros(1, requires_grad=True)}, settings)  # checks its arguments
     except ValueError as error:
         raise UserError(f"train.optimizer={settings.optimizer}: {error}") from None
     width = getattr(model, "width", 0)
