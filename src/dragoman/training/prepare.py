@@ -1,6 +1,7 @@
 """The data of a run: `prepare_data` returns tokenizers and token stores, `open_stream` a stream of their batches.
 
-Tokenizers and token stores are kept in the cache folder, where later runs on the same data find them.
+A token store is a tokenized corpus on disk. Tokenizers and token stores are kept in the cache folder, where later runs
+on the same data find them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
-# Layout -> the same layout with a small set of shapes.
+# Batch layout -> the same layout with a small set of shapes, for CUDA graphs.
 BUCKETED_LAYOUTS = {"packed": "packed_bucketed", "padded": "padded_bucketed"}
 FIRST_LINES = 1000  # of a file, which `check_files` searches for a pair before anything is written
 STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths, or whose texts, are measured
@@ -42,7 +43,7 @@ class RunData:
     """The data and the tokenizers of a training run."""
 
     tokenizers: Tokenizers
-    train: list[WeightedStore]
+    train: list[WeightedStore]  # token store and weight of each corpus
     dev: list[WeightedStore]
     dev_pairs: dict[str, list[Pair]]  # the first pairs of each dev corpus, as text, to be translated
     names: list[str]  # of the corpora, train before dev
@@ -60,7 +61,7 @@ class RunData:
             lengths += list(zip(*sides, strict=True))
             for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
                 pair = part.store.read_example(line)
-                source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]
+                source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]  # without the tag before it
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
         return PairStatistics.measure(lengths, texts)
 
@@ -137,7 +138,7 @@ def check_files(recipe: Recipe) -> None:
     """
     for split in SPLITS:
         for corpus in getattr(recipe.data, split):
-            fingerprint_corpus(corpus, split=split, direction=recipe.data.direction)
+            fingerprint_corpus(corpus, split=split, direction=recipe.data.direction)  # refuses missing files
             if corpus.phrasebook:
                 continue
 
@@ -164,9 +165,9 @@ def prepare_data(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizer
     splits = {"train": recipe.data.training_corpora, "dev": recipe.data.dev}
     corpora = [(split, corpus) for split, settings in splits.items() for corpus in settings]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
-    count = len(recipe.data.training_corpora)
+    train_count = len(recipe.data.training_corpora)
     names = [f"data.{split} ({corpus.title})" for split, corpus in corpora]
-    return RunData(tokenizers, stores[:count], stores[count:], read_dev_pairs(recipe), names)
+    return RunData(tokenizers, stores[:train_count], stores[train_count:], read_dev_pairs(recipe), names)
 
 
 def add_tags(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
@@ -228,7 +229,7 @@ def encode_corpus(
         key=fingerprint_corpus(corpus, split=split, direction=recipe.data.direction),
         cache=cache_folder(recipe.data.cache),
         max_length=recipe.data.max_length,
-        text=split == "train" and recipe.tokenizer.sampling > 0,
+        text=split == "train" and recipe.tokenizer.sampling > 0,  # keep it, to tokenize it anew in every epoch
         features=features,
         example_format=recipe.example_format,
         name=f"data.{split} ({corpus.title})",
@@ -246,13 +247,14 @@ def encode_corpus(
 
 
 def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
-    """Return train.validate_lines pairs in all, by dev corpus: as many from each corpus, as far as it has them."""
+    """Return train.validate_lines pairs by dev corpus: equally many of each corpus, unless it has fewer."""
     if recipe.example_format != "pairs":
         return {}
     names = [corpus.tag or Path((corpus.files or [corpus.title])[0]).name for corpus in recipe.data.dev]
     if len(set(names)) < len(names):  # short names are not unique
         names = [corpus.title for corpus in recipe.data.dev]
     readers = (read_corpus(recipe, corpus, "dev", recipe.model.source_features) for corpus in recipe.data.dev)
+    # A round has one (name, pair) of each corpus, or None if the corpus has ended.
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
     by_corpus: dict[str, list[Pair]] = {name: [] for name in names}
     for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
