@@ -148,9 +148,9 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
     name = str(folder.path)
     if not holds_run(folder):
         return None
-    version = folder.check_format()
+    format_version = folder.check_format()
     newest = checkpoint.find_newest(folder)
-    if newest and version < RESUMABLE_FORMAT:
+    if newest and format_version < RESUMABLE_FORMAT:
         raise UserError(f"{name!r} was started by an earlier Dragoman; start a new run with --init-from {name}")
     if not resume and (newest or folder.model_file.exists()):
         raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
@@ -221,7 +221,7 @@ def continue_recipe(previous: Recipe, recipe: Recipe, report: Report) -> Recipe:
         was, now = getattr(previous.train, name), getattr(recipe.train, name)
         if was != now:
             report.log(f"train.{name} was {was} and is {now} from here on")
-    corpora = {"train": previous.data.train, "dev": previous.data.dev}  # old paths: checkpoints name corpora by them
+    corpora = {"train": previous.data.train, "dev": previous.data.dev}  # with the old paths, which checkpoints name
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=corpora)})
 
 
@@ -245,7 +245,7 @@ def lock_run(folder: RunFolder, *, discard: bool = False) -> Iterator[None]:
 
 
 def inherit_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], run: str) -> tuple[Recipe, list[str]]:
-    """Return the recipe with the tokenizer settings of `parent`, and the settings of the recipe that are ignored.
+    """Return the recipe with the tokenizer settings of `parent`, the recipe of `run`, and the settings it ignores.
 
     Only tokenizer.sampling is kept. A setting that would be ignored is refused if it was given on the command line.
     """
@@ -437,7 +437,6 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
 
 
 def render_dry_run(about: dict[str, Any]) -> str:
-    """Return the description of a run as readable lines."""
     model = {"model": about["model"]}
     data = {
         "train": f"{about['train_examples']:,} examples, {about['train_tokens']:,} tokens",
@@ -458,8 +457,8 @@ class FittedBatchSize(NamedTuple):
     """The largest train.tokens that fits into memory."""
 
     tokens: int
-    needed: float  # bytes of memory that a step with so many tokens takes
-    memory: float  # bytes that the GPU has
+    needed: float  # memory in bytes that a step with so many tokens takes
+    memory: float  # memory of the GPU in bytes
 
 
 def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> FittedBatchSize:
