@@ -94,7 +94,7 @@ class CudaGraphs:
 
 
 def shape_of(batch: Batch) -> Shape:
-    """Return what the kernels of a step depend on: everything about the batch except the values in its tensors."""
+    """Return what a CUDA graph of the step depends on: all of the batch except the values in its tensors."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
     return (*shapes, batch.is_unpacked, batch.first_row, batch.total_rows)
 
@@ -113,6 +113,7 @@ class Learner(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return loss, nll and divergence (training/loss.py), summed over all target tokens except padding."""
         passes = self.loss_terms.passes
+        # A row gets the same dropout mask however the batch is split.
         with use_dropout_rows(batch.first_row, batch.total_rows, passes):
             batch = repeat_rows(batch, self.loss_terms, self.hidden_fraction)
             states_BTC = self.model(batch)
@@ -124,7 +125,7 @@ class Learner(nn.Module):
         """Compile each layer separately: all layers of one kind share one compilation."""
         known = torch._inductor.list_options()
         options: dict[str, Any] = {name: False for name in DISABLED_OPTIMIZATIONS if name in known}
-        for stack in self.model.modules():
+        for stack in self.model.modules():  # encoder and decoder are stacks of layers
             if isinstance(layers := getattr(stack, "layers", None), nn.ModuleList):
                 stack.embed = torch.compile(stack.embed, dynamic=False, options=options)  # type: ignore
                 for part in (*layers, stack.norm):
@@ -136,7 +137,7 @@ class Learner(nn.Module):
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the states and the targets of all tokens except padding.
 
-    On a GPU this would wait for the number of tokens. So all positions are returned there, with target -1 at padding.
+    On a GPU this would wait for their number, so all positions are returned, with target -1 at padding.
     """
     real_BT = batch.target_segment_BT > 0
     if states_BTC.device.type == "cpu":
@@ -149,7 +150,7 @@ class PendingStep(NamedTuple):
 
     metrics_4: Tensor
     lr: float
-    tokens: int  # of both sides
+    tokens: int  # source and target
 
 
 class StepMetrics(NamedTuple):
@@ -160,7 +161,7 @@ class StepMetrics(NamedTuple):
     divergence: float
     norm: float  # of all gradients together, before clipping
     lr: float
-    tokens: int  # of both sides
+    tokens: int  # source and target
 
     @property
     def finite(self) -> bool:
@@ -178,7 +179,7 @@ class OptimizerOutOfMemoryError(UserError):
 
 
 class Stepper:
-    """A model with its optimizer and the EMA of its weights.
+    """A model with its optimizer and the EMA of its weights; `update` takes a training step.
 
     `eval_model` is the model to validate: the trained model, or a full copy if the trained model is sharded.
     """
@@ -194,6 +195,7 @@ class Stepper:
         self.sharded = method is not None and method.sharded
         self.eval_model = copy.deepcopy(model).cpu() if self.sharded else model
         self.learner = Learner(model, settings)
+        # `module` is the learner, wrapped by DDP or FSDP if there are several processes.
         self.module: nn.Module = method.wrap(self.learner, self.group) if method else self.learner
         trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self.parameters = list(trained.values())
@@ -363,7 +365,6 @@ class Stepper:
 
 
 def clone_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the weights."""
     return {name: tensor.detach().clone() for name, tensor in collect_weights(model).items()}
 
 
