@@ -43,7 +43,7 @@ from dragoman.types import Batch
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 SYNCHRONISE_EVERY = 16  # maximum number of steps between two transfers of metrics from a GPU
-PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated in advance; a GPU computes many while the stream packs new rows
+PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated in advance; a GPU uses many while new rows are packed
 MIN_LR_SCALE = 2.0**-10  # training fails if steps are not finite even at this fraction of train.lr
 
 
@@ -78,8 +78,11 @@ def train(
         known_tokenizers = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.run_main_first(lambda: prepare_data(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
-        record = partial(write_provenance, folder, prepared, start.recipe.example_format, init_from=start.init_from)
-        group.run_on_main(lambda: record(resumed=start.resume_from is not None))
+        format_name, resumed = start.recipe.example_format, start.resume_from is not None
+        write_file = partial(
+            write_provenance, folder, prepared, format_name, init_from=start.init_from, resumed=resumed
+        )
+        group.run_on_main(write_file)
         state = group.fail_together(lambda: prepare_state(start, prepared, report, group))
         trainer = group.fail_together(lambda: Trainer(start, state, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
@@ -127,7 +130,7 @@ def prepare_state(start: StartedRun, prepared: RunData, report: Report, group: P
 
 
 class Trainer:
-    """The training of one run. A checkpoint consists of `state` and of the tensors in `stepper`."""
+    """The training loop of one run. A checkpoint consists of `state` and of the tensors in `stepper`."""
 
     def __init__(
         self, start: StartedRun, state: TrainState, prepared: RunData, report: Report, group: ProcessGroup
@@ -141,11 +144,11 @@ class Trainer:
         self.stepper = Stepper(model, settings, plan, self.group)
         if start.resume_from:
             checkpoint.restore(start.resume_from, self.stepper)
-        self.cost = Cost.from_model(self.stepper.model, passes=self.stepper.learner.loss_terms.passes)
+        self.flop_counter = Cost.from_model(self.stepper.model, passes=self.stepper.learner.loss_terms.passes)
         shard = RankShard(group.rank, group.world_size)
         self.stream = open_stream(recipe, prepared, bucketed_shapes=plan.bucketed_shapes, shard=shard)
         if group.is_distributed and self.stepper.device.type == "cpu":
-            self.stepper.arrange_ddp_buckets(self.stream.empty_batch())
+            self.stepper.arrange_ddp_buckets(self.stream.empty_batch())  # only on a CPU is a run bit-identical
         self.validator = Validator(recipe, prepared, self.stream.widths, plan, state.last_validation)
         path = start.folder.metrics_file if group.is_main else None
         self.metrics = MetricsWriter(path, step=state.step, tensorboard=settings.tensorboard)
@@ -240,7 +243,7 @@ class Trainer:
 
         All processes get the sum of their FLOPs, the elapsed time of rank 0, and a signal that any of them received.
         """
-        flops, seconds = sum(map(self.cost.count_training, batches)), time.monotonic() - self.start_time
+        flops, seconds = sum(map(self.flop_counter.count_training, batches)), time.monotonic() - self.start_time
         gathered = self.group.gather_numbers(flops, seconds, self.received_signal)
         all_flops, all_seconds, all_signals = zip(*gathered, strict=True)
         self.signal = int(max(all_signals))
@@ -259,8 +262,8 @@ class Trainer:
 
     def read_metrics(self) -> bool:
         """Read and log the metrics of pending steps; return False if too many steps in a row were skipped."""
-        pending, self.pending = fetch_metrics(self.pending), []
-        for step, metrics in enumerate(pending, self.state.step - len(pending) + 1):
+        finished, self.pending = fetch_metrics(self.pending), []
+        for step, metrics in enumerate(finished, self.state.step - len(finished) + 1):
             self.state = self.state.add_metrics(metrics)
             if not metrics.finite:
                 self.report.log(f"step {step} skipped: loss {metrics.loss}, gradient norm {metrics.norm}", WARNING)
@@ -268,7 +271,7 @@ class Trainer:
                 if self.state.skipped_in_a_row >= ROLL_BACK_AFTER:
                     return False
             self.logger.tokens += metrics.tokens
-        self.logger.log(self.state, pending[-1], self.run_fraction())
+        self.logger.log(self.state, finished[-1], self.run_fraction())
         self.logger.forecast.update(self.state, self.limit_fractions())
         if (graphs := self.stepper.cuda_graphs) and graphs.failure:
             self.report.log(f"steps cannot run as CUDA graphs ({graphs.failure}), so kernels are launched one by one")
@@ -406,7 +409,6 @@ class Trainer:
         return next((limit for limit, fraction in self.limit_fractions().items() if fraction >= 1), "")
 
     def log_end(self) -> None:
-        """Log a summary of the run."""
         state = self.state
         best = f"; best at step {state.best[0].step}" if state.best else ""
         averaged = min(self.settings.average, len(state.best))
