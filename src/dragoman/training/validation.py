@@ -35,7 +35,7 @@ class Validation:
     """The result of a validation."""
 
     loss: float  # negative log-likelihood per target token, in nats
-    # The score of greedy outputs; None for a language model, which has no outputs. Its name was "bleu" in format 1.
+    # The score of greedy outputs; None for a language model, which has no outputs. Old checkpoints call it "bleu".
     score: Annotated[float | None, Field(validation_alias=AliasChoices("score", "bleu"))] = None
     metric: MetricName = "bleu"
     signature: str = ""  # sacreBLEU's description of how the score was computed
@@ -82,7 +82,7 @@ class Validator:
     def __init__(
         self, recipe: Recipe, prepared: RunData, widths: Widths, plan: ExecutionPlan, last: Validation | None = None
     ) -> None:
-        """Collate the dev set. `last` is the last validation of a resumed run."""
+        """Collate the dev set into rows of these widths. `last` is the last validation of a resumed run."""
         self.recipe, self.prepared, self.plan, self.last = recipe, prepared, plan, last
         self.device, self.task = torch.device(plan.device), recipe.model.task
         self.engine: TorchEngine | None = None
@@ -113,17 +113,16 @@ class Validator:
             return self.evaluate(model)
 
     def evaluate(self, model: Model) -> Validation:
-        """Return loss and score of the model."""
         with eval_mode(model):
             loss, predicted, gold = self.run_batches(model)
         if self.task == "generate":
             stores = [part.store for part in self.prepared.dev]
-            stores_eos = EXAMPLE_FORMATS[self.recipe.example_format].stores_eos
-            tokens = sum(len(s.target_ids) for s in stores) + (0 if stores_eos else sum(map(len, stores)))
-            tokens_per_character = tokens / sum(s.characters for s in stores)
+            stores_eos = EXAMPLE_FORMATS[self.recipe.example_format].stores_eos  # else there is one more token per line
+            tokens = sum(len(store.target_ids) for store in stores) + (0 if stores_eos else sum(map(len, stores)))
+            tokens_per_character = tokens / sum(store.characters for store in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
-        labels = self.prepared.tokenizers.target.ids_to_tokens  # converts ids to labels
-        outputs, references = (labels(predicted), [labels(gold)]) if self.task == "classify" else self.translate(model)
+        to_labels, classifies = self.prepared.tokenizers.target.ids_to_tokens, self.task == "classify"
+        outputs, references = (to_labels(predicted), [to_labels(gold)]) if classifies else self.translate(model)
         if not outputs:
             return Validation(loss)
         score, by_corpus = self.metric.compute(outputs, references), {}
