@@ -249,14 +249,14 @@ def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends:
 
 
 @compiled
-def list_spans(span_starts: Array, gap: int, mask: Any, last_end: int, max_phrase: int, limit: int) -> Array:
+def list_spans(span_starts: Array, gap: int, mask: Any, last_end: int, max_phrase: int, max_jump: int) -> Array:
     """Return the uncovered spans (start, end) with options that a hypothesis may translate next."""
     length, found = len(span_starts), 0
     spans = np.empty((min(length - gap, WIDEST) * max_phrase, 2), np.int64)
-    for start in range(max(gap, last_end - limit), min(length, gap + WIDEST, last_end + limit + 1)):
+    for start in range(max(gap, last_end - max_jump), min(length, gap + WIDEST, last_end + max_jump + 1)):
         for end in range(start + 1, min(start + max_phrase, length, gap + WIDEST) + 1):
             # A span must be uncovered, and after it the gap must still be within the distortion limit.
-            if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
+            if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > max_jump):
                 break
             if span_starts[start, end - start] < span_starts[start, end - start + 1]:
                 spans[found, 0], spans[found, 1] = start, end
@@ -316,13 +316,13 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
     masks[0] = np.uint64(0)
     score[0] = (0.0, future[0, length], 0.0)
     heads[0] = 0
-    jump = limits.distortion_limit if limits.distortion_limit >= 0 else length
+    max_jump = limits.distortion_limit if limits.distortion_limit >= 0 else length
     slack = LM_SLACK * limits.weight_lm
     for covered in range(length):
         for row in sort_stack(info, score, heads[covered], limits.stack_size, floor[covered]):
             gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
             last_start, last_end = info[row, LAST_START], info[row, LAST_END]
-            for start, end in list_spans(options.span_starts, gap, mask, last_end, limits.max_phrase, jump):
+            for start, end in list_spans(options.span_starts, gap, mask, last_end, limits.max_phrase, max_jump):
                 size, stack = end - start, covered + end - start
                 new_gap, new_mask = cover(gap, mask, start, end)
                 rest = sum_future(future, length, new_gap, new_mask)
