@@ -131,9 +131,9 @@ def tune_weights(
     while len(state.tried) <= rounds and (len(state.tried) < 2 or state.scores[-1, 2] > state.scores[-2, 2]):
         if len(state.tried):
             order = np.argsort(state.sentences, kind="stable")
-            cuts = np.flatnonzero(np.diff(state.sentences[order])) + 1
+            list_starts = np.flatnonzero(np.diff(state.sentences[order])) + 1
             stats = state.stats * np.append(np.ones(2 * BLEU_ORDER), length_factor)
-            lists = np.split(state.features[order] * (start != 0), cuts), np.split(stats[order], cuts)
+            lists = np.split(state.features[order] * (start != 0), list_starts), np.split(stats[order], list_starts)
             weights = optimise_weights(*lists, state.tried[-1], seed + len(state.tried))
             # The scale of the weights does not change which translation is best, but how much the decoder prunes.
             changed = weights != start
