@@ -79,10 +79,8 @@ def train(
         prepared = group.run_main_first(lambda: prepare_data(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
         format_name, resumed = start.recipe.example_format, start.resume_from is not None
-        write_file = partial(
-            write_provenance, folder, prepared, format_name, init_from=start.init_from, resumed=resumed
-        )
-        group.run_on_main(write_file)
+        write = partial(write_provenance, folder, prepared, format_name, init_from=start.init_from, resumed=resumed)
+        group.run_on_main(write)
         state = group.fail_together(lambda: prepare_state(start, prepared, report, group))
         trainer = group.fail_together(lambda: Trainer(start, state, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
