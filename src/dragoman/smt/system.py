@@ -218,7 +218,7 @@ class SystemTrainer:
         lines = [" ".join(tokens) for tokens in source], [" ".join(tokens) for tokens in target]
 
         def log_iteration(progress: IterationReport) -> None:
-            values = {"model": progress.kind, "log_likelihood": progress.log_likelihood}
+            values: dict[str, float | str] = {"model": progress.kind, "log_likelihood": progress.log_likelihood}
             self.write_metrics("align", progress.iteration, values)
             self.report.log(
                 f"{progress.kind} {progress.iteration}: log-likelihood {progress.log_likelihood:.4f} per word"
