@@ -299,9 +299,9 @@ def prune_stack(info: Array, score: Array, head: int, limit: int, floor: float) 
 def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, required: Array) -> tuple[Array, Array, int]:
     """Search for translations of a sentence; return all hypotheses, their scores, and the first complete one.
 
-    Hypotheses of a stack are linked by NEXT_IN_STACK. One that was recombined has in MERGED the row that it was merged
-    into; those with the same continuations are linked by SIBLING. Whenever a stack has twice as many hypotheses as are
-    extended, the worse half is dropped, and its floor, below which no hypothesis is added, rises.
+    Hypotheses of a stack are linked by NEXT_IN_STACK, from its `heads` on. A recombined one has in MERGED the row that
+    it was merged into; those with the same continuations are linked by SIBLING. Whenever a stack has twice as many
+    hypotheses as are extended, the worse half is dropped, and its floor, below which no hypothesis is added, rises.
 
     If target words are `required`, only translations with exactly these are found (see `match_required`).
     """
@@ -310,7 +310,6 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits, require
     capacity, used = 4096, 1
     info, masks, score = np.empty((capacity, 11), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
     slots = np.full(4 * capacity, -1, np.int64)  # hash table of hypotheses that were not recombined
-    # By stack: its first hypothesis, their number, and the lowest score that is added.
     heads, sizes, floor = np.full(length + 1, -1), np.zeros(length + 1, np.int64), np.full(length + 1, LOWEST)
     info[0] = (-1, 0, -1, -1, 0, 0, lm.begin, 0, -1, -1, -1)
     masks[0] = np.uint64(0)
