@@ -38,7 +38,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
 from dragoman.inference.export import FORMATS, Disagreement, export, import_run
-from dragoman.inference.loading import ENGINES, load_as, open_engine
+from dragoman.inference.loading import ENGINES, load_as
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
@@ -74,7 +74,7 @@ def use_translator(translator: Translator) -> TranslateLines:
 
 def use_engine(translator: Translator, name: str) -> TranslateLines:
     """Translate as `dragoman translate --engine NAME` does."""
-    return use_translator(replace(translator, engine=open_engine(name, translator)))
+    return use_translator(replace(translator, engine=ENGINES[name](translator, None)))
 
 
 def use_export(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> TranslateLines:

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.systems import EvaluationOptions, predict_tests
 from dragoman.hardware import cpu_name
-from dragoman.inference.loading import copy_weights, load, open_engine
+from dragoman.inference.loading import ENGINES, copy_weights, load
 from dragoman.inference.model_card import rank_validation, read_card, read_events
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import choose_checkpoint_metric
@@ -170,7 +170,7 @@ def score_curve(run: Path) -> Iterator[dict[str, Any]]:
             weights = average_weights(load_tensors(best_file(folder, step))[0] for step in steps)
             copy_weights(translator.model, weights, "a checkpoint", "its run")
             name = recipe.data.metrics[:1] or ("bleu",)
-            fresh = replace(translator, engine=open_engine("torch", translator))
+            fresh = replace(translator, engine=ENGINES["torch"](translator, None))
             answered = next(iter(predict_tests(fresh, EvaluationOptions(metrics=name))))
             known[steps] = answered.result()[name[0]]["value"]
         dev = {key: event[key] for key in ("loss", metric.name if metric else "loss") if key in event}

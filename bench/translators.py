@@ -21,7 +21,7 @@ from dragoman.hardware import cpu_features, cpu_name
 from dragoman.inference.engines import ctranslate2 as to_ctranslate2
 from dragoman.inference.engines import huggingface as to_huggingface
 from dragoman.inference.engines.base import list_vocabulary
-from dragoman.inference.loading import open_engine
+from dragoman.inference.loading import ENGINES
 from dragoman.inference.translator import Translator
 from dragoman.types import BOS, EOS, PAD
 
@@ -56,7 +56,7 @@ def make_system(translator: Translator, search: Callable[[Ids], Ids]) -> System:
 
 def open_dragoman(translator: Translator, engine: str, beam: int) -> System:
     """Return what `dragoman translate --engine NAME` does."""
-    opened = open_engine(engine, translator)
+    opened = ENGINES[engine](translator, None)
     predictor = replace(translator, engine=opened)
     settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
 

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
-from dragoman.inference.loading import ENGINES, load, open_engine
+from dragoman.inference.loading import ENGINES, load
 from dragoman.inference.translator import Translator
 from toy_run import Call, Toy, make_sentences, write_lines
 
@@ -45,11 +45,11 @@ def test_company_order_and_caches_change_nothing(name: str, toy: Toy, tmp_path: 
     if name.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2", reason="CTranslate2 has no wheel for every platform")
     plain, near = toy.translator, NEAR.get(name, 0.0)
-    cold = replace(plain, engine=open_engine(name, plain, cache=tmp_path / "cache"))
+    cold = replace(plain, engine=ENGINES[name](plain, tmp_path / "cache"))
     numbers = list(range(len(LINES)))
     expected = in_batches(cold, numbers, 1024)
     assert len({text for text, _ in expected}) > 300
-    warm = replace(plain, engine=open_engine(name, plain, cache=tmp_path / "cache"))
+    warm = replace(plain, engine=ENGINES[name](plain, tmp_path / "cache"))
     shuffled = Random(1).sample(numbers, len(numbers))
     for order, size in ((numbers, 7), (shuffled, 1024), (numbers, 200)):
         assert same(in_batches(warm, order, size), expected, near), size

@@ -12,26 +12,29 @@ from dragoman.inference import loading
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.torch import TorchEngine
-from dragoman.inference.loading import ENGINES, EnsembleModel, open_engine
+from dragoman.inference.loading import ENGINES, EnsembleModel
 from toy_exchange import loaded_run, model_of
 from toy_models import Section
 from toy_run import Call, Toy
 
 
 def make_engine(name: str, cache: Path, section: Section | None = None) -> Engine:
-    return open_engine(name, loaded_run(model_of(section or {})), cache=cache)
+    return ENGINES[name](loaded_run(model_of(section or {})), cache)
 
 
 def test_asked_for_by_name(tmp_path: Path) -> None:
     for name, kind in {"auto": TorchEngine, "torch": TorchEngine, "ctranslate2": CTranslate2Engine}.items():
         assert type(make_engine(name, tmp_path)) is kind
-    with pytest.raises(UserError, match="there is no engine called 'torhc'; did you mean 'torch'"):
-        make_engine("torhc", tmp_path)
     with pytest.raises(UserError, match="norm=scale cannot be exported to CTranslate2"):
         make_engine("ctranslate2", tmp_path, {"norm": "scale"})
     several = replace(loaded_run(model_of({})), model=EnsembleModel([model_of({}), model_of({})]))
     with pytest.raises(UserError, match="an ensemble cannot be exported to CTranslate2"):
-        open_engine("ctranslate2", several, cache=tmp_path)
+        ENGINES["ctranslate2"](several, tmp_path)
+
+
+def test_an_unknown_engine_is_named(toy: Toy) -> None:
+    with pytest.raises(UserError, match="there is no engine called 'torhc'; did you mean 'torch'"):
+        loading.load(toy.run, engine="torhc")
 
 
 def test_auto_is_full_precision_whatever_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

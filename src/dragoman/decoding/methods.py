@@ -230,28 +230,27 @@ def decode_mbr(request: Request) -> list[list[SearchResult]]:
     return ranked
 
 
-def check_count(settings: SearchSettings, maximum: int, limit: str) -> None:
-    """Refuse more results than a method can return. `limit` ends the message: what limits them, and what to do."""
-    if settings.nbest > maximum:
-        raise UserError(f"{settings.nbest} answers cannot come from {limit}")
-
-
 def check_beam(settings: SearchSettings) -> None:
     """Refuse an `nbest` larger than the beam."""
-    check_count(settings, settings.beam, f"a beam of {settings.beam}; ask for --beam {settings.nbest} or more")
+    beam, nbest = settings.beam, settings.nbest
+    if nbest > beam:
+        raise UserError(f"{nbest} answers cannot come from a beam of {beam}; ask for --beam {nbest} or more")
 
 
 def check_greedy(settings: SearchSettings) -> None:
     """Refuse an `nbest` above 1."""
-    check_count(settings, 1, "greedy search; set search.method to beam, diverse or sample")
+    if settings.nbest > 1:
+        advice = "set search.method to beam, diverse or sample"
+        raise UserError(f"{settings.nbest} answers cannot come from greedy search; {advice}")
 
 
 def check_mbr(settings: SearchSettings) -> None:
     """Refuse an `nbest` larger than the number of candidates."""
+    samples, nbest = settings.samples, settings.nbest
     if settings.candidates == "beam":
-        return check_beam(settings)
-    limit = f"search.samples={settings.samples}; set it to {settings.nbest} or more"
-    return check_count(settings, settings.samples, limit)
+        check_beam(settings)
+    elif nbest > samples:
+        raise UserError(f"{nbest} answers cannot come from search.samples={samples}; set it to {nbest} or more")
 
 
 def check_diverse(settings: SearchSettings) -> None:

@@ -60,7 +60,7 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
     if not isinstance(predictor, Translator):
         return predictor
     if predictor.supports_engines:
-        return replace(predictor, engine=open_engine(engine, predictor))
+        return replace(predictor, engine=get_entry(ENGINES, engine, "engine")(predictor, None))
     if engine != "auto":
         kind = predictor.recipe.model.kind
         raise UserError(f"model.kind={kind} has a decoder of its own and does not run in {engine}; leave --engine out")
@@ -103,7 +103,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
                 f"{str(folder.model_file)!r} has weights that are not finite, in {name!r}; restore it, or train again"
             )
     tokenizers = Tokenizers.load(folder.tokenizer_folder, fingerprint=header.get("tokenizer", ""))
-    model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if folder.check_format() == 1:  # format 1 has names of tensors from earlier releases
         weights = rename_format_1_tensors(weights)
     copy_weights(model, weights, repr(str(folder.model_file)), "its config.yaml")
@@ -131,11 +131,6 @@ ENGINES: dict[str, Callable[[Predictor[Model], Path | None], Engine]] = {
     "ctranslate2": CTranslate2Engine.convert,
     "ctranslate2-int8": partial(CTranslate2Engine.convert, quantization="int8"),
 }
-
-
-def open_engine(name: str, predictor: Predictor[Model], *, cache: Path | None = None) -> Engine:
-    """Return the engine called `name` for a model. Some engines convert the model and store it in `cache`."""
-    return get_entry(ENGINES, name, "engine")(predictor, cache)
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:
