@@ -2,7 +2,8 @@
 
 The imports take seconds of CPU time per process, far more than training a toy model. `fast_python()` is an executable
 for `python -m MODULE`, `python -c CODE` and `python FILE`. Each command is a process with its own working directory,
-environment, limit of file sizes, streams and exit code. Signals reach it, and it is killed when its client is killed.
+environment, limit of file sizes, streams and exit code. Signals reach it (SIGTSTP as SIGSTOP, since a client cannot
+catch the latter), and it is killed when its client is killed.
 All forks share the imports and the hash seed of the server; tests of imports or of hash seeds start a real Python.
 
 `python fork_server.py SOCKET` runs the server. It ends when its standard input is closed.
@@ -38,8 +39,9 @@ limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 command = json.dumps([os.getcwd(), dict(os.environ), limit, {arguments!r} + sys.argv[1:]]).encode() + b"\\n"
 server.sendmsg([command[:1]], streams)
 server.sendall(command[1:])
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, _: server.send(bytes([number])))
+sent = {{signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGTSTP: signal.SIGSTOP}}
+for number in sent:
+    signal.signal(number, lambda number, _: server.send(bytes([sent[number]])))
 code = int(server.recv(16) or b"1")
 if code < 0:
     if -code in (signal.SIGINT, signal.SIGTERM):

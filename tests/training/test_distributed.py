@@ -10,10 +10,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -62,10 +61,16 @@ MODELS: dict[str, dict[str, object]] = {
     "fed": {"kind": "rnn", "layers": 2, "width": 16, "dropout": 0.2, "input_feeding": True, "attention": "additive"},
     "tight": {"kind": "transformer", "layers": 1, "width": 16, "heads": 2, "dropout": 0.2, "shared": True},
 }
-HALF = ["train.steps=4"]
+FOUR_STEPS = ["train.steps=4"]
 NO_DEV = "data.dev=[]"
-TIGHT = [*HALF, "train.tokens=64", "train.accumulate=1"]  # a row or two in a batch: some of four processes have none
-OVERRIDES: dict[str, list[str]] = {"transformer": [], "rnn": HALF, "fed": HALF, "tight": TIGHT}
+TIGHT = [
+    *FOUR_STEPS,
+    "train.tokens=64",
+    "train.accumulate=1",
+]  # a row or two in a batch: of three processes, some have none
+OVERRIDES: dict[str, list[str]] = {"rnn": FOUR_STEPS, "fed": FOUR_STEPS, "tight": TIGHT}
+SHORT = ["train.steps=4", "train.save_every=2", "train.validate_every=2"]
+FIRST_HALF = [*SHORT[1:], "train.steps=2"]
 
 
 def write(folder: Path) -> None:
@@ -115,12 +120,10 @@ def run_to_the_end(command: list[str], *, cwd: Path, env: dict[str, str] | None 
 
 
 @contextmanager
-def start_torchrun(*arguments: object, cwd: Path, real: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a real torchrun, whose processes are forks of the server or, with `real`, new processes."""
+def start_torchrun(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start torchrun and its processes as forks of the server."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, *torchrun(*arguments)[1:]]
-    env = environment() if real else fast_environment()
-    with subprocess.Popen(command, cwd=cwd, env=env, **pipes) as started:
+    with subprocess.Popen(torchrun(*arguments), cwd=cwd, env=fast_environment(), **pipes) as started:
         try:
             yield started
         finally:
@@ -129,9 +132,14 @@ def start_torchrun(*arguments: object, cwd: Path, real: bool = False) -> Iterato
                 started.wait(60)
 
 
-def find_worker(started: subprocess.Popen[str]) -> int:
-    """Return the id of a process that this torchrun started."""
-    return int(Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()[-1])
+def find_worker(folder: Path, rank: int) -> int:
+    """Return the id of the process with this rank that torchrun started in a folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # a process that has ended, or of another user
+            variables = (process / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in variables and (process / "cwd").resolve() == folder.resolve():
+                return int(process.name)
+    raise AssertionError(f"no process has rank {rank}")
 
 
 def wait_until(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
@@ -151,98 +159,102 @@ def list_messages(answer: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """Train the toy recipe with one, two and four processes."""
+    """Train the toy recipe with one, two and three processes."""
     made = Jobs(tmp_path_factory.mktemp("jobs"))
-    for recipe in MODELS:
-        made.alone(recipe, f"{recipe}-1", *OVERRIDES[recipe])
-    made.alone("transformer", "1-then-4", *HALF)
     fsdp, muon, sgd = "train.parallel=fsdp", "train.optimizer=muon", "train.optimizer=sgd"
-    made.alone("transformer", "muon-1", muon)
-    made.alone("transformer", "sgd-1", sgd, *HALF)
+    made.alone("transformer", "transformer-1")
+    for recipe, some in OVERRIDES.items():
+        made.alone(recipe, f"{recipe}-1", *some)
+    made.alone("transformer", "short-1", *SHORT)
+    made.alone("transformer", "1-then-3", *FIRST_HALF)
+    made.alone("transformer", "muon-1", muon, *SHORT)
+    made.alone("transformer", "sgd-1", sgd, *FOUR_STEPS)
     made.together(
-        4,
-        ("transformer", "transformer-4", [], False),
-        ("transformer", "transformer-4-fsdp", [fsdp], False),
-        ("fed", "fed-4-fsdp", [*HALF, fsdp], False),
-        ("tight", "tight-4", TIGHT, False),
-        ("tight", "tight-4-fsdp", [*TIGHT, fsdp], False),
-        ("transformer", "muon-4-fsdp", [muon, fsdp, *HALF], False),
-        ("transformer", "muon-4-fsdp", [muon, fsdp], True),
-        ("transformer", "4-then-1", [fsdp, *HALF], False),
-        ("transformer", "full-disk", [fsdp, NO_DEV, *HALF], False),
-        ("transformer", "1-then-4", [fsdp], True),
-        *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}", *HALF], False) for way in PARALLEL),
-        *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}"], True) for way in PARALLEL),
+        3,
+        ("transformer", "short-3-ddp", SHORT, False),
+        ("transformer", "short-3-fsdp", [fsdp, *SHORT], False),
+        ("fed", "fed-3-fsdp", [fsdp, *FOUR_STEPS], False),
+        ("tight", "tight-3", TIGHT, False),
+        ("tight", "tight-3-fsdp", [*TIGHT, fsdp], False),
+        ("transformer", "muon-3-fsdp", [muon, fsdp, *FIRST_HALF], False),
+        ("transformer", "muon-3-fsdp", [muon, fsdp, *SHORT], True),
+        ("transformer", "3-then-1", [fsdp, *FIRST_HALF], False),
+        ("transformer", "full-disk", [fsdp, NO_DEV, *FIRST_HALF], False),
+        ("transformer", "1-then-3", [fsdp, *SHORT], True),
+        *(("transformer", f"3-then-3-{way}", [f"train.parallel={way}", *FIRST_HALF], False) for way in PARALLEL),
+        *(("transformer", f"3-then-3-{way}", [f"train.parallel={way}", *SHORT], True) for way in PARALLEL),
     )
     made.together(
         2,
         ("transformer", "transformer-2", [], False),
-        ("transformer", "sgd-2-fsdp", [sgd, fsdp, *HALF], False),
-        ("rnn", "rnn-2-fsdp", [*HALF, fsdp], False),
+        ("transformer", "sgd-2-fsdp", [sgd, fsdp, *FOUR_STEPS], False),
+        ("rnn", "rnn-2-fsdp", [fsdp, *FOUR_STEPS], False),
         real=True,
     )
-    made.alone("transformer", "4-then-1", resume=True)
+    made.alone("transformer", "3-then-1", *SHORT, resume=True)
     return made
 
 
 @pytest.mark.parametrize(
     "run",
-    ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-2-fsdp", "fed-4-fsdp", "tight-4", "tight-4-fsdp",
-     "muon-4-fsdp", "sgd-2-fsdp"],
+    ["transformer-2", "short-3-ddp", "short-3-fsdp", "rnn-2-fsdp", "fed-3-fsdp", "tight-3", "tight-3-fsdp",
+     "muon-3-fsdp", "sgd-2-fsdp"],
 )  # fmt: skip
 def test_several_processes_train_like_one(jobs: Jobs, run: str) -> None:
     """All recorded numbers agree, with dropout, batches of few and of many rows, accumulation and EMA."""
     close(jobs.folder / f"{run.partition('-')[0]}-1", jobs.folder / run)
 
 
-@pytest.mark.parametrize("run", ["4-then-1", "1-then-4"])
+@pytest.mark.parametrize("run", ["3-then-1", "1-then-3"])
 def test_checkpoint_is_resumed_by_any_number_of_processes(jobs: Jobs, run: str) -> None:
-    """Full or sharded checkpoints are read by one and by four processes; after a full disk, by two."""
-    close(jobs.folder / "transformer-1", jobs.folder / run)
+    """Full or sharded checkpoints are read by one and by three processes; after a full disk, by two."""
+    close(jobs.folder / "short-1", jobs.folder / run)
 
 
-@pytest.mark.parametrize(("whole", "run"), [("transformer-4", "4-then-4-ddp"), ("transformer-4-fsdp", "4-then-4-fsdp")])
-def test_resume_by_as_many_processes_is_bit_identical(jobs: Jobs, whole: str, run: str) -> None:
+@pytest.mark.parametrize("way", PARALLEL)
+def test_resume_by_as_many_processes_is_bit_identical(jobs: Jobs, way: str) -> None:
     """For shards, compare the weights: which process writes replicated tensors can change from save to save."""
-    one, other = (read_tensor_files(jobs.folder / each) for each in (run, whole))
+    whole, run = jobs.folder / f"short-3-{way}", jobs.folder / f"3-then-3-{way}"
+    one, other = (read_tensor_files(each) for each in (run, whole))
     assert one.keys() == other.keys()
     assert all(one[name] == other[name] for name in one if "/shard-" not in name)
-    assert read_run_events(jobs.folder / run) == read_run_events(jobs.folder / whole)
+    assert read_run_events(run) == read_run_events(whole)
 
 
 def test_published_model_is_unsharded(jobs: Jobs) -> None:
     """It is the same for every sharding. (The gradient of a key bias is zero up to rounding, so it is left out.)"""
-    one, four = (load_file(jobs.folder / run / "model.safetensors") for run in ("transformer-1", "transformer-4-fsdp"))
-    assert one.keys() == four.keys()
+    one, three = (load_file(jobs.folder / run / "model.safetensors") for run in ("short-1", "short-3-fsdp"))
+    assert one.keys() == three.keys()
     for name in [name for name in one if "query_key_value.bias" not in name and "key_value.bias" not in name]:
-        torch.testing.assert_close(one[name], four[name], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one[name], three[name], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "ema"])
 def test_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> None:
-    shutil.copytree(jobs.folder / "transformer-4-fsdp", tmp_path / "run")
+    shutil.copytree(jobs.folder / "short-3-fsdp", tmp_path / "run")
     *_, shard = sorted((tmp_path / "run").glob(f"checkpoints/step-*/{part}/shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=f"{part}.*damaged"):
-        train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+        train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", *SHORT[1:], "train.steps=5", resume=True)
     shard.unlink()
     with pytest.raises(UserError, match=f"{part}.*damaged"):
-        train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+        train_quietly(jobs.folder / "transformer.yaml", tmp_path / "run", *SHORT[1:], "train.steps=5", resume=True)
 
 
 def test_unfinished_checkpoint_is_removed_from_a_full_disk(jobs: Jobs) -> None:
     """An incomplete checkpoint is removed; the previous one is kept, and the job is resumed from it."""
     run = jobs.folder / "full-disk"
-    train = ("-m", "dragoman", "train", "transformer.yaml", "--out", run, "train.parallel=fsdp", NO_DEV, "--resume")
+    settings = ("train.parallel=fsdp", NO_DEV, *SHORT)
+    train = ("-m", "dragoman", "train", "transformer.yaml", "--out", run, *settings, "--resume")
     command = torchrun("--standalone", "--nproc-per-node=2", *train)
     kept = {path.name: path.stat().st_size for path in run.rglob("*.safetensors")}
     little = max(kept.values()) // 2048  # in blocks of 1024 bytes: half of the largest part
     limited = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command]
     [sentence] = list_messages(run_to_the_end(limited, cwd=jobs.folder).err)
     assert "File too large" in sentence
-    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000004"]
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000002"]
     assert run_to_the_end(command, cwd=jobs.folder).code == 0
-    assert read_last_step(run) == 8
+    assert read_last_step(run) == 4
 
 
 def test_restarted_process_joins_the_current_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +405,7 @@ def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pyt
     node = [changes.get(word, word) for word in parse_torchrun_command(block)]
     with start_torchrun(*node, cwd=small) as one, start_torchrun(*node, cwd=small) as two:
         wait_until(lambda: read_last_step(small / "run") >= 2, one, two)
-        os.kill(find_worker(two), signal.SIGKILL)
+        os.kill(find_worker(small, rank=1), signal.SIGKILL)
         answers = [each.communicate(timeout=120) for each in (one, two)]
     assert [one.returncode, two.returncode] == [0, 0], answers
     same = jobs.folder / "transformer-2"
@@ -404,9 +416,9 @@ def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pyt
 def test_hanging_process_ends_the_job(small: Path) -> None:
     settings = ("--out", "run", "train.timeout=0.05", "train.steps=100000")
     begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", *settings)
-    with start_torchrun(*begin, cwd=small, real=True) as started:
+    with start_torchrun(*begin, cwd=small) as started:
         wait_until(lambda: read_last_step(small / "run") >= 2, started)
-        os.kill(stopped := find_worker(started), signal.SIGSTOP)
+        os.kill(stopped := find_worker(small, rank=1), signal.SIGTSTP)
         assert started.stderr
         sentence = next(line for line in started.stderr if line.startswith("dragoman: "))
         os.kill(stopped, signal.SIGKILL)  # as torchrun would, half a minute later
