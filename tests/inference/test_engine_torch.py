@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import torch as torch_engine
 from dragoman.inference.engines.torch import PRECISIONS, Int8Linear, TorchEngine, prepare_model
 from dragoman.types import EOS
+from fork_server import fast_python
 from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
 from toy_requests import beam_search
@@ -28,7 +27,7 @@ from toy_requests import beam_search
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 SUPPORTED = [name for name in PRECISIONS if name != "bf16" or cpu_features().bf16]  # others are refused, see below
-COMPANY = 16  # sentences side by side
+COMPANY = 9  # sentences side by side
 
 
 def engine(model: Any, device: torch.device = CPU) -> TorchEngine:
@@ -63,14 +62,14 @@ def test_slots_find_what_a_lone_search_finds(section: dict[str, Any], beam: int,
     """Few slots, so that sentences come and go; every model kind."""
     monkeypatch.setattr(torch_engine, "choose_rows", lambda *_: 4 * beam)
     model, search = model_of(**section), SearchSettings(beam=beam, nbest=beam)
-    jobs = random_jobs(16, longest=24)
+    jobs = random_jobs(9, longest=24)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
 
 
 def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch_engine, "choose_rows", lambda *_: 12)
-    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), SearchSettings(beam=3), random_jobs(20)
+    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), SearchSettings(beam=3), random_jobs(9)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
 
@@ -98,7 +97,7 @@ def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, A
     jobs = random_jobs(COMPANY)
     expected = engine(model).search(jobs, search)
     assert [found for job in jobs for found in engine(model).search([job], search)] == expected
-    order = sorted(range(COMPANY), key=lambda i: i * 17 % COMPANY)
+    order = sorted(range(COMPANY), key=lambda i: i * 7 % COMPANY)
     for rows in (8, 512):
         monkeypatch.setattr(torch_engine, "choose_rows", lambda *_, rows=rows: rows)
         found = engine(model).search([jobs[i] for i in order], search)
@@ -165,10 +164,13 @@ def test_a_worker_that_fails_speaks_for_all() -> None:
 
 
 INTERRUPTED = """
+import os
 import signal
 import sys
 
 import torch
+
+sys.path.insert(0, os.getcwd())
 
 from test_engine_torch import SearchSettings, engine, model_of, random_jobs
 
@@ -182,10 +184,8 @@ while True:
 
 def test_who_is_interrupted_ends_in_peace() -> None:
     """Workers give up and are waited for: one that computes while the program ends makes it abort."""
-    support = Path(__file__).parents[1] / "support"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
+    command = [fast_python(), "-c", INTERRUPTED]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (143, "")
 
 
@@ -216,9 +216,9 @@ def test_slots_in_place_find_what_a_lone_search_finds(
 ) -> None:
     """As they run on a GPU, where a step is captured besides."""
     where = torch.device(device)
-    model, search, jobs = model_of(**section).to(where), SearchSettings(beam=beam, nbest=beam), random_jobs(24)
+    model, search, jobs = model_of(**section).to(where), SearchSettings(beam=beam, nbest=beam), random_jobs(12)
     expected = [alone(model, job, search, where) for job in jobs]
-    monkeypatch.setattr(torch_engine, "choose_rows", lambda *_: 8 * beam)
+    monkeypatch.setattr(torch_engine, "choose_rows", lambda *_: 4 * beam)
     monkeypatch.setattr(torch_engine, "use_cuda_graph", lambda *_: True)
     ours = engine(model, where)
     with workers(1):
