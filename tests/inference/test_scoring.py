@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+import yaml
 
 from dragoman.errors import UserError
 from dragoman.inference import predictor as scoring
@@ -34,21 +37,30 @@ KINDS: dict[str, dict[str, object]] = {
     "transformer": {"layers": 1, "width": 32, "heads": 2},
     "rnn": {"kind": "rnn", "layers": 1, "width": 32},
     "tree": {"layers": 1, "width": 32, "heads": 2, "position": "tree"},
-    "ensemble": {"layers": 1, "width": 32, "heads": 2},
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    """A model of each kind that has learnt a little."""
+@pytest.fixture(scope="module")
+def train_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """Return a function that trains a model a little, once for each kind and seed."""
     folder = tmp_path_factory.mktemp("kinds")
     write_corpus(folder)
-    recipe = write_recipe(folder / "recipe.yaml", train={"steps": 110, "validate_every": 110, "validate_lines": 4})
-    text = recipe.read_text()
-    model = json.dumps({**KINDS[request.param], "dropout": 0.1})
-    recipe.write_text(text[: text.index("model:")] + f"model: {model}\n" + text[text.index("tokenizer:") :])
-    seeds = (1, 2) if request.param == "ensemble" else (1,)
-    runs = [train_quietly(recipe, folder / f"run{seed}", f"train.seed={seed}") for seed in seeds]
+
+    @functools.cache
+    def train_once(kind: str, seed: int) -> Path:
+        recipe = write_recipe(folder / f"{kind}.yaml", train={"steps": 110, "validate_every": 0, "save_every": 110})
+        sections = yaml.safe_load(recipe.read_text())
+        recipe.write_text(yaml.safe_dump({**sections, "model": {**KINDS[kind], "dropout": 0.1}}))
+        return train_quietly(recipe, folder / f"{kind}-{seed}", f"train.seed={seed}")
+
+    return train_once
+
+
+@pytest.fixture(scope="module", params=[*KINDS, "ensemble"])
+def translator(request: pytest.FixtureRequest, train_kind: Callable[[str, int], Path]) -> Translator:
+    """Return a translator of each kind that has learnt a little."""
+    ensemble = request.param == "ensemble"
+    runs = [train_kind("transformer", seed) for seed in (1, 2)] if ensemble else [train_kind(request.param, 1)]
     return load_as(Translator, runs, device="cpu")
 
 
