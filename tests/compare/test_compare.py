@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import Report
 from dragoman.training.trainer import train
 from dragoman.types import Pair
+from fork_server import fast_python
 from toy_heads import classifier_recipe, lm_recipe
 from toy_report import measurements_of, report_of
 from toy_run import SMALL, Call, assert_user_error, read_tensor_files, start_process, write_corpus, write_recipe
@@ -69,7 +71,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished comparison. The recipes are in the folder `recipes` beside it."""
     folder = tmp_path_factory.mktemp("compare")
     write_recipes(folder / "recipes")
-    run_comparison([folder / "recipes"], out=folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", fast_python())
+        run_comparison([folder / "recipes"], out=folder / "out")
     return folder / "out"
 
 
