@@ -35,6 +35,7 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a GPU may be full of other tests
     commands = write_fast_commands(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHON_EXEC", fast_python())  # for the processes of `compare`
     for kind, text in blocks:
         run_block(kind, text, tmp_path)
     assert len((tmp_path / "dev.out").read_text(encoding="utf-8").split("\n")) == 201

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from fork_server import write_fast_commands
+from fork_server import fast_python, write_fast_commands
 
 PAGE = Path(__file__).parents[1] / "docs/statistical-mt.md"
 BLOCK = re.compile(r"^```(bash|console|python|yaml)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -88,13 +88,11 @@ def are_close(shown: str, found: str) -> bool:
 @contextlib.contextmanager
 def prepare_folder(folder: Path) -> Iterator[None]:
     """Work in a folder, with commands that start without delay."""
-    commands, path = write_fast_commands(folder / "bin"), os.environ["PATH"]
-    with contextlib.chdir(folder):
-        os.environ["PATH"] = f"{commands}{os.pathsep}{path}"
-        try:
-            yield
-        finally:
-            os.environ["PATH"] = path
+    commands = write_fast_commands(folder / "bin")
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(commands), prepend=os.pathsep)
+        patch.setenv("PYTHON_EXEC", fast_python())  # for the processes of `compare`
+        yield
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
+
+from fork_server import fast_python
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "align.py"
 
@@ -13,7 +14,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench" / "align.py"
 def test_results_are_added_to_those_of_other_systems(tmp_path: Path) -> None:
     for system in ("dragoman ibm1", "dragoman joint-hmm"):
         options = ("--phrasebook", "200", "--quick", "--systems", system, "--out", str(tmp_path / "results"))
-        done = subprocess.run([sys.executable, str(BENCH), *options], capture_output=True, text=True, check=False)
+        done = subprocess.run([fast_python(), str(BENCH), *options], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "eflomal is left out" in done.stderr
     results = json.loads((tmp_path / "results.json").read_text())["results"]

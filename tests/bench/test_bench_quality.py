@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fork_server import fast_python
-from toy_run import SMALL, Call, CommandResult, environment, read_run_events, write_corpus, write_recipe
+from toy_run import SMALL, Call, CommandResult, fast_environment, read_run_events, write_corpus, write_recipe
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("dev", "train")
@@ -38,10 +38,9 @@ def module(name: str) -> ModuleType:
 def bench(recipe: Path, *arguments: object) -> CommandResult:
     """Run the benchmark in a fork of the server, and what it starts in others."""
     script = ROOT / "bench" / "quality.py"
-    code = f"import runpy, sys; sys.executable = {fast_python()!r}; sys.path.insert(0, {str(script.parent)!r}); "
-    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
-    command = [fast_python(), "-c", code, str(recipe), *map(str, arguments)]
-    done = subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, env=environment(), check=False)
+    command = [fast_python(), str(script), str(recipe), *map(str, arguments)]
+    options: Any = {"cwd": recipe.parent, "env": fast_environment(), "check": False}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     return CommandResult(done.returncode, done.stdout, done.stderr)
 
 

@@ -93,6 +93,7 @@ def serve(address: str) -> None:
 
     import dragoman.cli.main
     import dragoman.inference.translator
+    import dragoman.smt.system
     import dragoman.training.trainer  # noqa: F401
 
     torch.set_num_threads(1)
@@ -151,7 +152,11 @@ def run_command(client: socket.socket) -> None:
 
 
 def run_python(arguments: list[str]) -> None:
-    """Run a module, code or a file, as `python ARGUMENTS` would."""
+    """Run a module, code or a file, as `python ARGUMENTS` would.
+
+    Python processes that it starts are forks too if PYTHON_EXEC is set, a variable that torchrun obeys as well.
+    """
+    sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
     sys.stdout = stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
