@@ -7,7 +7,6 @@ import lzma
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -32,7 +31,9 @@ from toy_run import (
     assert_user_error,
     fast_environment,
     files,
+    find_worker,
     make_sentences,
+    torchrun,
     train_quietly,
     wait_until,
     write_corpus,
@@ -182,9 +183,9 @@ def test_the_shards_of_another_work_are_in_the_way(tmp_path: Path) -> None:
 
 
 def command(*arguments: object, processes: int = 1) -> list[str]:
-    """A command with small shards, or a real torchrun of it, whose processes are children of what is started."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*(start if processes > 1 else [fast_python()]), str(SCRIPT), *map(str, arguments)]
+    """A command with small shards, or torchrun with so many processes of it."""
+    start = torchrun("--standalone", f"--nproc-per-node={processes}") if processes > 1 else [fast_python()]
+    return [*start, str(SCRIPT), *map(str, arguments)]
 
 
 @pytest.mark.usefixtures("few")
@@ -229,22 +230,17 @@ def test_killed_and_started_again_alone_and_in_company(run: Path, tmp_path: Path
         one.kill()
         one.communicate()  # waits until nobody holds its streams
     before = {file: file.stat().st_mtime_ns for file in shards.glob("*/answers.jsonl")}
-    with subprocess.Popen(command(*again, processes=2), stderr=subprocess.PIPE, env=fast_environment()) as two:
+    together: dict[str, Any] = {"cwd": tmp_path, "env": fast_environment()}
+    with subprocess.Popen(command(*again, processes=2), stderr=subprocess.PIPE, **together) as two:
         wait_until(made(len(before) + 2), two)
-        os.kill(workers(two.pid)[-1], signal.SIGKILL)
+        os.kill(find_worker(tmp_path, rank=1), signal.SIGKILL)
         two.communicate()
         assert two.returncode != 0
     assert not out.exists()
-    done = subprocess.run(command(*again, processes=2), capture_output=True, env=fast_environment(), check=False)
+    done = subprocess.run(command(*again, processes=2), capture_output=True, check=False, **together)
     assert done.returncode == 0, done.stderr.decode()
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
     assert not shards.exists()
-
-
-def workers(parent: int) -> list[int]:
-    """The processes that a process has started."""
-    found = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-    return [int(pid) for pid in found.split()]
 
 
 @pytest.mark.usefixtures("few")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,6 +61,7 @@ def vary_one_setting(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator
             yield {**base, name: choice}
 
 
+@functools.cache
 def make_model_sections() -> dict[str, Section]:
     """Return sections of small models that cover every registry entry, and for RNNs every pair of entries."""
     found: dict[str, Section] = {

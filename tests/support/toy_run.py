@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -140,6 +140,16 @@ def environment() -> dict[str, str]:
 def fast_environment() -> dict[str, str]:
     """Return an environment in which torchrun forks its processes from the server."""
     return {**environment(), "PYTHON_EXEC": fast_python()}
+
+
+def find_worker(folder: Path, rank: int) -> int:
+    """Return the id of the process with this rank that torchrun started in a folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # a process that has ended, or of another user
+            variables = (process / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in variables and (process / "cwd").resolve() == folder.resolve():
+                return int(process.name)
+    raise AssertionError(f"no process has rank {rank}")
 
 
 def run_process(*arguments: object, stdin: bytes = b"", python: str | None = None) -> CommandResult:

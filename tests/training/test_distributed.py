@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -32,13 +32,22 @@ from dragoman.process_group import agree_on_name as meet_at
 from dragoman.training.execution import PARALLEL
 from dragoman.training.prepare import check_same_data
 from dragoman.training.step import Learner
-from toy_models import FORM, SMALL_TRANSFORMER, build_small_model, collate_rows, make_examples, make_model_sections
+from toy_models import (
+    FORM,
+    SMALL_TRANSFORMER,
+    Section,
+    build_small_model,
+    collate_rows,
+    make_examples,
+    make_model_sections,
+)
 from toy_run import (
     SMALL,
     CommandResult,
     command,
     environment,
     fast_environment,
+    find_worker,
     read_last_step,
     read_run_events,
     read_tensor_files,
@@ -130,16 +139,6 @@ def start_torchrun(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[s
             if started.poll() is None:
                 started.terminate()
                 started.wait(60)
-
-
-def find_worker(folder: Path, rank: int) -> int:
-    """Return the id of the process with this rank that torchrun started in a folder."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # a process that has ended, or of another user
-            variables = (process / "environ").read_bytes().split(b"\0")
-            if f"RANK={rank}".encode() in variables and (process / "cwd").resolve() == folder.resolve():
-                return int(process.name)
-    raise AssertionError(f"no process has rank {rank}")
 
 
 def wait_until(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
@@ -317,11 +316,12 @@ def test_waiting_for_other_processes_times_out(rank: int, monkeypatch: pytest.Mo
 
 # What every model must do for it.
 
+MODEL_SECTIONS = make_model_sections()
 
-@pytest.mark.parametrize("name", make_model_sections())
-def test_all_parameters_get_a_gradient(name: str) -> None:
+
+@pytest.mark.parametrize("section", MODEL_SECTIONS.values(), ids=MODEL_SECTIONS.keys())
+def test_all_parameters_get_a_gradient(section: Section) -> None:
     """This also holds for a process without rows, for which the others wait; there, gradients are 0."""
-    section = make_model_sections()[name]
     learner = Learner(build_small_model(section, dtype=torch.float32), TrainSettings())
     settings = settings_of(section)
     empty = EXAMPLE_FORMATS[FORM[settings.task]].collate(BatchPlan([[]], Widths(12, 12)), [], settings.source_features)
