@@ -21,6 +21,7 @@ from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.types import BOS, Batch, Example, Pair
+from pairs import parametrize_pairwise
 from toy_batch import examples, in_rows
 from toy_text import ALL, PAIRS
 
@@ -158,9 +159,7 @@ def test_examples_are_returned_by_slot(tmp_path: Path, monkeypatch: pytest.Monke
         assert found.line == indices[place]
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
-@LAYOUT
-@pytest.mark.parametrize("sampling", [0.0, 0.3])
+@parametrize_pairwise({"world": [2, 3, 7], "layout": [*LAYOUTS], "sampling": [0.0, 0.3]})
 @pytest.mark.usefixtures("small_windows")
 def test_the_rows_of_all_ranks_are_the_batches_of_one_process(
     tmp_path: Path, layout: str, sampling: float, world: int
@@ -171,7 +170,7 @@ def test_the_rows_of_all_ranks_are_the_batches_of_one_process(
         make(tmp_path, layout=layout, kind="bpe", sampling=sampling, shard=each) for each in (RankShard(), *shares)
     ]
     idle = 0
-    for (whole, place), *parts in islice(zip(*(stream.batches(StreamPosition()) for stream in streams)), 25):
+    for (whole, place), *parts in islice(zip(*(stream.batches(StreamPosition()) for stream in streams)), 12):
         height = len(whole.source_BS)
         cuts = [share.row_range(height) for share in shares]
         assert {after for _, after in parts} == {place}
