@@ -164,14 +164,10 @@ def test_nothing_is_lost_where_a_line_is_cut(translator: Translator, line: str) 
 
 
 @given(text=st.text(st.sampled_from("ab .!?…\"'”»)。！」\u2028\n🎉"), max_size=200))
-def test_nothing_is_lost_wherever(toy: Toy, text: str) -> None:
-    pieces = [piece.text for piece in toy_translator(toy).split_line(Line(text))]
+def test_nothing_is_lost_wherever(translator: Translator, text: str) -> None:
+    pieces = [piece.text for piece in translator.split_line(Line(text))]
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece.strip() for piece in pieces)
-
-
-def toy_translator(toy: Toy, _held: dict[Path, Translator] = {}) -> Translator:  # noqa: B006
-    return _held.setdefault(toy.run, toy.translator)
 
 
 @pytest.mark.parametrize(
