@@ -40,6 +40,7 @@ def recipe_in(folder: Path, train: object, dev: object, **tokenizer: object) -> 
             "device": "cpu", "threads": 1, "precision": "float32", "tokens": 512, "steps": 12, "lr": 1e-2, "warmup": 2,
             "validate_every": 6, "validate_lines": 4, "save_every": 4, "log_every": 1,
         },
+        "search": {"max_ratio": 0.5},  # an untrained model rarely predicts EOS
     }  # fmt: skip
     path.write_text(yaml.safe_dump(whole))
     return path
