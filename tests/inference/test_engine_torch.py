@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,6 @@ from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import torch as torch_engine
 from dragoman.inference.engines.torch import PRECISIONS, Int8Linear, TorchEngine, prepare_model
 from dragoman.types import EOS
-from fork_server import fast_python
 from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
 from toy_requests import beam_search
@@ -164,13 +165,10 @@ def test_a_worker_that_fails_speaks_for_all() -> None:
 
 
 INTERRUPTED = """
-import os
 import signal
 import sys
 
 import torch
-
-sys.path.insert(0, os.getcwd())
 
 from test_engine_torch import SearchSettings, engine, model_of, random_jobs
 
@@ -184,8 +182,10 @@ while True:
 
 def test_who_is_interrupted_ends_in_peace() -> None:
     """Workers give up and are waited for: one that computes while the program ends makes it abort."""
-    command = [fast_python(), "-c", INTERRUPTED]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    support = Path(__file__).parents[1] / "support"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (143, "")
 
 
