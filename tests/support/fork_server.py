@@ -4,7 +4,8 @@ The imports take seconds of CPU time per process, far more than training a toy m
 for `python -m MODULE`, `python -c CODE` and `python FILE`. Each command is a process with its own working directory,
 environment, limit of file sizes, streams and exit code. Signals reach it (SIGTSTP as SIGSTOP, since a client cannot
 catch the latter), and it is killed when its client is killed.
-All forks share the imports and the hash seed of the server; tests of imports or of hash seeds start a real Python.
+All forks share the imports and the hash seed of the server, and end without freeing their objects; tests of imports, of
+hash seeds or of the end of Python start a real Python.
 
 `python fork_server.py SOCKET` runs the server. It ends when its standard input is closed.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -27,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 # The client imports little (-IS), sends its streams and command, forwards signals, and returns its exit code.
@@ -135,7 +138,7 @@ def run_command(client: socket.socket) -> None:
         os.environ.clear()
         os.environ.update(environment)
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        run_python(arguments)
+        exit_quickly(run_python, arguments)
         return
     for number in (0, 1, 2, *streams):  # otherwise readers of the output would wait for this process, too
         os.close(number)
@@ -149,6 +152,27 @@ def run_command(client: socket.socket) -> None:
     _, status = os.waitpid(worker, 0)
     client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
+
+
+def exit_quickly(work: Callable[[list[str]], None], arguments: list[str]) -> None:
+    """Do the work and end this process as Python would, but without freeing all objects one by one.
+
+    Return, or raise what `work` raised, if there is an error message to print: then Python ends in the usual way.
+    """
+    code: object = 0
+    try:
+        work(arguments)
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            raise
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):  # a closed pipe
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 0xFF)
+    sys.exit(code)
 
 
 def run_python(arguments: list[str]) -> None:
