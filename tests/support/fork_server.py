@@ -159,13 +159,13 @@ def exit_quickly(work: Callable[[list[str]], None], arguments: list[str]) -> Non
 
     Return, or raise what `work` raised, if there is an error message to print: then Python ends in the usual way.
     """
-    code: object = 0
+    code = 0
     try:
         work(arguments)
     except SystemExit as end:
-        code = end.code or 0
-        if not isinstance(code, int):
+        if end.code and not isinstance(end.code, int):
             raise
+        code = int(end.code or 0)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):  # a closed pipe
