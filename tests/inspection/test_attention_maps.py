@@ -32,6 +32,7 @@ def drawn(hypothesis: Hypothesis) -> list[str]:
         (["▁(", "a", ")", "▁b"], [0, 1, 2, 3]),
         (["▁don", "'", "t"], [0, 1, 2]),
         (["<0xF0>", "<0x9F>"], [0, 0]),
+        (["<s>", "walk", "<unk>", "s", "</s>", "<pad>", "<pad>"], [0, 1, 1, 1, 2, 3, 4]),
     ],
 )
 def test_where_words_begin(pieces: list[str], numbers: list[int]) -> None:

@@ -16,11 +16,12 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
-from dragoman.types import Hypothesis
+from dragoman.types import BOS, EOS, PAD, SPECIALS, Hypothesis
 
 SHADES = " ░▒▓█"  # characters for increasing weights, for terminals without colours
 DARK, BRIGHT = (38, 44, 70), (250, 200, 70)  # red, green and blue of the weights 0 and 1
 CONTRAST = 0.7  # exponent of the weights; an exponent below 1 makes small weights easier to see
+MARKS = {SPECIALS[PAD], SPECIALS[BOS], SPECIALS[EOS]}  # <unk> may be part of a word
 MAX_LETTERS = 14  # maximum number of letters of a source word above its column
 
 
@@ -44,11 +45,15 @@ def merge_into_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDAr
 
 
 def number_words(tokens: Sequence[str]) -> list[int]:
-    """Return the word index of each token. A word begins at a space (▁) or between letters and punctuation."""
+    """Return the word index of each token.
+
+    A word begins at a space (▁) or between letters and punctuation. BOS, EOS and padding are words of their own.
+    """
     numbers: list[int] = []
     previous = ""
     for token in tokens:
-        is_start = token.startswith("▁") or not numbers or is_punctuation(token) or is_punctuation(previous)
+        is_apart = is_punctuation(token) or is_punctuation(previous) or not {token, previous}.isdisjoint(MARKS)
+        is_start = token.startswith("▁") or not numbers or is_apart
         numbers.append((numbers[-1] if numbers else -1) + bool(is_start))
         previous = token
     return numbers
