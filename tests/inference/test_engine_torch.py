@@ -70,7 +70,7 @@ def test_slots_find_what_a_lone_search_finds(section: dict[str, Any], beam: int,
 
 def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch_engine, "choose_rows", lambda *_: 12)
-    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), SearchSettings(beam=3), random_jobs(9)
+    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), SearchSettings(beam=3), random_jobs(20)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
 
