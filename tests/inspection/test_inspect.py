@@ -123,9 +123,9 @@ def test_what_cannot_be_inspected_is_refused(toy: Toy) -> None:
         ("ba del. " * 2000, {"target": "x"}, "a target cannot be examined"),
     ):
         with pytest.raises(UserError, match=message):
-            inspect(toy.translator, text, **options)
+            inspect(toy.translator, text, **options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="an ensemble cannot be inspected"):
-        inspect(dragoman.load([toy.run, toy.run]), "ba del.")  # type: ignore[arg-type]
+        inspect(dragoman.load([toy.run, toy.run]), "ba del.")
 
 
 def test_the_command_writes_page_figures_and_data(toy: Toy, call: Call, tmp_path: Path) -> None:
