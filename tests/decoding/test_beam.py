@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, find_candidates
-from dragoman.decoding.protocol import SearchResult, clean_logp
+from dragoman.decoding.protocol import SearchResult, forbid_invalid_tokens
 from dragoman.types import BOS, EOS, PAD
 from toy_requests import beam_search
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
@@ -239,7 +239,7 @@ def test_a_sentence_with_invalid_log_probabilities_ends_and_others_are_unaffecte
 def test_sanitize_logp() -> None:
     logp_NV = torch.tensor([[-1.0, -2.0, -3.0, -4.0, math.nan, math.inf], [-1.0, NEG_INF, -1.0, -1.0, -5.0, 0.0]])
     wanted = [[NEG_INF, -2.0, NEG_INF, -4.0, NEG_INF, NEG_INF], [NEG_INF, NEG_INF, NEG_INF, -1.0, -5.0, 0.0]]
-    assert clean_logp(logp_NV).tolist() == wanted
+    assert forbid_invalid_tokens(logp_NV).tolist() == wanted
     assert logp_NV[1, PAD] == -1.0  # the input is not modified
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.settings import SampleSettings
-from dragoman.decoding.protocol import SearchResult, clean_logp
+from dragoman.decoding.protocol import SearchResult, forbid_invalid_tokens
 from dragoman.decoding.sampling import FILTERS, pick_sampled_tokens, sample_continuations
 from dragoman.types import BOS, EOS
 from toy_requests import beam_search
@@ -23,7 +23,7 @@ def search_greedily(model: Toy, first: int, limit: int) -> list[int]:
     state, tokens = model.start(*sources(first)), [BOS]
     while len(tokens) <= limit and tokens[-1] != EOS:
         logp_NV, state = model.step(torch.tensor(tokens[-1:]), state)
-        row = clean_logp(logp_NV)[0].tolist()
+        row = forbid_invalid_tokens(logp_NV)[0].tolist()
         tokens.append(row.index(max(row)))
     return tokens[1:]
 
@@ -68,7 +68,7 @@ def continue_greedily(model: Toy, prompt: list[int], limit: int) -> list[int]:
     for token in prompt:
         logp_NV, state = model.step(torch.tensor([token]), state)
     while len(tokens) < limit and tokens[-1:] != [EOS]:
-        row = clean_logp(logp_NV)[0].tolist()
+        row = forbid_invalid_tokens(logp_NV)[0].tolist()
         tokens.append(row.index(max(row)))
         logp_NV, state = model.step(torch.tensor(tokens[-1:]), state)
     return tokens

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dragoman.config.settings import get_entry
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.protocol import NEG_INF, SearchResult, StateT, StepModel, clean_logp
+from dragoman.decoding.protocol import NEG_INF, SearchResult, StateT, StepModel, forbid_invalid_tokens
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 
@@ -38,7 +38,7 @@ def search_exhaustively(
     finished_results: list[SearchResult] = []
     for length in range(1, limit + 1):
         logp_NV, state = model.step(prefix_NT[:, -1], state)
-        total_NV = logp_N[:, None] + clean_logp(logp_NV)
+        total_NV = logp_N[:, None] + forbid_invalid_tokens(logp_NV)
         finished_results += list_results(prefix_NT, total_NV[:, EOS], norm_T[length], finished=True)
         total_NV[:, EOS] = NEG_INF
         order_N = total_NV.flatten().sort(descending=True, stable=True).indices

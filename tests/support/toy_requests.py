@@ -18,7 +18,7 @@ from dragoman.decoding.protocol import (
     SearchResult,
     SpellingTable,
     Term,
-    clean_logp,
+    forbid_invalid_tokens,
 )
 from dragoman.decoding.sentence_beam import SentenceBeam, SentenceSearches
 from dragoman.models.registry import build_model
@@ -79,7 +79,7 @@ def take_likeliest(model: Any, source_BS: torch.Tensor, real_BS: torch.Tensor, l
     with torch.inference_mode():
         for _ in range(limit):
             logp_BV, state = model.step(token_B, state)
-            token_B = clean_logp(logp_BV).argmax(-1)
+            token_B = forbid_invalid_tokens(logp_BV).argmax(-1)
             columns.append(token_B.tolist())
     return [[*row, EOS][: [*row, EOS].index(EOS)] for row in zip(*columns, strict=True)]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.decoding.protocol import SearchResult, clean_logp
+from dragoman.decoding.protocol import SearchResult, forbid_invalid_tokens
 from dragoman.types import BOS, EOS
 
 
@@ -100,7 +100,7 @@ def exhaustive(model: Toy, first: int, limit: int, alpha: float) -> list[SearchR
 
     def every(prefix: list[int], logp: np.float32, state: ToyState) -> Iterator[tuple[list[int], np.float32]]:
         logp_NV, state = model.step(torch.tensor([prefix[-1] if prefix else BOS]), state)
-        for token, more in enumerate(clean_logp(logp_NV)[0].tolist()):
+        for token, more in enumerate(forbid_invalid_tokens(logp_NV)[0].tolist()):
             longer, total = [*prefix, token], np.float32(logp + np.float32(more))
             if total == -np.inf:
                 continue

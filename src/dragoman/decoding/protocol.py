@@ -370,7 +370,7 @@ class Search(ABC):
 SearchFactory = Callable[[int, torch.device], Search]  # takes `max_length` and the device
 
 
-def clean_logp(logp_NV: Tensor) -> Tensor:
+def forbid_invalid_tokens(logp_NV: Tensor) -> Tensor:
     """Forbid PAD, BOS, and tokens with NaN or +inf, which only a broken model returns."""
     clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEG_INF, posinf=NEG_INF, neginf=NEG_INF)
     clean_NV[:, PAD] = NEG_INF

@@ -28,7 +28,7 @@ from dragoman.decoding.protocol import (
     SearchResult,
     StateT,
     StepModel,
-    clean_logp,
+    forbid_invalid_tokens,
 )
 from dragoman.types import EOS
 
@@ -60,7 +60,7 @@ def extend_samples(
     change, but their tokens are not stored.
     """
     shape, T = state.done_BW.shape, state.token_BWT.size(2)
-    clean_NV = clean_logp(logp_NV)
+    clean_NV = forbid_invalid_tokens(logp_NV)
     position_BW1 = state.length_BW.clamp(max=T - 1)[:, :, None]
     uniform_N = state.uniform_BWT.gather(2, position_BW1).flatten()
     filtered_NV = clean_NV

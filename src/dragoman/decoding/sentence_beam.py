@@ -24,7 +24,15 @@ from torch import Tensor
 
 from dragoman.config.settings import setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, stable_topk
-from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, Prefix, Search, SearchJob, SearchResult, clean_logp
+from dragoman.decoding.protocol import (
+    NEG_INF,
+    BaseSearchSettings,
+    Prefix,
+    Search,
+    SearchJob,
+    SearchResult,
+    forbid_invalid_tokens,
+)
 from dragoman.types import EOS, PAD
 
 
@@ -274,7 +282,9 @@ class SentenceSearches(Search):
     def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
         """Advance the sentences one after the other."""
         rows, tokens = [], []
-        for b, (slot, logp_WV) in enumerate(zip(self.state, torch.split(clean_logp(logp_NV), self.width), strict=True)):
+        for b, (slot, logp_WV) in enumerate(
+            zip(self.state, torch.split(forbid_invalid_tokens(logp_NV), self.width), strict=True)
+        ):
             extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
             if not slot.search.done:
                 self.state[b] = slot._replace(prefixes=[[*slot.prefixes[row], token] for row, token, _ in extensions])
