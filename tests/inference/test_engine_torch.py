@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dragoman.decoding import continuous_batching as flow
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import DecodingConstraints, Ensemble, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
@@ -79,7 +79,7 @@ def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
 def test_every_method_and_constraint_flows(method: str, monkeypatch: Any) -> None:
     """Sentences that come and go, some with a prefix or a least length: as one at a time, to the bit."""
     model = prepare_model(model_of(width=64), CPU, "float32")
-    search = apply_fixed_settings(SearchSettings(method=method, samples=4, no_repeat=3))
+    search = apply_method_settings(SearchSettings(method=method, samples=4, no_repeat=3))
     wishes: list[dict[str, Any]] = [{}, {"prefix": (7, 8)}, {"min_tokens": 6}]
     jobs = [
         job._replace(constraints=DecodingConstraints(seed_text=str(i), **wishes[i % 3]))

@@ -157,7 +157,7 @@ def decode(request: Request) -> list[list[SearchResult]]:
     Sentences with required terms are decoded by constrained beam search. If it finds no result with all terms, the
     sentence is decoded by the method of the settings, and the caller must check which terms the text contains.
     """
-    request = replace(request, settings=apply_fixed_settings(request.settings))
+    request = replace(request, settings=apply_method_settings(request.settings))
     decode_by_method = METHODS[request.settings.method].decode
     if not any(job.constraints.required for job in request.jobs):
         return decode_by_method(request)
@@ -294,7 +294,7 @@ def check_search_settings(settings: SearchSettings) -> None:
     METHODS[settings.method].check(settings)
 
 
-def apply_fixed_settings(settings: SearchSettings) -> SearchSettings:
+def apply_method_settings(settings: SearchSettings) -> SearchSettings:
     """Return the settings, in which the fixed values of the method replace those of the user."""
     fixed = METHODS[settings.method].fixed
     return settings.model_copy(update=dict(fixed)) if fixed else settings

@@ -29,7 +29,7 @@ from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_error
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings, check_search_settings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings, check_search_settings
 from dragoman.decoding.protocol import NEG_INF, DecodingConstraints, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
@@ -467,7 +467,7 @@ def merge_search(
             f"{need_alignment[0]} needs the source word that each target word attends to, which this model's attention "
             "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
         )
-    return apply_fixed_settings(settings)  # of the method, such as beam 1 of greedy search
+    return apply_method_settings(settings)  # such as beam 1 of greedy search
 
 
 def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SampleSettings
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import BaseSearchSettings, IndexedResults, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
@@ -262,7 +262,7 @@ class CTranslate2Engine(Engine):
         are decoded again, in batches of equal limit.
         """
         self.check_supported(jobs, search)
-        search = apply_fixed_settings(search)
+        search = apply_method_settings(search)
         yield from ((i, []) for i, job in enumerate(jobs) if job.max_tokens <= 0)
         by_length = sorted((i for i, job in enumerate(jobs) if job.max_tokens > 0), key=lambda i: -len(jobs[i].ids))
         batches = (by_length[start : start + self.batch_rows] for start in range(0, len(by_length), self.batch_rows))
