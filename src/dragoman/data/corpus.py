@@ -204,7 +204,7 @@ class DataSettings(Settings):
         return self.model_copy(update=resolved)
 
     @property
-    def training_corpora(self) -> tuple[CorpusSettings, ...]:
+    def train_and_reversed(self) -> tuple[CorpusSettings, ...]:
         """The corpora that a model is trained on: `train` and, with `both_ways`, each of them reversed."""
         swapped = (corpus.model_copy(update={"reverse": not corpus.reverse}) for corpus in self.train if self.both_ways)
         return (*self.train, *swapped)

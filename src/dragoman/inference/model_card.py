@@ -205,7 +205,7 @@ def name_corpus(corpus: CorpusSettings) -> str:
 def list_corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
     """Return the corpora of training and validation; counts are None where the run did not record them."""
     data = recipe.data
-    corpora = [("train", corpus) for corpus in data.training_corpora] + [("dev", corpus) for corpus in data.dev]
+    corpora = [("train", corpus) for corpus in data.train_and_reversed] + [("dev", corpus) for corpus in data.dev]
     records = provenance.corpora
     if [record.split for record in records] != [split for split, _ in corpora]:
         records = [CorpusRecord(split=split, count=None, left_out={}) for split, _ in corpora]
@@ -218,7 +218,7 @@ def list_corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]
 def list_languages(recipe: Recipe) -> list[str]:
     """Return the translation directions, such as "en-de", of corpora whose files are named like train.en, train.de."""
     directions = []
-    for corpus in recipe.data.training_corpora:
+    for corpus in recipe.data.train_and_reversed:
         matches = [LANGUAGE.search(name) for name in (corpus.source, corpus.target)]
         pair = recipe.data.direction.split("-") if corpus.phrasebook else [match[1] for match in matches if match]
         if len(pair) == 2:

@@ -105,10 +105,10 @@ def check_data(recipe: Recipe) -> None:
     for is_used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
         if reason and is_used:
             raise UserError(f"{setting} has no effect with model.kind={kind}, which {reason}; leave it out")
-    if example_format == "labels" and any(corpus.reverse for corpus in data.training_corpora):
+    if example_format == "labels" and any(corpus.reverse for corpus in data.train_and_reversed):
         raise UserError("a classifier cannot generate a text from a label; leave reverse out")
     # Both directions are learned if a corpus is listed twice, once with `reverse`; tag and weight may differ.
-    corpora = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.training_corpora]
+    corpora = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.train_and_reversed]
     both_directions = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in corpora for corpus in corpora)
     if both_directions and not recipe.tokenizer.joint and example_format == "pairs":
         raise UserError("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
@@ -162,10 +162,10 @@ def prepare_data(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizer
     tokenizers = add_tags(tokenizers, recipe)
     if not folder.tokenizer_folder.exists():
         write_atomically(folder.tokenizer_folder, tokenizers.save)
-    splits = {"train": recipe.data.training_corpora, "dev": recipe.data.dev}
+    splits = {"train": recipe.data.train_and_reversed, "dev": recipe.data.dev}
     corpora = [(split, corpus) for split, settings in splits.items() for corpus in settings]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
-    train_count = len(recipe.data.training_corpora)
+    train_count = len(recipe.data.train_and_reversed)
     names = [f"data.{split} ({corpus.title})" for split, corpus in corpora]
     return RunData(tokenizers, stores[:train_count], stores[train_count:], read_dev_pairs(recipe), names)
 
@@ -235,7 +235,7 @@ def encode_corpus(
         name=f"data.{split} ({corpus.title})",
     )
     left_out = ", ".join(f"{count} {reason}" for reason, count in store.dropped_counts.items())
-    corpus_count = len(recipe.data.training_corpora if split == "train" else recipe.data.dev)
+    corpus_count = len(recipe.data.train_and_reversed if split == "train" else recipe.data.dev)
     label = f"{split}, {corpus.title}" if corpus_count > 1 else split
     report.log(f"{label}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if extra and split == "train":
