@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.data.tokenizers import TOKENIZERS, TokenizerSettings, train_tokenizer
-from dragoman.decoding.protocol import UNREACHABLE, SpellingTable, Term
+from dragoman.decoding.protocol import UNREACHABLE, Term, TokenByteTable
 from dragoman.inference.constraints import TermCompiler, output_contains
 
 SPELT = [b""] * 4 + [
@@ -45,7 +45,7 @@ def run(term: Term, ids: list[int]) -> tuple[bool, int]:
     after=st.booleans(),
 )
 def test_the_machine_agrees_with_a_look_at_the_text(ids: list[int], body: str, before: bool, after: bool) -> None:
-    term = SpellingTable(SPELT).build_term(body, [body.encode()], before=before, after=after)
+    term = TokenByteTable(SPELT).build_term(body, [body.encode()], before=before, after=after)
     text = b"".join(SPELT[i] for i in ids).decode(errors="surrogateescape")
     half = re.search("[\udc80-\udcff]", text)  # half a character has no look of its own
     edge = r"[\s.“]"
@@ -57,7 +57,7 @@ def test_the_machine_agrees_with_a_look_at_the_text(ids: list[int], body: str, b
 @given(ids=st.lists(st.integers(4, 12), max_size=6), body=st.sampled_from(["ab", "aba", "a b"]))
 def test_what_is_left_is_the_shortest_way(ids: list[int], body: str) -> None:
     """One token can bring the term nearer by one at most, and some token does."""
-    term = SpellingTable(SPELT).build_term(body, [body.encode()], before=True, after=True)
+    term = TokenByteTable(SPELT).build_term(body, [body.encode()], before=True, after=True)
     left = run(term, ids)[1]
     after = [run(term, [*ids, token])[1] for token in range(4, len(SPELT))]
     assert min(after) == max(left - 1, 0)

@@ -16,8 +16,8 @@ from dragoman.decoding.protocol import (
     Ensemble,
     SearchJob,
     SearchResult,
-    SpellingTable,
     Term,
+    TokenByteTable,
     forbid_invalid_tokens,
 )
 from dragoman.decoding.sentence_beam import SentenceBeam, SentenceSearches
@@ -33,7 +33,7 @@ PIECES = [b""] * 4 + [b" a", b" b", b"a", b"b", b" ab", b"."]  # a vocabulary th
 
 
 def term(text: str, pieces: Sequence[bytes] = PIECES) -> Term:
-    return SpellingTable(pieces).build_term(text, [text.encode()], before=True, after=True)
+    return TokenByteTable(pieces).build_term(text, [text.encode()], before=True, after=True)
 
 
 def spelt(ids: Sequence[int]) -> str:

@@ -65,22 +65,22 @@ class Term:
         return int(self.missing_S[0]) < UNREACHABLE
 
 
-class SpellingTable:
+class TokenByteTable:
     """The bytes of every token of a vocabulary, from which the automata of terms are built.
 
     `byte_VL` has a row for each token, the longest first; `order_V` are the token ids of the rows.
     """
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        self.length_V = np.array([len(spelling) for spelling in token_bytes])
+        self.length_V = np.array([len(token) for token in token_bytes])
         self.order_V = np.argsort(-self.length_V, kind="stable")
         self.byte_VL = np.zeros((len(token_bytes), max(self.length_V)), dtype=np.uint8)
         for row, token in enumerate(self.order_V):
             self.byte_VL[row, : len(token_bytes[token])] = np.frombuffer(token_bytes[token], dtype=np.uint8)
 
-    def build_term(self, text: str, spellings: Iterable[bytes], *, before: bool, after: bool) -> Term:
+    def build_term(self, text: str, case_variants: Iterable[bytes], *, before: bool, after: bool) -> Term:
         """Build the automaton of a term. `before` and `after`: whether it needs a word boundary on that side."""
-        next_S256, complete_at_end_S = build_automaton(spellings, before=before, after=after)
+        next_S256, complete_at_end_S = build_automaton(case_variants, before=before, after=after)
         states = len(next_S256)
         # Feed the bytes of all tokens to the automaton, from every state, one column of bytes after the other.
         sorted_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
@@ -98,17 +98,17 @@ class SpellingTable:
 
 
 def build_automaton(
-    spellings: Iterable[bytes], *, before: bool, after: bool
+    case_variants: Iterable[bytes], *, before: bool, after: bool
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """Build the automaton of a term over bytes; return the state after each byte, next_S256, and `complete_at_end_S`.
 
-    A state is the set of what remains to be read of all occurrences that have begun, as patterns. The empty pattern
-    remains when an occurrence is complete. An occurrence may begin at every byte; the start of the text counts as a
-    word boundary.
+    It accepts the term in each of its `case_variants`. A state is the set of what remains to be read of all occurrences
+    that have begun, as patterns. The empty pattern remains when an occurrence is complete. An occurrence may begin at
+    every byte; the start of the text counts as a word boundary.
     """
     # `at_start` has the patterns of occurrences at the start of the text, `patterns` those after another character.
     ends = WORD_BREAKS if after else [()]
-    at_start = [(*(frozenset({byte}) for byte in spelling), *end) for spelling in spellings for end in ends]
+    at_start = [(*(frozenset({byte}) for byte in variant), *end) for variant in case_variants for end in ends]
     patterns = [(*begin, *rest) for begin in (WORD_BREAKS if before else [(ANY_BYTE,)]) for rest in at_start]
     byte_sets = list({byte_set for pattern in patterns for byte_set in pattern})
     byte_classes: dict[tuple[bool, ...], list[int]] = {}  # bytes in the same byte sets lead to the same states

@@ -23,7 +23,7 @@ import numpy as np
 
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.decoding.methods import SearchSettings
-from dragoman.decoding.protocol import UNREACHABLE, DecodingConstraints, SpellingTable, Term
+from dragoman.decoding.protocol import UNREACHABLE, DecodingConstraints, Term, TokenByteTable
 from dragoman.errors import UserError
 from dragoman.io import read_lines
 from dragoman.types import Line
@@ -60,11 +60,11 @@ def source_contains(term: str, text: str) -> bool:
 
 
 def output_contains(term: str, text: str, *, all_caps: bool = False) -> bool:
-    """Return whether an output contains a term in one of its spellings."""
-    return any(compile_term(spelling).search(text) for spelling in spell_term(term, all_caps=all_caps))
+    """Return whether an output contains a term in one of its case variants."""
+    return any(compile_term(variant).search(text) for variant in list_case_variants(term, all_caps=all_caps))
 
 
-def spell_term(term: str, *, all_caps: bool = False) -> list[str]:
+def list_case_variants(term: str, *, all_caps: bool = False) -> list[str]:
     """Return the term unchanged and with a capital first letter; with `all_caps`, also in capitals."""
     return list(dict.fromkeys([term, term[0].upper() + term[1:], *([term.upper()] if all_caps else [])]))
 
@@ -77,23 +77,23 @@ class TermCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.token_bytes = tokenizer, tokenizer.token_bytes()
-        self.spelling_table = SpellingTable(self.token_bytes)
+        self.byte_table = TokenByteTable(self.token_bytes)
         self.get = lru_cache(maxsize=CACHED_TERMS)(self.compile)
 
     def compile(self, text: str, *, all_caps: bool = False) -> Term:
-        """Return the automaton that accepts all spellings of a term.
+        """Return the automaton that accepts all case variants of a term.
 
         If the vocabulary cannot spell the term, the accepting state is unreachable.
         """
         encode, decode = self.tokenizer.encode, self.tokenizer.decode
-        spellings = [term for term in spell_term(text, all_caps=all_caps) if decode(encode(term)) == term]
-        if not spellings:
+        variants = [term for term in list_case_variants(text, all_caps=all_caps) if decode(encode(term)) == term]
+        if not variants:
             next_state_SV = np.zeros((2, len(self.token_bytes)), dtype=np.int16)  # never reaches state 1, which accepts
             missing_S = np.array([UNREACHABLE, 0], dtype=np.int32)  # tokens until the term is complete
             return Term(text, next_state_SV, missing_S, complete_at_end_S=np.array([False, True]))
-        encoded = [b"".join(self.token_bytes[i] for i in encode(spelling)).lstrip(b" ") for spelling in spellings]
+        encoded = [b"".join(self.token_bytes[i] for i in encode(variant)).lstrip(b" ") for variant in variants]
         before, after = needs_boundaries(text)
-        return self.spelling_table.build_term(text, encoded, before=before, after=after)
+        return self.byte_table.build_term(text, encoded, before=before, after=after)
 
 
 get_term_compiler = lru_cache(maxsize=2)(TermCompiler)  # keeps the compilers of two vocabularies
