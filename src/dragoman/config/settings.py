@@ -331,9 +331,9 @@ class TrainSettings(Settings):
     schedule: str = setting("inverse_sqrt", "learning-rate schedule after the warmup")
     label_smoothing: Fraction = setting(0.1, "label smoothing: probability mass spread over the vocabulary")
     loss: str = setting("chunked", "implementation of the loss: chunked is fast, plain is the reference implementation")
-    consistency: str = setting("none", "run every batch twice and train the two passes to agree")
+    consistency: str = setting("none", "train two passes over a batch to agree: rdrop (other dropout), simcut (`cut`)")
     consistency_weight: Positive = setting(1.0, "weight of the divergence between the two passes in the loss")
-    cut: Fraction = setting(0.05, "simcut: fraction of tokens hidden from the second pass")
+    cut: Fraction = setting(0.05, "consistency=simcut: fraction of tokens whose embeddings are 0 in the second pass")
     clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", ge=0)
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "precision of matrix products in training")
     device: str = setting("auto", "device to train on: auto, cpu, cuda, cuda:1, ...")
@@ -395,7 +395,7 @@ def parse_settings(
     if not isinstance(values, dict) and not where:
         raise UserError(f"the recipe must be settings written as name: value, got {shorten_value(values)}")
     try:
-        return cls.model_validate(values, context=key_lines)
+        return cls.model_validate(values, context=key_lines)  # `Recipe` parses its sections with the lines
     except ValidationError as error:
         raise UserError(describe_error(cls, error.errors(), where, key_lines or {}, root or cls)) from None
 

@@ -146,7 +146,11 @@ class BaseSearchSettings(SampleSettings):
     length_norm: str = setting("length", "divide log-probabilities by length ** length_penalty, the GNMT formula, or 1")
     length_penalty: float = setting(1.0, "exponent of the length normalization", ge=0, le=10)
     coverage: float = setting(0.0, "weight of the coverage penalty (Wu et al., 2016)", ge=0, le=100)
-    stop: str = setting("enough", "stop with enough finished hypotheses, when none can improve, or at the limit")
+    stop: str = setting(
+        "enough",
+        "when to stop: enough (`beam` hypotheses are finished, or the results cannot improve), best (the results "
+        "cannot improve), limit (at the maximum length)",
+    )
     no_repeat: int = setting(0, "never repeat an n-gram of this length; 0: off", ge=0, le=1000)
     min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
     max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)
@@ -231,7 +235,7 @@ IndexedResults = Iterator[tuple[int, list[SearchResult]]]  # the index of a job,
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The states of all models of an ensemble. Its methods call those of every state (see `SlotState`)."""
+    """The states of all models of an ensemble. Its methods (`SlotState`, continuous_batching.py) call theirs."""
 
     states: tuple[Any, ...]  # one state per model
 
@@ -253,7 +257,8 @@ class EnsembleState:
 class Ensemble:
     """Models with the same vocabulary, whose probabilities are averaged.
 
-    `features` are features of the source tokens, for models that need them.
+    `start` takes at most one mapping of `features`: from names of features of the source tokens (data/features.py) to
+    their values, for models that need them.
     """
 
     models: Sequence[StepModel[Any]]
