@@ -45,7 +45,7 @@ class SampleState(NamedTuple):
 
     @classmethod
     def start(cls, limit_B: Tensor, uniform_BWT: Tensor) -> SampleState:
-        """Return the state before the first token. Samples of a sentence whose limit is 0 are done."""
+        """Return the state before the first token. A limit of 0 means that no result is wanted."""
         zero_BW = torch.zeros(uniform_BWT.shape[:2], device=limit_B.device)
         token_BWT = torch.full_like(uniform_BWT, EOS, dtype=torch.long)
         return cls(token_BWT, zero_BW, zero_BW.long(), zero_BW >= limit_B[:, None], limit_B, uniform_BWT)
@@ -60,14 +60,15 @@ def extend_samples(
     change, but their tokens are not stored.
     """
     shape, T = state.done_BW.shape, state.token_BWT.size(2)
-    clean_NV = forbid_invalid_tokens(logp_NV)
+    allowed_NV = forbid_invalid_tokens(logp_NV)
     position_BW1 = state.length_BW.clamp(max=T - 1)[:, :, None]
     uniform_N = state.uniform_BWT.gather(2, position_BW1).flatten()
-    filtered_NV = clean_NV
+    filtered_NV = allowed_NV
     for name, apply_filter in FILTERS.items():
         filtered_NV = apply_filter(filtered_NV, getattr(settings, name))
     token_N = pick_sampled_tokens(filtered_NV, uniform_N)
-    token_logp_BW, token_BW = clean_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
+    token_logp_BW, token_BW = allowed_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
+    # If all tokens are forbidden, so is the picked one: the sample ends, unfinished.
     done_BW = state.done_BW | (~wait_BW & (token_logp_BW == NEG_INF))
     grows_BW = ~wait_BW & ~done_BW
     length_BW = state.length_BW + grows_BW.long()
@@ -111,13 +112,13 @@ class SampleSearch(Search):
         return SampleState.start(limit_B, uniform_BWT.to(self.device))
 
     def extend(self, logp_NV: Tensor) -> tuple[None, Tensor]:
-        """Sample one token for every row."""
+        """Sample one token for every row. The first result is None: each row extends itself."""
         wait_BW = torch.zeros_like(self.state.done_BW)
         self.state, token_N = extend_samples(self.state, logp_NV, self.settings, wait_BW)
         return None, token_N
 
     def results(self, state: SampleState) -> list[list[SearchResult]]:
-        """Return the samples in the order of their numbers."""
+        """Return the samples of every sentence of a search state, in the order of their numbers."""
         score_BW = state.logp_BW / self.norm_T[state.length_BW]
         columns = (state.token_BWT, state.length_BW, state.logp_BW, score_BW)
         results = []
@@ -126,7 +127,7 @@ class SampleSearch(Search):
             for tokens, length, logp, score in zip(*rows, strict=True):
                 finished = length > 0 and tokens[length - 1] == EOS
                 samples.append(SearchResult(tokens[: length - finished], logp, score, finished))  # without EOS
-            results.append(samples if limit > 0 else [])
+            results.append(samples if limit > 0 else [])  # 0: no result is wanted
         return results
 
 

@@ -282,9 +282,8 @@ class SentenceSearches(Search):
     def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
         """Advance the sentences one after the other."""
         rows, tokens = [], []
-        for b, (slot, logp_WV) in enumerate(
-            zip(self.state, torch.split(forbid_invalid_tokens(logp_NV), self.width), strict=True)
-        ):
+        logps = torch.split(forbid_invalid_tokens(logp_NV), self.width)
+        for b, (slot, logp_WV) in enumerate(zip(self.state, logps, strict=True)):
             extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
             if not slot.search.done:
                 self.state[b] = slot._replace(prefixes=[[*slot.prefixes[row], token] for row, token, _ in extensions])
