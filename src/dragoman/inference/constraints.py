@@ -1,7 +1,8 @@
 """Constraints on translations: glossaries, and terms that must or must not appear.
 
 `Glossary` adds the terms that apply to a line, `make_constraints` compiles the terms of a line for the search, and
-`list_unmet_constraints` checks the translation. Each line of a glossary file has one of these forms:
+`list_unmet_constraints` checks the translation. A line that is longer than any source in training is translated in
+several segments (`Translator.split_line`). Each line of a glossary file has one of these forms:
 
     dog<tab>Hund        if "dog" is in the source, "Hund" must be in the translation
     dog<tab>!Köter      if "dog" is in the source, "Köter" must not be in the translation
@@ -90,7 +91,8 @@ class TermCompiler:
         if not variants:
             next_state_SV = np.zeros((2, len(self.token_bytes)), dtype=np.int16)  # never reaches state 1, which accepts
             missing_S = np.array([UNREACHABLE, 0], dtype=np.int32)  # tokens until the term is complete
-            return Term(text, next_state_SV, missing_S, complete_at_end_S=np.array([False, True]))
+            complete_at_end_S = np.array([False, True])  # whether a text that ends in this state contains the term
+            return Term(text, next_state_SV, missing_S, complete_at_end_S)
         encoded = [b"".join(self.token_bytes[i] for i in encode(variant)).lstrip(b" ") for variant in variants]
         before, after = needs_boundaries(text)
         return self.byte_table.build_term(text, encoded, before=before, after=after)
@@ -173,7 +175,10 @@ def read_glossary(path: Path) -> Glossary:
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
-    """Read a file with a word, a tab and a translation per line; return the first translation of each word."""
+    """Read a file with a word, a tab and a translation per line; return the first translation of each word.
+
+    With search.unknown=dictionary, the translation of a source word replaces the <unk> aligned to it in the output.
+    """
     translations: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), 1):
         word, _, translation = (part.strip() for part in line.partition("\t"))
@@ -198,7 +203,7 @@ def make_constraints(
         required=tuple(get_term_compiler(tokenizers.target).get(term) for term in required),
         avoid=tuple(get_term_compiler(tokenizers.target).get(term, all_caps=True) for term in avoid),
         min_tokens=math.ceil(search.min_ratio * tokens),
-        seed_text=text,
+        seed_text=text,  # sampling derives its random numbers from it
     )
 
 
