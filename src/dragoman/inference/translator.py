@@ -301,7 +301,8 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[SourceSegment]:
         """Return the line as one segment, or as one per sentence if it is longer than any source in training.
 
-        A sentence of more than `max_segment_tokens` tokens is split between words, or inside an overlong word.
+        A sentence of more than `max_segment_tokens` tokens, usually a greater limit, is also split: between words, or
+        inside an overlong word.
         """
         text, encode = line.text, self.tokenizers.source.encode
         if not text.strip():
@@ -350,15 +351,14 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment.
 
-        `observe`, for a single segment, is called with the beam after each step, unless later steps can change the
-        common prefix of all hypotheses. Without alignments, each result becomes text as soon as it is found, while the
-        engine decodes other jobs.
+        `observe`, for a single segment, is called with the beam after each step if the common prefix of its hypotheses
+        is final: nothing reorders or changes hypotheses after the search. Without alignments, each result becomes text
+        as soon as it is found, while the engine decodes other jobs.
         """
         search, engine = options.search, self.engine
         jobs = [SearchJob([*s.tag_ids, *s.ids], s.max_tokens, s.constraints, s.features) for s in segments]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
-            # The common prefix of a beam is final if nothing reorders or changes the hypotheses after the search.
             is_final = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
             if observe and isinstance(engine, TorchEngine) and is_final and not segments[0].constraints.required:
                 results = engine.iter_results(jobs, search, observe)
@@ -403,7 +403,10 @@ class Translator(Predictor[Seq2Seq]):
     def make_hypothesis(
         self, segment: SourceSegment, result: SearchResult, alignment: AlignmentRows, options: DecodeOptions
     ) -> Hypothesis:
-        """Return the hypothesis of a search result: text, subwords, alignment, warnings and flags."""
+        """Return the hypothesis of a search result: text, subwords, alignment, warnings and flags.
+
+        Warnings say what went wrong, such as a cut. Flags are short signs of probable errors, for counting.
+        """
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
         source_length, length = len(segment.ids), len(result.tokens)
         if UNK in result.tokens and unknown != "drop":
@@ -470,13 +473,14 @@ def merge_search(
     return apply_method_settings(settings)  # such as beam 1 of greedy search
 
 
-def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
+def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: SearchSettings, model_limit: int) -> int:
     """Return the maximum number of tokens, EOS included, of the translation of a source with `tokens` tokens.
 
-    The tokens of a forced prefix and of required terms are added to the limit of the search settings.
+    The tokens of a forced prefix and of required terms are added to the limit of the search settings. `model_limit` is
+    the maximum that the model's positions allow.
     """
     limit = max(int(search.max_ratio * tokens) + search.max_extra, constraints.min_tokens) + 1
-    return min(limit + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
+    return min(limit + len(constraints.prefix) + constraints.needed_tokens, model_limit)
 
 
 class StreamClosed(Exception):
