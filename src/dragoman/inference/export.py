@@ -182,7 +182,7 @@ def sample_lines(data: DataSettings, count: int) -> list[Line]:
         lines = list(islice(sources, count))
     except UserError:
         lines = []
-    tag = next(iter(data.tags), "")  # any tag that the model knows, since the phrasebook has none
+    tag = next(iter(data.tags), "")  # any tag (such as a target language) of the model; the phrasebook has none
     return lines or [Line(pair.source, tag=tag) for pair in generate_pairs("test", count, direction=data.direction)]
 
 

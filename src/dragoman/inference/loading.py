@@ -4,7 +4,7 @@
 
 Several runs are loaded as an ensemble, which averages their probabilities at every token.
 
-Shapes   B rows of a batch   S source width   T target width   N hypotheses
+Shapes   B rows of a batch   S source length   T target length (both with padding)   N hypotheses
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     if folder.check_format() == 1:  # format 1 has names of tensors from earlier releases
         weights = rename_format_1_tensors(weights)
     copy_weights(model, weights, repr(str(folder.model_file)), "its config.yaml")
+    # The length of the longest source in training, and statistics of the training pairs, for warnings.
     longest_source, statistics = parse_header(header, folder.model_file)
     torch_device = choose_device(device)
     model_on_device: Any = model.to(torch_device).eval()
@@ -160,6 +161,7 @@ class EnsembleModel(Seq2Seq):
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
         self.members = list(models)
+        # Whether a member's attention distinguishes source tokens, so that there are alignments.
         self.aligns = any(model.aligns for model in models)
         self.registered = nn.ModuleList(models)  # so that `to`, `train` and `eval` also apply to the members
         self.ensemble = Ensemble(models)
@@ -171,6 +173,7 @@ class EnsembleModel(Seq2Seq):
 
     @property
     def attention_layers(self) -> int:  # type: ignore[override]
+        # Number of decoder layers that attend to the source; `compute_alignment` takes the same layer of every member.
         return min((model.attention_layers for model in self.members if model.aligns), default=1)
 
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:
@@ -178,6 +181,11 @@ class EnsembleModel(Seq2Seq):
         return torch.stack([model.compute_alignment(batch, layer) for model in self.members if model.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
+        """Return the state before the first token. `real_BS` is False at padding.
+
+        `features` is at most one mapping, from the name of a feature of the source tokens (data/features.py) to its
+        values.
+        """
         return self.ensemble.start(source_BS, real_BS, *features)
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
@@ -214,7 +222,7 @@ def score(
 ) -> list[PairScore]:
     """Return the log-probability that a run gives each target as the translation of its source.
 
-    `tag`, for models trained with tags, is the tag of all sources.
+    `tag`, such as the target language, is put before every source; only for models trained with tags.
 
         scores = dragoman.score("runs/mine", sources=["A man walks."], targets=["Ein Mann geht."])
         for score in scores:
