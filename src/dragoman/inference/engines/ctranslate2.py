@@ -123,7 +123,7 @@ def make_specification(predictor: Predictor[Model]) -> Any:
     fill_stack(spec.encoder, model.encoder)
     fill_stack(spec.decoder, model.decoder)
     spec.encoder.embeddings[0].weight = copy_float(model.encoder.embedding.weight)
-    # A table for both sides also has rows for tags of sources, above the output size.
+    # If source and target share an embedding, tags of sources have its last rows. They are no target tokens.
     spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.output_size])
     spec.decoder.projection.weight = copy_float(model.project.weight[: model.output_size])
     spec.register_source_vocabulary(list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags))
@@ -262,7 +262,7 @@ class CTranslate2Engine(Engine):
         are decoded again, in batches of equal limit.
         """
         self.check_supported(jobs, search)
-        search = apply_method_settings(search)
+        search = apply_method_settings(search)  # such as beam 1 of greedy search
         yield from ((i, []) for i, job in enumerate(jobs) if job.max_tokens <= 0)
         by_length = sorted((i for i, job in enumerate(jobs) if job.max_tokens > 0), key=lambda i: -len(jobs[i].ids))
         batches = (by_length[start : start + self.batch_rows] for start in range(0, len(by_length), self.batch_rows))
@@ -320,7 +320,7 @@ class CTranslate2Engine(Engine):
             scores = translation.scores if needs_scores(search) else [math.nan]
             for hypothesis, score in zip(translation.hypotheses, scores, strict=True):
                 tokens = list(map(self.target_ids.__getitem__, hypothesis))
-                finished = not tokens or tokens[-1] == EOS
+                finished = not tokens or tokens[-1] == EOS  # no tokens, not even EOS, if the source is empty
                 logp = score * max(len(tokens), 1) ** search.length_penalty
                 results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
             yield i, results
