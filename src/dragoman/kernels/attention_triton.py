@@ -17,7 +17,7 @@ Sums are added in a fixed order, so gradients are reproducible to the bit.
 
 Shapes   B rows   H heads   Q queries   K keys   D head width   C heads x head width
          E width of a fused QKV or Q projection   F width of a fused KV projection
-         N rows of a search, or all queries of a batch (B x T)   S source tokens   T queries   A attention width
+         N hypotheses of a search, or all queries of a batch (B x T)   S source tokens   T queries   A attention width
 In kernels, `b` and `h` are the row and the head of the program, `m` and `n` the indices of its queries and keys in the
 row, and `query_b`, `query_h` and `query_q` the strides of the tensor `query` along B, H and Q; the same holds for other
 tensors. `lse` is the log-sum-exp of the scores, in base 2. QUERIES and KEYS are Q and K, rounded up to powers of two.
@@ -89,7 +89,8 @@ def _forward_single_tile(  # type: ignore[no-untyped-def]
     score = tl.dot(q, tl.trans(k)) * scale_log2e
     query_segments, key_segments = _load_segments(query_segment, b, Q, m, -1), _load_segments(key_segment, b, K, n, -2)
     score = tl.where(_make_mask(query_segments, key_segments, m, n, CAUSAL), score, -1e30)
-    # A query without any allowed key (padding) gets the maximum -1e29: since its scores are -1e30, its weights are 0.
+    # A query has no allowed key if it is beyond the end of its row, or padding (segment id 0) where no key is padding.
+    # Its maximum is -1e29: since its scores are -1e30, its weights are 0.
     max_score = tl.maximum(tl.max(score, 1), -1e29)
     weight = tl.exp2(score - max_score[:, None])
     weight_sum = tl.maximum(tl.sum(weight, 1), 1e-30)  # is a divisor, so it must not be 0
@@ -152,7 +153,7 @@ def _forward_tiled(  # type: ignore[no-untyped-def]
             weight_sum = weight_sum * rescale + tl.sum(weight, 1)
             out_tile = out_tile * rescale[:, None] + tl.dot(weight.to(v.dtype), v)
             max_score = new_max
-    weight_sum = tl.maximum(weight_sum, 1e-30)  # 0 for a query without any allowed key (padding)
+    weight_sum = tl.maximum(weight_sum, 1e-30)  # 0 for a query without any allowed key (see above)
     _store(out, b, h, m, Q, Q * H * D, D, H * D, (out_tile / weight_sum[:, None]).to(q.dtype), D)
     tl.store(lse + tl.program_id(0) * Q + m, max_score + tl.log2(weight_sum), mask=m < Q)
 
