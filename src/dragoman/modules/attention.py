@@ -5,8 +5,8 @@ and the kernel (kernels/attention.py) computes the output.
 
 Shapes   B rows of a batch   H heads   T tokens   S source tokens   D head width   C model width
          E width of a projection   N hypotheses in a search, or hypotheses x heads where `step` flattens them
-         K capacity of the KV cache   M vectors in the flattened cache   F width of keys and values
-         1 the new token of a decoding step
+         K capacity of the KV cache, or source tokens of packed rows   M vectors in the flattened cache
+         F width of keys and values   R keys of Linformer, its rank   1 the new token of a decoding step
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class SelfAttention(MultiHeadAttention):
         """Store the key and value of the new token of each row in the cache; return the output of its attention."""
         position_N1 = context.position_N1
         q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.query_key_value(x_N1C), position_N1)
-        if context.beam_indices_NK is not None:  # hypotheses share cache rows; attention is full
+        if context.beam_indices_NK is not None:  # an indirect KVCache, used only with full attention
             new = (k_NH1D[:, :, 0], v_NH1D[:, :, 0])
             out_NHD = attend_to_cache(q_NH1D[:, :, 0], new, cache, position_N1[:, 0], context.beam_indices_NK)
             out_N1C: Tensor = self.out(out_NHD.flatten(1)[:, None])

@@ -36,7 +36,7 @@ class AttentionScore(nn.Module):
     """
 
     has_context = True  # whether the decoder gets a context vector
-    uses: tuple[str, ...] = ()  # settings that this score reads, but not all scores
+    uses: tuple[str, ...] = ()  # names of settings that some other scores ignore
     aligns = False  # whether the weights differ between source tokens, so that they can serve as a word alignment
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the signature of all scores

@@ -127,7 +127,7 @@ class FeedForwardSettings(NormSettings):
 class FeedForward(nn.Module):
     """Two linear layers on each token, without a nonlinearity between them. Base class of the other networks."""
 
-    uses: tuple[str, ...] = ("feedforward_width",)  # settings that this network reads, but not all networks
+    uses: tuple[str, ...] = ("feedforward_width",)  # names of settings that some other networks ignore
 
     def __init__(self, settings: FeedForwardSettings) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class Norm(nn.Module):
     """The base class of the norms, and the norm "none", which returns its input."""
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
-    uses: tuple[str, ...] = ()  # settings that this norm reads, but not all norms
+    uses: tuple[str, ...] = ()  # names of settings that some other norms ignore
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__()

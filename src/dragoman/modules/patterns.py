@@ -61,7 +61,8 @@ class FullAttention(nn.Module):
     keys_are_tokens = True  # whether each key belongs to one token of the sentence
     key_cost = 1  # cost of a key in `count_keys`; 2 if computing a key takes as many operations as attending to it
     supported_distances = frozenset({"none", "tokens", "tree"})  # see `AttentionPosition.needed_distance`
-    uses: tuple[str, ...] = ()  # settings that this pattern reads, but not all patterns and positions
+    # Names of settings that this pattern reads and some other attention patterns or position encodings ignore.
+    uses: tuple[str, ...] = ()
 
     def __init__(self, settings: AttentionSettings, *, bidirectional: bool) -> None:
         super().__init__()

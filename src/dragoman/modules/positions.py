@@ -8,6 +8,10 @@ that only this scheme reads are fields of PositionSettings, and the classes list
 
 Shapes   B rows of a batch   H heads   T tokens   Q queries   K keys   D head width   C model width
          R buckets of relative positions
+In block attention (patterns.py) there are further axes between H and Q, and the same ones between H and K.
+
+Positions in dependency trees are those of Wang et al. 2019, "Self-Attention with Structural Position Representations".
+They need the feature "tree" of source tokens, which becomes the tensors "tree_depth" and "tree_distance" of a batch.
 """
 
 from __future__ import annotations
@@ -57,7 +61,8 @@ class PositionPart(nn.Module):
     """The common part of PositionEmbedding and AttentionPosition."""
 
     features: tuple[str, ...] = ()  # names of the features of source tokens that this part needs (data/features.py)
-    uses: tuple[str, ...] = ()  # settings that this part reads, but not all patterns and positions
+    # Names of settings that this part reads and some other position encodings or attention patterns ignore.
+    uses: tuple[str, ...] = ()
 
     def __init__(self, settings: PositionSettings) -> None:
         super().__init__()
@@ -118,7 +123,7 @@ class Learned(PositionEmbedding):
 
 
 class TreeDepth(Sinusoidal):
-    """Add sinusoids, and a learned vector for the depth of a token's word in its dependency tree (Wang 2019).
+    """Add sinusoids, and a learned vector for the depth of a token's word in its dependency tree.
 
     The root has depth 1. Depth 0 means that the tree is unknown; then only the sinusoids are added.
     """
@@ -153,7 +158,8 @@ class AttentionPosition(PositionPart):
 
     def compute_relative_in_rows(self, rows: RowLayout) -> Tensor | None:
         """Return the relative positions of all pairs of tokens in these rows, relative_BTT; None if not needed."""
-        return self.compute_relative(rows.shared_position_BT, rows.shared_position_BT)
+        position_BT = rows.shared_position_BT  # (1, T) if all rows have the same positions
+        return self.compute_relative(position_BT, position_BT)
 
     def rotate(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:  # noqa: ARG002
         """Return queries or keys with their positions encoded."""
@@ -253,14 +259,14 @@ class Relative(DistancePosition):
         bucket_weight = bucket_weight.scatter_add(-1, self.expand_buckets(weight_BHQK, mask), weight_BHQK)
         return weight_BHQK @ v_BHKD + bucket_weight @ value_RD
 
-    def expand_buckets(self, queries: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the bucket of every query and key. `queries` has the dimensions of the queries before the last one."""
+    def expand_buckets(self, like: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the bucket of every query and key, in the shape (*L, K), where `like` has the shape (*L, any)."""
         assert mask.relative_position is not None
-        return self.compute_bucket(mask.relative_position)[:, None].expand(*queries.shape[:-1], -1)
+        return self.compute_bucket(mask.relative_position)[:, None].expand(*like.shape[:-1], -1)
 
 
 class TreeRelative(Relative):
-    """Relative positions in a dependency tree (Wang 2019): the number of arcs between two words.
+    """Relative positions in a dependency tree: the number of arcs between two words.
 
     It is negative if the key comes before the query. Unknown distances have a bucket of their own, with fixed zero
     vectors.

@@ -37,7 +37,7 @@ class Cell(nn.Module, ABC):
     """The common part of all cells: initial state, and weights for input and state with all gates concatenated."""
 
     gates, state_tensors = 1, 1  # number of gates, including the new content; number of tensors in a state
-    uses: tuple[str, ...] = ()  # settings that this cell reads, but not all cells
+    uses: tuple[str, ...] = ()  # names of settings that some other cells ignore
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same function, for tests
     kernel: Callable[..., tuple[Tensor, ...]] | None = None  # PyTorch function for full sentences; None: `run_loop`
 
