@@ -33,7 +33,7 @@ EXCHANGE_TIMEOUT = timedelta(seconds=30)  # to exchange addresses once all proce
 SILENT_SECONDS = 3.0  # a process waits this long for others before it logs a message
 # A Gloo thread that has finished a collective needs the GIL to free its tensors. Destroying the group at that moment
 # leads to a deadlock, since the destructor waits for the thread while it holds the GIL. Exiting without destroying the
-# group aborts the process.
+# group aborts the process, which is acceptable only after a failure.
 SETTLE_SECONDS = 0.5  # pause before the group is destroyed, in which such threads finish
 
 
@@ -183,7 +183,8 @@ def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_START_MINU
             yield group
         succeeded = True
     finally:
-        # After a failure NCCL would wait for the other processes, so the group is not destroyed.
+        # If CUDA is initialized, NCCL is in use. After a failure it would wait for the other processes, so the group is
+        # not destroyed: the process ends with an error in any case.
         if joins_here and (succeeded or not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
             time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()
