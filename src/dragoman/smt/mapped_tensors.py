@@ -1,4 +1,4 @@
-"""Memory-mapped safetensors files: opening one is instant, and its pages are read when they are used."""
+"""Memory-mapped safetensors files: they are checked when opened, but not copied, and processes share their pages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def digest_arrays(arrays: Mapping[str, Array]) -> str:
 def map_tensors(path: Path) -> dict[str, Array]:
     """Return the arrays of a safetensors file without copying them; a file that does not fit its digest is refused.
 
-    The pages are mapped copy-on-write, not read-only: Numba would compile every function again for read-only arrays.
+    To check the digest, the full file is read once. The pages are mapped copy-on-write, not read-only: Numba would
+    compile every function again for read-only arrays.
     """
     try:
         with path.open("rb") as file:
