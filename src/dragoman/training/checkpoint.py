@@ -1,7 +1,9 @@
-"""Checkpoints and provenance.json, written atomically. A run resumed from a checkpoint continues bit-identically.
+"""Checkpoints and provenance.json, written atomically.
+
+A run resumed from a checkpoint continues bit-identically on a CPU, and up to rounding on a GPU.
 
 checkpoints/step-0000001000/              weights, optimizer state, EMA and state.json; only the newest is kept
-checkpoints/best-0000001000.safetensors   only the weights; for the steps with the train.keep best validations
+checkpoints/best-0000001000.safetensors   only the weights (EMA if train.ema is set) of the train.keep best steps
 provenance.json                           data counts, versions, dates and the parent run, for the model card
 
 Rank 0 writes. If tensors are sharded, all ranks write their shards (training/execution.py).
@@ -43,7 +45,7 @@ from dragoman.training.step import StepMetrics, Stepper
 from dragoman.training.validation import Validation
 
 SAVED_NAME = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names of the files and folders that `save` writes
-NO_SUMS = (0.0, 0.0, 0, 0.0)  # of loss, nll, steps and divergence
+NO_SUMS = (0.0, 0.0, 0, 0.0)  # of loss, nll, steps and divergence (KL between the two passes of train.consistency)
 # The sums in state.json. Those of earlier releases have no divergence, so it is set to 0.
 SavedSums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda sums: (*sums, 0.0)[:4])]
 
@@ -51,7 +53,7 @@ SavedSums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda su
 class RankedStep(NamedTuple):
     """A step whose validation is among the best."""
 
-    goodness: tuple[float, float]  # (score, loss), higher is better: Validation.goodness
+    goodness: tuple[float, float]  # Validation.goodness: score and -loss; higher is better
     step: int
 
 
@@ -75,7 +77,7 @@ class TrainState:
     peak_memory: int = 0  # in bytes, of the GPU or, on a CPU, of the process
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # factor of the learning rate, halved at every roll-back
+    lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # of the learning rate; see Trainer.roll_back
     best: tuple[RankedStep, ...] = ()  # best first
     validations_since_best: Annotated[int, Field(alias="stale")] = 0
     last_validation: Annotated[Validation | None, Field(alias="last")] = None
@@ -110,8 +112,8 @@ class TrainState:
         entry, floor = RankedStep(validation.goodness(metric), self.step), validation.floor(metric)
 
         def sort_key(entry: RankedStep) -> tuple[float, float]:
-            score, loss = entry.goodness
-            return max(score, floor), loss  # scores up to the floor are equal, so the loss decides
+            score, negative_loss = entry.goodness
+            return max(score, floor), negative_loss  # up to the score of an untrained model, only the loss counts
 
         is_best = not self.best or sort_key(entry) > sort_key(self.best[0])
         ranked = sorted([*self.best, entry], key=sort_key, reverse=True)  # stable: of equal ones, the earlier is first

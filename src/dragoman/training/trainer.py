@@ -305,7 +305,7 @@ class Trainer:
             self.report.log(message, WARNING)
 
     def roll_back(self) -> None:
-        """Go back to the newest checkpoint and halve the learning rate."""
+        """After ROLL_BACK_AFTER skipped steps in a row, return to the newest checkpoint and halve the learning rate."""
         newest = self.group.run_on_main(lambda: checkpoint.find_newest(self.folder))
         if newest is None:
             raise self.group.user_error(

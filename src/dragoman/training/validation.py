@@ -51,9 +51,11 @@ class Validation:
         return METRICS[self.metric].floor if metric == "auto" and self.score is not None else -math.inf
 
     def goodness(self, metric: str) -> tuple[float, float]:
-        """Return (score, loss), with signs such that higher is better for every `train.metric`. NaN is the worst."""
-        loss = -self.loss if math.isfinite(self.loss) else -math.inf
-        return (loss if metric == "loss" or self.score is None else METRICS[self.metric].goodness(self.score)), loss
+        """Return (score, -loss); an error rate is negated too, so that higher is better. NaN is the worst."""
+        negative_loss = -self.loss if math.isfinite(self.loss) else -math.inf
+        if metric == "loss" or self.score is None:
+            return negative_loss, negative_loss
+        return METRICS[self.metric].goodness(self.score), negative_loss
 
     def to_metrics(self) -> dict[str, Any]:
         """Return the values for metrics.jsonl. The score is named after its metric."""
