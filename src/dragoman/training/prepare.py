@@ -95,19 +95,20 @@ def check_data(recipe: Recipe) -> None:
             required = "sources and targets" if example_format == "pairs" else "texts and labels"
             raise UserError(
                 f"data.{split} is plain text, which only a language model learns from; model.kind={kind} needs "
-                f"{required}, such as {{tsv: F}}"
+                f"{required}, such as {{tsv: FILE}}"
             )
     if example_format != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
         raise UserError(f"model.kind={kind} has one tokenizer; leave target_kind and target_size out")
     reason = "" if example_format == "pairs" else "does not translate"  # why the model learns only one direction
     if "tree" in recipe.model.source_features:
-        reason = "reads trees of one side"
+        reason = "reads trees of one side"  # dependency trees, which only the sources have
     for is_used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
         if reason and is_used:
             raise UserError(f"{setting} has no effect with model.kind={kind}, which {reason}; leave it out")
     if example_format == "labels" and any(corpus.reverse for corpus in data.train_and_reversed):
         raise UserError("a classifier cannot generate a text from a label; leave reverse out")
-    # Both directions are learned if a corpus is listed twice, once with `reverse`; tag and weight may differ.
+    # Both directions are learned with data.both_ways, which `train_and_reversed` applies, or if a corpus is listed
+    # twice, once with `reverse`; tag and weight may differ.
     corpora = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.train_and_reversed]
     both_directions = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in corpora for corpus in corpora)
     if both_directions and not recipe.tokenizer.joint and example_format == "pairs":
@@ -149,7 +150,8 @@ def check_files(recipe: Recipe) -> None:
                     yield line
 
             assert corpus.reader is not None
-            full = corpus.model_copy(update={"part": (0.0, 1.0)})  # where a part starts depends on the full file
+            # `part` selects a fraction of the characters, and where it starts depends on the full file.
+            full = corpus.model_copy(update={"part": (0.0, 1.0)})
             with suppress(NoPairFound):
                 next(corpus.reader.read(full, read_first), None)
 
@@ -247,7 +249,7 @@ def encode_corpus(
 
 
 def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
-    """Return train.validate_lines pairs by dev corpus: equally many of each corpus, unless it has fewer."""
+    """Return train.validate_lines pairs in total, by dev corpus: equally many of each, unless a corpus has fewer."""
     if recipe.example_format != "pairs":
         return {}
     names = [corpus.tag or Path((corpus.files or [corpus.title])[0]).name for corpus in recipe.data.dev]
