@@ -53,7 +53,6 @@ class CpuFeatures:
         return (self.vnni and self.avx512) or self.dotprod or self.i8mm
 
     def limited_to(self, names: set[str]) -> CpuFeatures:
-        """Return the features that are present and among `names`."""
         return CpuFeatures(**{name: present and name in names for name, present in asdict(self).items()})
 
     def __str__(self) -> str:
@@ -99,7 +98,6 @@ def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
 
 
 def detect_features(flags: frozenset[str]) -> CpuFeatures:
-    """Return the CPU features that these flags (names as in FEATURE_FLAGS) stand for."""
     return CpuFeatures(**{name: not names.isdisjoint(flags) for name, names in FEATURE_FLAGS.items()})
 
 
@@ -165,7 +163,6 @@ def resident_memory() -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the total memory of a device in bytes."""
     import torch
 
     if device.type == "cuda":

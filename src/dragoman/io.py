@@ -114,12 +114,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def format_json(value: object) -> str:
-    """Return the text of a JSON file."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -144,7 +142,6 @@ def create_folder_atomically(folder: Path, *, write: Callable[[Path], object], r
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether a path is a temporary folder that `temporary_beside` created."""
     return bool(TEMPORARY_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 
@@ -275,7 +272,6 @@ def digest_file(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or folder to disk."""
     with _open_descriptor(path, flags=0) as descriptor:
         os.fsync(descriptor)
 

@@ -122,7 +122,6 @@ class ProcessGroup:
         return UserError(message if self.is_main else "")
 
     def gather_numbers(self, *numbers: float) -> list[list[float]]:
-        """Return these numbers of every process, by rank."""
         if not self.is_distributed:
             return [list(numbers)]
         local = torch.tensor(numbers, dtype=torch.float64)
@@ -131,7 +130,6 @@ class ProcessGroup:
         return [numbers_of_rank.tolist() for numbers_of_rank in gathered]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all processes, in place."""
         if self.is_distributed:
             dist.all_reduce(tensor, group=self.tensor_group)
         return tensor

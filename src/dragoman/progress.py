@@ -134,7 +134,6 @@ class ProgressBar:
         self.done, self.skipped = self.done + count, self.skipped + count
 
     def advance(self, count: int) -> None:
-        """Count further items as done."""
         self.set_done(self.done + count)
 
     def set_done(self, done: float, text: str = "") -> None:
@@ -177,7 +176,6 @@ class ProgressBar:
         return ", ".join(parts)
 
     def close(self) -> None:
-        """Remove the bar from the terminal."""
         if self.on_screen:
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
@@ -204,5 +202,4 @@ class Report:
             log(message, level)
 
     def progress(self, name: str, *, total: float = 0, unit: str = "lines") -> ProgressBar:
-        """Return a progress bar, invisible if this report is quiet."""
         return ProgressBar(name, total=total, unit=unit, visible=not self.quiet, log=self.log)

@@ -97,7 +97,6 @@ def list_model_kinds() -> Mapping[str, Mapping[str, type[Settings]]]:
 
 
 def choose_settings_class(section: Any) -> type[Settings]:
-    """Return the settings class for the model section of a recipe, by its `kind` and `backbone`."""
     values = section if isinstance(section, dict) else {}
     backbones = get_entry(list_model_kinds(), str(values.get("kind", "transformer")), "model.kind")
     return backbones.get("") or get_entry(backbones, str(values.get("backbone", "transformer")), "model.backbone")

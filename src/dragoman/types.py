@@ -93,7 +93,6 @@ class Batch:
         return self.source_tokens + self.target_tokens
 
     def to(self, device: torch.device) -> Batch:
-        """Copy all tensors to a device."""
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
@@ -101,14 +100,12 @@ class Batch:
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
     def map_tensors(self, convert: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `convert` applied to every tensor."""
         converted: dict[str, Any] = {name: convert(tensor) for name, tensor in self.tensors.items()}
         features = {name: converted.pop(name) for name in self.features}
         return replace(self, **converted, features=features)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, including those of the features."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         # Tensors are recognized by a method, so that PyTorch is not imported.
         return {name: value for name, value in values.items() if hasattr(value, "pin_memory")} | dict(self.features)

@@ -228,7 +228,6 @@ def check_same_teacher(folder: RunFolder, record: Mapping[str, Any], *, started:
 
 
 def describe_teacher(record: Mapping[str, Any]) -> str:
-    """Return a teacher's name, digest and options, for a message."""
     if not record:
         return "no teacher at all"
     options = [f"beam {record['beam']}"]

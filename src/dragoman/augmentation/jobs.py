@@ -144,7 +144,6 @@ def list_dependencies(
 
 
 def count_local_items(total: int, group: ProcessGroup) -> int:
-    """Return how many of the `total` items are in the shards of this process."""
     starts = range(group.rank * SHARD_SIZE, total, group.world_size * SHARD_SIZE)
     return sum(min(SHARD_SIZE, total - start) for start in starts)
 
@@ -197,7 +196,6 @@ def open_shards_beside(output: Path, depends_on: Mapping[str, Any]) -> Iterator[
 
 
 def has_shards(folder: Path) -> bool:
-    """Return whether the folder has any shard to resume from."""
     return any(folder.glob(f"*/{RECORDS_FILE}"))
 
 

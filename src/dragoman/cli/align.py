@@ -126,7 +126,6 @@ def check_options(kind: str, given: set[str]) -> None:
 
 
 def read_parallel_lines(source: Path, target: Path) -> Lines:
-    """Return the lines of two files; raise a UserError if their numbers of lines differ."""
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(f"{source} has {len(sources):,} lines but {target} has {len(targets):,}; they must be pairs")

@@ -45,7 +45,6 @@ DISTANCE_BINS = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
 
 
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
-    """Return all measurements of a trained run."""
     predictor = load(run, device=device)
     result = {"version": MEASUREMENT_VERSION, "parameters": predictor.parameter_count, "training": read_training(run)}
     if isinstance(predictor, Translator):
@@ -58,7 +57,6 @@ def measure_run(run: Path, *, device: str) -> dict[str, Any]:
 
 
 def describe_scores(output: SystemOutput) -> dict[str, Any]:
-    """Return the number of lines, and the values and signatures of the scores."""
     result = output.result()
     scores = select_scores(result).items()
     return {

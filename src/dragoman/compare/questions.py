@@ -102,7 +102,6 @@ def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str,
 
 
 def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
-    """Plot the validation loss during training."""
     x_key = CURVE_X_KEYS[options.budget]
 
     def find_points(model: ModelRecord) -> list[Point]:
@@ -197,7 +196,6 @@ class Questions(Settings):
 
 
 def read_questions(paths: Sequence[Path]) -> Questions:
-    """Return the questions of the first folder that has a questions.yaml."""
     for file in (path / QUESTIONS_FILE for path in paths if path.is_dir()):
         if file.exists():
             content = parse_settings(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))

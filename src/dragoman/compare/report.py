@@ -57,11 +57,9 @@ class Column(Settings):
         return None if value == {} else value
 
     def render(self, number: float) -> str:
-        """Return a number in the unit and format of this column."""
         return self.format.format(number / self.unit)
 
     def choose_heading(self, devices: Sequence[str]) -> str:
-        """Return the heading for runs on these devices."""
         return self.device_headings.get(devices[0], self.heading) if len(devices) == 1 else self.heading
 
 

@@ -229,7 +229,6 @@ def _find_classes(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def shorten_value(value: Any) -> str:
-    """Return the repr of a value, shortened for a message."""
     return _SHORT.repr(value)
 
 
@@ -420,5 +419,4 @@ def prefix_errors(source: object) -> Iterator[None]:
 
 
 def format_settings(settings: Settings) -> str:
-    """Return the settings as YAML."""
     return format_yaml(settings.model_dump(mode="json"))

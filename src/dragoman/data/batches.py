@@ -110,7 +110,6 @@ class BestFitTable:
         return np.maximum.accumulate(np.maximum.accumulate(preference_ST, 0), 1)
 
     def take(self, cell: int) -> int:
-        """Remove and return the last item of a cell."""
         item = self.items_by_cell[cell].pop()
         if not self.items_by_cell[cell]:
             self.available_ST.ravel()[cell] = False
@@ -360,7 +359,6 @@ class ExampleFormat:
         return source_N + self.has_source, target_N + self.target_eos - (self.first_input is None)
 
     def count_example_slots(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
-        """Return how many slots of a batch these examples need on each side."""
         return self.count_slots(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
     def collate(self, plan: BatchPlan, examples: Examples, feature_names: Iterable[str] | None = None) -> Batch:

@@ -146,7 +146,6 @@ class OverlapCounter:
         self.unknown: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
 
     def count(self, pair: Pair) -> None:
-        """Compare a pair with the other corpus."""
         self.shared_sources += (pair.source or pair.target,) in self.sources
         self.shared_pairs += (pair.source, pair.target) in self.pairs
         for side, text in enumerate((pair.source, pair.target)):
@@ -155,7 +154,6 @@ class OverlapCounter:
             self.unknown[side].update(word for word in words if word not in self.vocabularies[side])
 
     def compute_overlap(self) -> Overlap:
-        """Return the overlap of the pairs that were counted so far."""
         sides = [
             UnknownWords(words, unknown.total(), [word for word, _ in unknown.most_common(UNKNOWN_EXAMPLES)])
             for words, unknown in zip(self.words, self.unknown)

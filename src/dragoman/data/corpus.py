@@ -125,7 +125,6 @@ class CorpusSettings(Settings):
         return list(self.named_files.values())
 
     def map_paths(self, change: Callable[[str], str]) -> CorpusSettings:
-        """Return the settings with every path changed by a function."""
         return self.model_copy(update={name: change(path) for name, path in self.named_files.items()})
 
     @property
@@ -223,7 +222,6 @@ def resolve_path(name: str, folder: Path) -> str:
 
 
 def read_data_section(path: Path) -> DataSettings:
-    """Return the data section of a recipe file, with the paths of its corpora resolved."""
     values, key_lines = read_values(path)
     with prefix_errors(path):
         data = parse_settings(DataSettings, values.get("data") or {}, where="data", key_lines=key_lines)

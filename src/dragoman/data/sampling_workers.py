@@ -123,7 +123,6 @@ class SamplingPool:
         process.stdin.flush()
 
     def submit(self, task: SamplingTask) -> Future[tuple[SampledIds, ...]]:
-        """Submit a task. Tasks start in the order in which they are submitted."""
         return self.threads.submit(self.run_task, task)
 
     def run_task(self, task: SamplingTask) -> tuple[SampledIds, ...]:

@@ -58,8 +58,6 @@ def compute_percentiles(counts: Counter[float], fractions: Sequence[float]) -> l
 
 @dataclass(frozen=True, slots=True)
 class SideStatistics:
-    """Statistics of the texts on one side, source or target."""
-
     words: Distribution  # of the lengths in words
     characters: Distribution  # of the lengths in characters
     total_words: int

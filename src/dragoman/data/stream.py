@@ -150,11 +150,9 @@ class BatchStream:
         self.widths = widths or choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
     def stores(self, epoch: int) -> Sequence[ExampleStore]:  # noqa: ARG002 - windows of a text depend on it
-        """Return the examples of each corpus in an epoch."""
         return [corpus.store for corpus in self.corpora]
 
     def sizes(self, epoch: int) -> list[int]:
-        """Return the number of examples of each corpus in an epoch."""
         return [len(store) for store in self.stores(epoch)]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
@@ -337,7 +335,6 @@ class TextWindowStream(BatchStream):
         super().__init__(corpora, tokenizers, example_format="windows", widths=widths, **settings)
 
     def stores(self, epoch: int) -> list[TextWindows]:
-        """Return the windows of each text in this epoch."""
         rng = np.random.default_rng([self.seed, epoch, self.context])
         first_lengths = (rng.integers(self.context, size=len(self.corpora)) + 1).tolist()
         texts = [corpus.store.target_ids for corpus in self.corpora]

@@ -37,7 +37,6 @@ ESCAPES = {ESCAPE: ESCAPE + "0", SPACE_MARK: ESCAPE + "1", "\u2585": ESCAPE + "2
 
 
 def escape(text: str) -> str:
-    """Replace the characters that SentencePiece reserves."""
     for character, code in ESCAPES.items():
         if character in text:
             text = text.replace(character, code)
@@ -45,7 +44,6 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Undo `escape`."""
     if ESCAPE in text:
         for character, code in reversed(ESCAPES.items()):
             text = text.replace(code, character)
@@ -62,12 +60,10 @@ class SubwordVocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """Return the length of the longest subword in characters."""
         return max(map(len, self.scores))
 
     @cached_property
     def unknown_score(self) -> float:
-        """Return the score of a character that is not in the vocabulary."""
         return min(self.scores.values()) - UNKNOWN_PENALTY
 
     def to_ids(self, subwords: Sequence[str]) -> list[int]:
@@ -110,7 +106,6 @@ def segment_bpe(word: str, vocabulary: SubwordVocabulary, rate: float, uniform: 
     previous = list(range(-1, len(symbols) - 1))
 
     def push(left: int, right: int) -> None:
-        """Add the merge of two symbols to the queue, if the vocabulary has it."""
         merged = symbols[left] + symbols[right]
         if merged in scores:
             heapq.heappush(merges, (-scores[merged], left, right, len(merged)))
@@ -185,7 +180,6 @@ class SubwordSampler:
         return ids
 
     def encode_word(self, word: str, variant: int, rate: float) -> list[int]:
-        """Return the ids of one variant of a word."""
         uniform = generate_uniform(f"{rate} {variant} {word}")
         return self.vocabulary.to_ids(self.segment(SPACE_MARK + word, self.vocabulary, rate, uniform))
 

@@ -60,7 +60,6 @@ class StoredColumn:
         return [gathered[start:end] for start, end in pairwise([0, *end_N.tolist()])]
 
     def lengths(self, lines: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of values in each of these lines."""
         lengths: NDArray[np.int64] = self.ends[lines] - np.where(lines > 0, self.ends[lines - 1], 0)
         return lengths
 
@@ -117,11 +116,9 @@ class TokenStore:
         return self.example_count
 
     def read_example(self, line: int) -> Example:
-        """Return the example of one line."""
         return self.read_examples(np.array([line]))[0]
 
     def read_examples(self, lines: NDArray[np.int64]) -> list[Example]:
-        """Return the examples of these lines."""
         source, target = (ids.read(lines) for ids in self.id_columns)
         features = {
             name: list(map(TokenFeature, *(column.read(lines) for column in columns)))
@@ -146,7 +143,6 @@ class TokenStore:
         return self.get_lengths(np.unique(np.linspace(0, self.example_count - 1, count).astype(np.int64)))
 
     def get_lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of source and of target tokens of these examples."""
         source_N, target_N = (ids.lengths(lines) for ids in self.id_columns)
         return source_N, target_N
 

@@ -204,7 +204,6 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def from_symbols(cls, symbols: Sequence[str]) -> Self:
-        """Return a tokenizer of these words and marks."""
         return cls(to_json({"symbols": list(symbols)}))
 
     @staticmethod

@@ -152,7 +152,6 @@ class TreeReader:
 
 
 def attach_trees(pairs: Iterable[Pair], path: Path, text_name: str) -> Iterator[Pair]:
-    """Yield the pairs, each with the tree of its source."""
     reader = TreeReader(path, text_name)
     for pair in pairs:
         yield replace(pair, tree=reader.read_next(pair.source))
@@ -160,7 +159,6 @@ def attach_trees(pairs: Iterable[Pair], path: Path, text_name: str) -> Iterator[
 
 
 def remove_spaces(text: str) -> str:
-    """Return the text without whitespace."""
     return "".join(text.split())
 
 

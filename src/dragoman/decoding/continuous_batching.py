@@ -79,7 +79,6 @@ class Slots:
         return [slot for slot, number in enumerate(self.job_numbers) if done[slot] and number != FREE]
 
     def step(self) -> None:
-        """Advance every sentence by one token."""
         logp_NV, state = self.model.step(self.token_N, self.state)
         rows_N, self.token_N = self.search.advance(logp_NV)
         self.state = state if rows_N is None else state.select(rows_N)
@@ -95,7 +94,6 @@ class Slots:
             self.job_numbers[slot] = number
 
     def shrink(self) -> None:
-        """Remove the free slots."""
         slots = [slot for slot, number in enumerate(self.job_numbers) if number != FREE]
         index_K = copy_to_device(slots, self.search.device)
         self.state = self.state.keep_sentences(index_K)

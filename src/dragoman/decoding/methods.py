@@ -200,7 +200,6 @@ def decode_beam(request: Request) -> list[list[SearchResult]]:
 
 
 def decode_diverse(request: Request) -> list[list[SearchResult]]:
-    """Run diverse beam search."""
     settings = request.settings
     return request.run(request.jobs, partial(SentenceSearches, DiverseBeam, settings, settings.beam))
 
@@ -231,14 +230,12 @@ def decode_mbr(request: Request) -> list[list[SearchResult]]:
 
 
 def check_beam(settings: SearchSettings) -> None:
-    """Refuse an `nbest` larger than the beam."""
     beam, nbest = settings.beam, settings.nbest
     if nbest > beam:
         raise UserError(f"{nbest} answers cannot come from a beam of {beam}; ask for --beam {nbest} or more")
 
 
 def check_greedy(settings: SearchSettings) -> None:
-    """Refuse an `nbest` above 1."""
     if settings.nbest > 1:
         advice = "set search.method to beam, diverse or sample"
         raise UserError(f"{settings.nbest} answers cannot come from greedy search; {advice}")

@@ -308,7 +308,6 @@ class Search(ABC):
         self.settings, self.width, self.max_length, self.device = settings, width, max_length, device
 
     def start_jobs(self, jobs: Sequence[SearchJob]) -> None:
-        """Start the search of these jobs, each in a slot of its own."""
         self.jobs, self.state = list(jobs), self.make_state(jobs)
         self.update_rules()
 

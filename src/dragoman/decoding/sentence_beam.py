@@ -119,8 +119,6 @@ class SentenceBeam:
 
 
 class DiverseSettings(BaseSearchSettings):
-    """The settings of diverse beam search."""
-
     groups: int = setting(4, "diverse: number of groups of the beam, which avoid each other's tokens", ge=1, le=1000)
     diversity: float = setting(0.5, "diverse: penalty of a token per earlier group that has chosen it", ge=0, le=100)
 

@@ -74,7 +74,6 @@ def list_score_rows(result: Result, short_names: Mapping[str, str]) -> Iterator[
 
 
 def select_scores(result: Result) -> dict[str, Any]:
-    """Return the scores in a result, by the name of the metric, without the other fields."""
     return {name: score for name, score in result.items() if isinstance(score, dict) and "signature" in score}
 
 
@@ -156,7 +155,6 @@ def describe_word_count_source(result: Result, short_names: Mapping[str, str]) -
 
 
 def format_bounds(bucket: Mapping[str, Any]) -> str:
-    """Return the bounds of a bucket in words, such as "5 to 9"."""
     if bucket["high"] is None:
         return f"{bucket['low']} or more"
     return str(bucket["low"]) if bucket["low"] == bucket["high"] else f"{bucket['low']} to {bucket['high']}"
@@ -192,7 +190,6 @@ def render_template(template: str, **context: Any) -> str:
 
 
 def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
-    """Return the HTML page of all systems, with a section for each test set."""
     tests = [systems for systems in tests if systems and systems[0].output.texts]
     if not tests:
         raise UserError("--page shows translations, and a language model has none; leave it out")

@@ -288,14 +288,12 @@ def predict_labels(classifier: Classifier, test: EvaluationSet, metrics: Sequenc
 
 
 def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
-    """Return how many outputs have each kind of warning."""
     from dragoman.inference.postprocess import get_warning_kind
 
     return dict(Counter(kind for output in outputs for kind in dict.fromkeys(map(get_warning_kind, output.warnings))))
 
 
 def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
-    """Return the accuracy of the texts on each grammatical phenomenon."""
     counts: dict[str, Counter[str]] = {}
     for phrase, text in zip(phrases, texts, strict=True):
         for name, (right, total) in count_correct_phenomena(phrase, text).items():
@@ -451,7 +449,6 @@ class Scorer:
 
 
 def count_words(lines: Iterable[str]) -> Counter[str]:
-    """Return how often each word occurs, without punctuation."""
     return Counter(word for line in lines for word in extract_words(line))
 
 

@@ -50,7 +50,6 @@ def needs_boundaries(term: str) -> tuple[bool, bool]:
 
 @lru_cache(maxsize=4096)
 def compile_term(term: str) -> re.Pattern[str]:
-    """Return a regular expression that finds a term in a text."""
     before, after = needs_boundaries(term)
     return re.compile((r"(?<!\w)" if before else "") + re.escape(term) + (r"(?!\w)" if after else ""))
 

@@ -162,7 +162,6 @@ def import_run(folder: Path, out: Path) -> list[Agreement]:
 
 
 def check_output_folder(out: Path) -> None:
-    """Raise a UserError if the output folder is not empty or its parent does not exist."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists already; remove it or choose another folder")
     if not out.absolute().parent.is_dir():

@@ -72,8 +72,6 @@ class Provenance(BaseModel):
 
 
 class TestScore(BaseModel):
-    """The value of a metric in scores.jsonl."""
-
     value: float
     signature: str | None = None
 
@@ -242,7 +240,6 @@ def format_card(card: dict[str, Any]) -> Sections:
 
 
 def make_card_table(card: dict[str, Any]) -> Table:
-    """Return the card as a table for a terminal."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for rows in format_card(card).values():
         for name, value in rows.items():

@@ -80,7 +80,6 @@ class PhraseTranslator(Translator):
         tree: Tree | None = None,
         line_index: int = 0,
     ) -> list[SourceSegment]:
-        """Return the segments of a line; raise a UserError if the line has constraints."""
         if isinstance(line, Line) and (line.terms or line.avoid or line.begin):
             raise UserError("model.kind=smt cannot be given words of the translation; leave terms and prefixes out")
         return Translator.make_segments(self, line, options, ids, tree=tree, line_index=line_index)
@@ -146,7 +145,6 @@ class PhraseTranslator(Translator):
 
 
 def open_phrase_translator(folder: RunFolder, recipe: Recipe) -> PhraseTranslator:
-    """Load the phrase-based system in a run folder."""
     assert isinstance(recipe.model, SmtSettings)
     if not (folder.path / WEIGHTS).exists():
         raise UserError(f"training of {str(folder.path)!r} is not finished; continue it with dragoman train --resume")

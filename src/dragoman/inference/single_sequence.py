@@ -107,7 +107,6 @@ class Generator(Predictor[LanguageModel]):
         ]
 
     def start_text(self, prompt: str, tokens: int, *, seeds: tuple[int, int]) -> PartialText:
-        """Return the encoded prompt with random numbers for up to `tokens` new tokens."""
         if self.whole_files:
             ids = [EOS, *self.encode_lines(prompt.split("\n"))[:-1]]  # the last line is continued, so it has no EOS
         else:
@@ -165,7 +164,6 @@ class Generator(Predictor[LanguageModel]):
         return Continuation(prompt, text, new_tokens, generated.logp, generated.finished, tuple(warnings))
 
     def encode_lines(self, lines: Sequence[str]) -> list[int]:
-        """Return the ids of several lines, each followed by EOS."""
         return [token for ids in self.tokenizers.target.encode_all(lines) for token in (*ids, EOS)]
 
     def measure(self, lines: Sequence[str]) -> TextLikelihood:

@@ -41,13 +41,11 @@ class RowLayout:
 
     @classmethod
     def from_source(cls, batch: Batch) -> RowLayout:
-        """Return the layout of the source of a batch."""
         segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
         return cls(segment_BS, position_BS, batch.is_unpacked, batch.features, batch.source_visible_BS)
 
     @classmethod
     def from_target(cls, batch: Batch) -> RowLayout:
-        """Return the layout of the target of a batch."""
         return cls(
             batch.target_segment_BT, batch.target_position_BT, batch.is_unpacked, visible_BT=batch.target_visible_BT
         )
@@ -176,7 +174,6 @@ def compute_attention_weights(q_BHQD: Tensor, k_BHKD: Tensor, mask: AttentionMas
 
 
 def attend_reference(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
-    """Compute scaled dot-product attention (reference implementation)."""
     return compute_attention_weights(q_BHQD, k_BHKD, mask) @ v_BHKD
 
 

@@ -226,7 +226,6 @@ def _choose_single_tile_options(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) ->
 
 
 def _list_strides(*tensors: Tensor) -> list[int]:
-    """Return the strides of each tensor x_BHTD, except for D, whose stride is 1."""
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
@@ -495,7 +494,6 @@ def _additive_key_backward(  # type: ignore[no-untyped-def]
 
 
 def _choose_additive_options(S: int, A: int) -> dict[str, int]:
-    """Return the launch options of the kernels for additive scores."""
     width = triton.next_power_of_2(A)
     tokens = min(max(1, KEY_ELEMENTS // width), triton.next_power_of_2(S))
     return {"TOKENS": tokens, "WIDTH": width, "num_warps": SCORE_WARPS}
@@ -536,7 +534,6 @@ def additive_score_backward(
 
 
 def _allocate_additive_gradients(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return uninitialized gradients of these tensors."""
     query, key, weight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs)
     return query, key, weight
 

@@ -24,7 +24,6 @@ BLOCK_P, BLOCK_C = 64, 32  # partial sums and columns that a program of `_sum_pa
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_parts(parts, out, P, C, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum a block of columns over all P parts."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for first in range(0, P, BLOCK_P):

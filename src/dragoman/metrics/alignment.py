@@ -34,7 +34,6 @@ class AlignmentScore(NamedTuple):
 
 
 def format_links(links: Iterable[Link]) -> str:
-    """Return links in Pharaoh format."""
     return " ".join(f"{i}-{j}" for i, j in links)
 
 
@@ -52,7 +51,6 @@ def parse_links(line: str, where: str) -> GoldLinks:
 
 
 def check_links(links: Collection[Link], source: Sequence[str], target: Sequence[str], where: str) -> None:
-    """Refuse links to positions outside the sentence pair."""
     for i, j in sorted(links):
         if i >= len(source) or j >= len(target):
             side, words = ("source", source) if i >= len(source) else ("target", target)
@@ -68,14 +66,12 @@ class AlignmentCounts:
         self.links = self.sure = self.correct = self.correct_sure = 0
 
     def add(self, predicted: Collection[Link], gold: GoldLinks) -> None:
-        """Count the links of a sentence pair."""
         self.links += len(predicted)
         self.sure += len(gold.sure)
         self.correct += len(gold.possible.intersection(predicted))
         self.correct_sure += len(gold.sure.intersection(predicted))
 
     def compute_score(self) -> AlignmentScore:
-        """Return the score of all sentence pairs."""
         total = self.links + self.sure
         aer = 1 - (self.correct_sure + self.correct) / total if total else 0.0
         precision, recall = self.correct / max(self.links, 1), self.correct_sure / max(self.sure, 1)

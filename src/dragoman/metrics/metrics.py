@@ -347,7 +347,6 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
 
 
 def compute_edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the Levenshtein distance of two token sequences."""
     distances = list(range(len(second) + 1))  # of a prefix of `first` from every prefix of `second`
     for i, token in enumerate(first, 1):
         row = [i]
@@ -396,7 +395,6 @@ def explain_wer(names: Iterable[str], target_kind: str) -> str:
 
 
 def metrics_for_task(task: str) -> dict[str, Metric]:
-    """Return the metrics that apply to the output of a task."""
     if task == "classify":
         return {name: metric for name, metric in METRICS.items() if metric.scores_labels}
     return METRICS if task == "translate" else {}

@@ -64,7 +64,6 @@ class BaseModelSettings(Settings):
         return [name for name in type(self).model_fields if name in readable - read]
 
     def find_unused(self) -> set[str]:
-        """Return the names of settings that have no effect in this model."""
         return {*self.inapplicable_settings, *self.find_unread(*self.registries())}
 
     @property
@@ -254,7 +253,6 @@ class KVCache:
         return replace(self, length_B=self.length_B.masked_fill(done_B, 0))
 
     def keep_sentences(self, sentences_K: Tensor) -> KVCache:
-        """Return only these sentences, with all of their rows."""
         bias, width = self.mask.bias, len(self.caches[0][0]) // len(self.length_B)
         rows_N = expand_to_rows(sentences_K, width)
         return KVCache(
@@ -293,5 +291,4 @@ class KVCache:
 
 
 def select_rows(caches: list[CachePair], rows_N: Tensor) -> list[CachePair]:
-    """Return these rows of the keys and values of each layer."""
     return [tuple(tensor.index_select(0, rows_N) for tensor in pair) if pair else pair for pair in caches]  # type: ignore[misc]

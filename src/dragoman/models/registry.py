@@ -93,8 +93,6 @@ UNCOUNTED_WEIGHTS = (".pattern.", ".relate.", ".start")
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """The cost of one attention module."""
-
     query_side: str  # "source" or "target"
     key_side: str
     pair_cost: int  # multiply-adds per pair of a query and a key
@@ -145,7 +143,6 @@ class Cost:
         return 2 * multiply_adds
 
     def count_training(self, batch: Batch) -> float:
-        """Return the FLOPs of the forward and backward passes over a batch in training."""
         lengths = map(measure_segments, (batch.source_segment_BS, batch.target_segment_BT))
         return self.passes * (1 + BACKWARD_FACTOR) * self.count_forward(*lengths)
 

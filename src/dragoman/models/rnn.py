@@ -122,7 +122,6 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
         return SCORES[self.score].aligns
 
     def make_decoder_settings(self) -> RnnSettings:
-        """Return the decoder's settings as those of a recurrent model."""
         common = {name: getattr(self, name) for name in type(self).model_fields if name in RnnSettings.model_fields}
         widths = {"width": self.decoder_width or self.width, "embedding_width": self.embedding_width or self.width}
         score = {"attention": self.score, "attention_width": self.score_width}
@@ -241,13 +240,11 @@ class RnnState:
         return replace(self, layers=layers, out_NO=out_NO)
 
     def keep_sentences(self, sentences_K: Tensor) -> RnnState:
-        """Return the state of these sentences, with all of their rows."""
         assert self.source
         rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
         return replace(self.select(rows_N), source=self.source.keep_sentences(sentences_K))
 
     def replace_sentences(self, sentences_K: Tensor, fresh: RnnState) -> RnnState:
-        """Replace these sentences by those of `fresh`."""
         assert self.source
         assert fresh.source
         rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))

@@ -191,11 +191,9 @@ class EncodedSource(NamedTuple):
     allowed_B1S: Tensor
 
     def keep_sentences(self, sentences_K: Tensor) -> EncodedSource:
-        """Return the given sentences, in this order."""
         return EncodedSource(*(part.index_select(0, sentences_K) for part in self))
 
     def replace_sentences(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
-        """Replace the given sentences by `fresh`, in place."""
         for old, new in zip(self, fresh, strict=True):
             old.index_copy_(0, sentences_K, new)
         return self
@@ -214,7 +212,6 @@ class SourceAttention(nn.Module):
         return EncodedSource(self.score.compute_keys(memory_BSM), memory_BSM, unmask_empty_queries(real_BS[:, None]))
 
     def compute_weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Return the attention weights: weight_BTS."""
         score_BTS: Tensor = self.score(query_BTC, source.key_BSA)
         return score_BTS.masked_fill(~source.allowed_B1S, -torch.inf).softmax(-1)
 

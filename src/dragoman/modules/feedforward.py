@@ -113,8 +113,6 @@ NORM_PLACES = {"pre": "pre", "post": "post"}
 
 
 class FeedForwardSettings(NormSettings):
-    """The settings that feed-forward networks read."""
-
     feedforward_width: int = setting(0, "hidden width of the feed-forward network; 0: 4 * `width`", ge=0, le=1_000_000)
     activation: str = setting("relu", "activation of the feed-forward network; none: no such network")
     activation_dropout: Fraction = setting(0.0, "dropout rate between the two layers of the feed-forward network")
@@ -199,7 +197,6 @@ class Residual(nn.Module, Generic[Sublayer]):
         return out if pre else self.norm(out, real_BT)
 
     def normalize_input(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
-        """Return the input of the sublayer."""
         return self.norm(x_BTC, real_BT) if self.norm_place == "pre" else x_BTC
 
 

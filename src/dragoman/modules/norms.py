@@ -25,8 +25,6 @@ WIDEST_FUSED_NORM = 4096  # maximum model width of the Triton kernel
 
 
 class NormSettings(Settings):
-    """The settings that norms read."""
-
     width: int = setting(512, "width of the token states", ge=1, le=65_536)
 
 

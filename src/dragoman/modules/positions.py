@@ -50,8 +50,6 @@ class HeadSettings(NormSettings):
 
 
 class PositionSettings(HeadSettings):
-    """The settings that position encodings read."""
-
     position: str = setting("sinusoidal", "position encoding")
     max_length: Count = setting(1024, "maximum number of positions for learned positions and Linformer")
     reach: int = setting(16, "relative, tree: distances are clipped to this maximum", ge=1, le=65_536)
@@ -242,7 +240,6 @@ class Relative(DistancePosition):
         return relative_BQK.clamp(-self.settings.reach, self.settings.reach) + self.settings.reach
 
     def get_vectors(self) -> tuple[Tensor, Tensor]:
-        """Return the vectors of all buckets, for keys and for values."""
         return self.key_RD, self.value_RD
 
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:  # noqa: ARG002

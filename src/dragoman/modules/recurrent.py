@@ -27,8 +27,6 @@ StackState = list[CellState]  # states of all layers, lowest layer first
 
 
 class CellSettings(Settings):
-    """The settings that cells read."""
-
     cell: str = setting("lstm", "recurrent cell")
     nonlinearity: str = setting("tanh", "nonlinearity of the vanilla cell; gru and lstm have their own")
 

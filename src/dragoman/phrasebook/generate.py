@@ -190,7 +190,6 @@ def hash_package() -> str:
 
 
 def split_words(line: str) -> list[str]:
-    """Split a text into words and punctuation marks."""
     return re.findall(r"\w+|[^\w\s]", line)
 
 

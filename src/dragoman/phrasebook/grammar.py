@@ -94,7 +94,6 @@ class Grammar:
         return SENTENCE_TYPES[bisect(TYPE_LIMITS, self.random())](self)
 
     def sample_simple(self) -> SentencePlan:
-        """Sample a sentence of one main clause, which may have a relative clause."""
         clause = self.sample_clause("main", self.pick(TENSES), front=self.random() < 0.3)
         return SentencePlan((clause,), clause)
 
@@ -422,7 +421,6 @@ class Grammar:
         return phrase
 
     def add_adjectives(self, phrase: NounPhrase, noun: Noun, role: str) -> None:
-        """Add an adjective of quality, of colour, or both."""
         constructions = (role if role in ("subject", "accusative") else "other", "plural" if phrase.plural else "")
         colours = self.lexicon.colours[noun]
         if colours and self.random() < 0.3:
@@ -455,7 +453,6 @@ class Grammar:
     # ---- words
 
     def pick(self, choices: Sequence[Choice]) -> Choice:
-        """Return one of the choices, each with the same probability."""
         return choices[int(self.random() * len(choices))]
 
     def is_allowed(self, word: Noun | Verb | Adjective, constructions: tuple[str, ...]) -> bool:
@@ -467,7 +464,6 @@ class Grammar:
         return True
 
     def sample_noun(self, nouns: Sequence[Noun], role: str) -> Noun:
-        """Sample a noun that was not used before and may appear in this role."""
         for _ in range(MAX_ATTEMPTS):
             noun = nouns[int(self.random() * len(nouns))]
             if noun not in self.used and (noun.held_out != role or self.is_allowed(noun, (role,))):
@@ -477,7 +473,6 @@ class Grammar:
         raise NoFittingWord
 
     def sample_frame(self, frames: Sequence[Frame], constructions: tuple[str, ...] = ()) -> Frame:
-        """Sample a frame with a verb that was not used before and may appear in these constructions."""
         for _ in range(MAX_ATTEMPTS):
             frame = frames[int(self.random() * len(frames))]
             if frame.verb not in self.used and self.is_allowed(frame.verb, constructions):
@@ -504,7 +499,6 @@ def split_conjunction(entry: str) -> tuple[str, str]:
 
 
 def choose_pronouns(phrase: NounPhrase) -> tuple[str, str]:
-    """Return the English and the German pronoun for a noun phrase."""
     noun = phrase.noun
     if noun is None:
         return phrase.pronoun, GERMAN_PRONOUNS.get(phrase.pronoun, "")

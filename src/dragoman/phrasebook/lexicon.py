@@ -62,7 +62,6 @@ class Preposition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Preposition:
-        """Parse a preposition such as "for/auf+acc"."""
         english, german, case = re.split("[/+]", text)
         return cls(english, german, ("nom", "acc", "dat", "gen").index(case))
 
@@ -194,7 +193,6 @@ def expand_weights(text: str) -> tuple[str, ...]:
 
 
 def select_nouns(nouns: tuple[Noun, ...], *tags: str) -> tuple[Noun, ...]:
-    """Return the nouns with any of these tags, in the order of the table."""
     return tuple(noun for noun in nouns if noun.tags.intersection(tags))
 
 

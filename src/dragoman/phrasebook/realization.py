@@ -267,7 +267,6 @@ class Realizer(ABC):
     # ---- tokens and phenomena
 
     def add(self, word: str, node: int, head: int) -> None:
-        """Add a token."""
         self.tokens.append((word, node, head))
 
     def add_words(self, text: str, node: int, head: int) -> None:
@@ -282,13 +281,11 @@ class Realizer(ABC):
         self.tokens.append((mark, node, head))
 
     def record_phenomenon(self, phenomenon: str, *nodes: int) -> None:
-        """Record which nodes show a grammatical phenomenon."""
         self.phenomena.append((phenomenon, nodes))
 
     # ---- analysis of the finished sentence
 
     def locate_nodes(self) -> dict[int, int]:
-        """Return a dict from nodes to positions in the sentence."""
         return {token[1]: position for position, token in enumerate(self.tokens)}
 
     def list_heads(self, positions: dict[int, int], root: int) -> tuple[int, ...]:

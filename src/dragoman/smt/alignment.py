@@ -118,7 +118,6 @@ class Aligner:
         return out
 
     def read_cells(self, block: Block) -> tuple[Array, Array]:
-        """Return the translation probabilities of every cell in both directions."""
         size = int(block.first_cell[-1])
         cells = np.empty(size, np.float32), np.empty(size, np.float32)
         self.run_threads(np.diff(block.row_starts), kernels.visit_rows, block, self.table, False, outputs=cells)
@@ -179,7 +178,6 @@ class Aligner:
             return [future.result() for future in futures]
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder: tensors, words and settings."""
         positions = {name: value for name, value in self.positions._asdict().items() if name != "kind"}
         save_file({**self.table._asdict(), **positions}, folder / "aligner.safetensors")
         for name, words in zip(("source", "target"), self.words, strict=True):
@@ -306,7 +304,6 @@ def split_long_pair(source: int, target: int) -> list[tuple[tuple[int, int], tup
 
 
 def make_side(sentences: Iterable[Sequence[int]]) -> Side:
-    """Concatenate sentences of word ids."""
     ids, starts = array("i"), array("q", [0])
     for sentence in sentences:
         ids.extend(sentence)
@@ -315,7 +312,6 @@ def make_side(sentences: Iterable[Sequence[int]]) -> Side:
 
 
 def split_blocks(source: Side, target: Side) -> Iterator[Block]:
-    """Yield all pairs in blocks of at most BLOCK_CELLS cells, or of a single pair."""
     cells = np.concatenate([[0], np.cumsum(np.diff(source.starts) * np.diff(target.starts))])
     first, pairs = 0, len(cells) - 1
     while first < pairs:
@@ -368,7 +364,6 @@ def normalise_table(expected: WordTable, counts: PositionCounts) -> WordTable:
 
 
 def prune_table(table: WordTable) -> WordTable:
-    """Drop entries that are very unlikely in both directions."""
     keep = (table.forward > PRUNE_BELOW) | (table.backward > PRUNE_BELOW)
     starts = np.concatenate([[0], np.cumsum(keep)])[table.starts]
     return table._replace(

@@ -50,7 +50,6 @@ def skip_spaces(data: Array, at: int) -> int:
 
 @compiled
 def skip_token(data: Array, at: int) -> int:
-    """Return the position after a run of bytes without whitespace."""
     while at < len(data) and not (data[at] == SPACE or data[at] == TAB or data[at] == RETURN or data[at] == NEWLINE):
         at += 1
     return at
@@ -96,7 +95,6 @@ def parse_number(data: Array, at: int, end: int) -> float:
 
 @compiled
 def same_bytes(one: Array, start: int, end: int, other: Array, other_start: int, other_end: int) -> bool:
-    """Return whether two parts of arrays are equal."""
     if end - start != other_end - other_start:
         return False
     for offset in range(end - start):  # noqa: SIM110 -- Numba compiles a loop, but no generator

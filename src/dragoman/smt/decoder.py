@@ -62,7 +62,6 @@ class NgramScorer:
             yield log_prob, word == UNKNOWN
 
     def score(self, words: Sequence[str]) -> float:
-        """Return the log-probability of a sentence, its end included."""
         return sum(log_prob for log_prob, _ in self.score_sentence(words))
 
 
@@ -89,7 +88,6 @@ class Derivation:
 
     @cached_property
     def links(self) -> list[tuple[int, int]]:
-        """Return the alignment of source and target positions."""
         found, target = [], 0
         for phrase in self.phrases:
             found += [(phrase.start + i, target + j) for i, j in phrase.links]
@@ -120,7 +118,6 @@ class PhraseDecoder:
         return map_threads(lambda words: self.decode(words, nbest, stack), sentences)
 
     def force_all(self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Iterator[Derivation | None]:
-        """Yield the result of `force` for each pair of source and target words, in order."""
         return map_threads(lambda pair: self.force(*pair), pairs)
 
     def decode(self, words: Sequence[str], nbest: int = 1, stack: int | None = None) -> list[Derivation]:
@@ -209,7 +206,6 @@ class PhraseDecoder:
         return len(self.target_ids) + source.index(word) if word in source else -1
 
     def make_limits(self, stack: int, beam: float) -> SearchLimits:
-        """Return the limits of a search with the current weights."""
         return SearchLimits(
             self.max_phrase, self.settings.distortion_limit, stack, beam,
             recombine_phrases=not self.weights[REORDERING].any(),
@@ -246,7 +242,6 @@ class PhraseDecoder:
 
 
 def map_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield the results of a function in order, computed by several threads."""
     waiting = iter(items)
     with ThreadPoolExecutor(usable_cores()) as pool:
         while batch := list(islice(waiting, SENTENCES_AT_A_TIME)):

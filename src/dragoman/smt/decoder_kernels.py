@@ -395,7 +395,6 @@ def recombine(info: Array, masks: Array, score: Array, slots: Array, row: int, r
 
 @compiled
 def rehash(info: Array, masks: Array, used: int, size: int, recombine_phrases: bool) -> Array:
-    """Return a hash table of another size."""
     slots = np.full(size, -1, np.int64)
     for row in range(used):
         if info[row, MERGED] < 0:

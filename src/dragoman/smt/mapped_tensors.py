@@ -28,7 +28,6 @@ def save_tensors_with_digest(path: Path, arrays: Mapping[str, Array], about: Map
 
 
 def digest_arrays(arrays: Mapping[str, Array]) -> str:
-    """Return a digest of the names, types, shapes and values of arrays."""
     parts: list[bytes | memoryview] = []
     for name, array in sorted(arrays.items()):
         parts += [

@@ -157,7 +157,6 @@ def estimate_discounts(counts: Array) -> Array:
 
 
 def write_arpa(model: NgramModel, file: IO[str]) -> None:
-    """Write the model in the ARPA format to an open text file."""
     file.write("\\data\\\n")
     for n, order in enumerate(model.orders, 1):
         file.write(f"ngram {n}={len(order.word)}\n")
@@ -275,7 +274,6 @@ def _expect_line(text: bytes, at: int, expected: str, path: Path) -> int:
 
 
 def _ngram_error(text: bytes, at: int, order: int, error_code: int, path: Path) -> UserError:
-    """Return the error for an n-gram that was refused."""
     line = text[at:].split(b"\n", 1)[0].decode(errors="replace").rstrip()[:80]
     reason = {
         kernels.MALFORMED: f"is no {order}-gram: a logarithm, {order} words and perhaps a weight for backing off",

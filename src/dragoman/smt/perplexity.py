@@ -87,7 +87,6 @@ def open_ngrams(path: Path) -> NgramLanguageModel:
 
 
 def query_kenlm(model: Any, words: Sequence[str]) -> Iterable[tuple[float, bool]]:
-    """Yield what `score_tokens` of NgramLanguageModel yields."""
     import kenlm
 
     state, following = kenlm.State(), kenlm.State()
@@ -99,7 +98,6 @@ def query_kenlm(model: Any, words: Sequence[str]) -> Iterable[tuple[float, bool]
 
 
 def measure_perplexity(scores: Iterable[SentenceScore]) -> Perplexity:
-    """Return the perplexity of a text from the scores of its sentences."""
     sentences = tokens = unknown_words = 0
     log_prob = unknown_log_prob = 0.0
     for score in scores:

@@ -216,7 +216,6 @@ class PhraseTable:
                 )
 
     def save(self, path: Path, about: Mapping[str, str]) -> None:
-        """Write all arrays into a file, with a digest and `about` in its header."""
         arrays = {name: value for name, value in vars(self).items() if name != "source"}
         arrays |= {f"trie.{name}": value for name, value in vars(self.source).items()}
         save_tensors_with_digest(path, arrays, about)
@@ -384,7 +383,6 @@ def number_rows(columns: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def shrink_integers(values: Array) -> Array:
-    """Return the values in 16 bits if they fit, otherwise in 32."""
     return values.astype(np.uint16 if values.max(initial=0) < 1 << 16 else np.int32)
 
 

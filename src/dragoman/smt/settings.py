@@ -98,8 +98,6 @@ class LinkSettings(Settings):
 
 
 class DecoderSettings(Settings):
-    """The limits of the decoder's search."""
-
     stack: int = setting(100, "maximum number of hypotheses per stack (one stack per number of covered words)", ge=1)
     beam: float = setting(8.0, "drop hypotheses whose score is below the best of their stack by more than this", gt=0)
     distortion_limit: int = setting(6, "maximum jump between two phrases in source words; -1: no limit", ge=-1)
@@ -158,7 +156,6 @@ class SmtSettings(Settings):
         return self.model_copy(update={"lm_text": resolve_path(self.lm_text, folder)}) if self.lm_text else self
 
     def find_unused(self) -> set[str]:
-        """Return the names of settings that have no effect in this model."""
         return set() if self.tuning_rounds else {"n_best"}
 
     def get_effective_settings(self) -> dict[str, Any]:

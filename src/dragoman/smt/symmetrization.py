@@ -117,5 +117,4 @@ def link_by_attention(weight_JI: Array, method: str, threshold: float) -> Links:
 
 
 def list_links(linked_IJ: Array) -> Links:
-    """Return the positions of the true cells of a matrix, sorted."""
     return [(int(i), int(j)) for i, j in np.argwhere(linked_IJ)]

@@ -129,7 +129,6 @@ class PhraseSystem:
             yield self.format_tokens(next(for_caller)[1]), derivation
 
     def join_tokens(self, tokens: Sequence[str]) -> str:
-        """Return the text of tokens that `tokenizer.split` made."""
         return self.tokenizer.from_symbols(tokens).decode(range(len(SPECIALS), len(SPECIALS) + len(tokens)))
 
     def format_tokens(self, tokens: Sequence[str]) -> list[str]:
@@ -209,7 +208,6 @@ class SystemTrainer:
             write_atomically(path, write)
 
     def make_tokenizers(self, source: Sentences, target: Sentences) -> Tokenizers:
-        """Return tokenizers whose vocabularies are all words of the training text."""
         words = [list(dict.fromkeys(chain.from_iterable(side))) for side in (source, target)]
         return Tokenizers(self.tokenizer.from_symbols(words[0]), self.tokenizer.from_symbols(words[1]))
 
@@ -310,7 +308,6 @@ class SystemTrainer:
 
 
 def load_decoder(folder: Path, settings: SmtSettings, tokenizers: Tokenizers, weights: Array) -> PhraseDecoder:
-    """Return a decoder with the phrase table and the language model of the folder."""
     table, lm = PhraseTable.load(folder / TABLE), NgramScorer(read_arpa(folder / LM_FILE))
     target_words = [*SPECIALS, *get_word_ids(tokenizers.target)]
     return PhraseDecoder(get_word_ids(tokenizers.source), target_words, table, lm, weights, settings.decoder)
@@ -323,7 +320,6 @@ def get_word_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def read_json_file(path: Path) -> Any:
-    """Read a JSON file of a run folder; refuse a damaged one."""
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:

@@ -78,7 +78,6 @@ class TuningState(NamedTuple):
 
     @classmethod
     def start(cls, features: int) -> TuningState:
-        """Return the state before the first round."""
         shapes = (0, features), (0, 3), (0, features), (0, 2 * BLEU_ORDER + 1)
         tried, scores, empty, stats = (np.zeros(shape) for shape in shapes)
         return cls(tried, scores, np.zeros(0, np.int64), empty, stats)

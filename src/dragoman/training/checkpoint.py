@@ -85,7 +85,6 @@ class TrainState:
 
     @property
     def epochs(self) -> float:
-        """How often the training data has been read."""
         return self.position.epoch + self.position.passed
 
     def advance(self, tokens: int, position: StreamPosition, seconds: float, flops: float) -> TrainState:
@@ -179,17 +178,14 @@ def remove_unfinished(folder: RunFolder) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def save_state(path: Path, state: TrainState) -> None:
-    """Write the state into the folder of a checkpoint."""
     write_text(path / "state.json", json.dumps(STATE_ADAPTER.dump_python(state, by_alias=True), indent=1) + "\n")
 
 
 def find_newest(folder: RunFolder) -> Path | None:
-    """Return the newest checkpoint of a run, or None if there is none."""
     checkpoints = [p for p in folder.checkpoints_folder.glob("step-*") if p.is_dir() and SAVED_NAME.fullmatch(p.name)]
     return max(checkpoints, default=None)
 
@@ -222,7 +218,6 @@ def load_final_weights(folder: RunFolder, state: TrainState, average: int) -> di
 
 
 def format_current_time() -> str:
-    """Return the current time, such as 2026-11-16T21:35:00+00:00."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -303,6 +303,5 @@ def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
 
 
 def _cause(error: BaseException) -> OSError:
-    """Return the error of the first process that failed, as an OSError."""
     causes = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
     return causes[0] if isinstance(causes[0], OSError) else OSError(str(causes[0]))

@@ -183,7 +183,6 @@ def add_weight_gradient(sum_VC: Tensor, grad_MV: Tensor, states_MC: Tensor) -> T
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Return the tensor in float32, or unchanged if it is float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -213,7 +213,6 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
 
 
 def _list_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """Return all local tensors that a step may change: parameters and optimizer state."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     state = [value for param in params for value in optimizer.state.get(param, {}).values()]
     return [to_local(value) for value in (*params, *state) if isinstance(value, Tensor)]

@@ -73,12 +73,10 @@ class RunData:
 
 
 def find_changed_corpus(digests: dict[str, str], other: dict[str, str]) -> str:
-    """Return the name of the first corpus whose digests differ, or an empty string."""
     return next((name for name in [*digests, *other] if digests.get(name) != other.get(name)), "")
 
 
 def check_same_data(prepared: RunData, group: ProcessGroup) -> None:
-    """Raise an error on all ranks if the processes have read different data."""
     first, *others = group.gather_results(lambda: prepared.digests)
     for rank, digests in enumerate(others, 1):
         if name := find_changed_corpus(first, digests):
@@ -173,7 +171,6 @@ def prepare_data(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizer
 
 
 def add_tags(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
-    """Return tokenizers whose source vocabulary contains the words of all tags in the recipe."""
     return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
 
 

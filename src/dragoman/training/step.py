@@ -331,7 +331,6 @@ class Stepper:
             load_weights(self.model, trained)
 
     def checkpoint_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors that the next step depends on."""
         return {"model": collect_weights(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
@@ -341,7 +340,6 @@ class Stepper:
         return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
 
     def list_trained_names(self) -> list[str]:
-        """Return the names of the trained parameters, in the order of the optimizer."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
 
@@ -370,7 +368,6 @@ def clone_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights into a model, in place."""
     for name, tensor in collect_weights(model).items():
         tensor.copy_(weights[name])
 

@@ -104,7 +104,6 @@ def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from
 
 
 def check_single_process(group: ProcessGroup) -> None:
-    """Refuse to train a phrase-based system under torchrun."""
     if group.is_distributed:
         raise group.user_error("model.kind=smt trains in one process, which uses all cores; leave torchrun out")
 
@@ -187,7 +186,6 @@ class Trainer:
         self.log_end()
 
     def close(self) -> None:
-        """Close files, stop prefetching and free CUDA graphs, also after an error."""
         if self.batches:
             self.batches.close()
         self.metrics.close()

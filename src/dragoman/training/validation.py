@@ -66,7 +66,6 @@ class Validation:
         return values | {self.metric: self.score, "signature": self.signature} | by_corpus
 
     def describe(self, task: str) -> str:
-        """Return the message that training logs about this validation."""
         message = f"dev loss {self.loss:.4f}"
         if task != "classify":  # a classifier predicts one label, so it has no perplexity
             message += f", perplexity {self.perplexity:.2f}"

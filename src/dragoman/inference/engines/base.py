@@ -40,7 +40,6 @@ class Engine(Protocol):
         ...
 
     def search(self, jobs: Sequence[SearchJob], search: SearchSettings) -> list[list[SearchResult]]:
-        """Return the results of all jobs, in the order of the jobs."""
         results = dict(self.iter_results(jobs, search))
         return [results[index] for index in range(len(jobs))]
 

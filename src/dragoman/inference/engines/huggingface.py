@@ -71,7 +71,6 @@ def compute_feature_order(width: int) -> Tensor:
 
 
 def reorder_features(weight: Weight, order_C: Tensor) -> Tensor:
-    """Return a float32 copy of the weight with its features in another order."""
     tensor = weight.tensor.detach().float().cpu()
     return tensor.clone() if weight.axis is None else tensor.index_select(weight.axis, order_C)
 

@@ -111,7 +111,6 @@ class OnnxState(NamedTuple):
     target_NT: Tensor
 
     def select(self, rows_N: Tensor) -> OnnxState:
-        """Return the state of these rows, in this order."""
         return OnnxState(*[tensor[rows_N] for tensor in self])
 
 
@@ -149,5 +148,4 @@ class OnnxEngine(Engine):
 
 
 def run_session(session: Any, **inputs: Tensor) -> Tensor:
-    """Run a graph of onnxruntime that has a single output."""
     return torch.from_numpy(session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0])
