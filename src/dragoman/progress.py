@@ -104,7 +104,7 @@ class ProgressBar:
         self.positions: list[Callable[[], int]] = []  # one function per file: bytes read so far
         self.done: float = 0  # items
         self.skipped: float = 0  # items done before an interruption, which do not count for the speed
-        self.on_screen = False  # whether the terminal shows the bar
+        self.on_screen = False
         self.start_time = self.refresh_time = time.monotonic()
 
     def __enter__(self) -> ProgressBar:

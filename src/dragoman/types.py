@@ -139,7 +139,7 @@ class Hypothesis:
     tokens: list[str]
     alignment: list[list[float]]
     source_tokens: list[str]
-    logp: float  # log-probability of the tokens and EOS
+    logp: float
     warnings: tuple[str, ...] = ()  # what was changed, skipped or truncated
     flags: tuple[str, ...] = ()  # signs of errors (inference/postprocess.py)
     features: Mapping[str, float] = field(default_factory=dict)  # unweighted features of a log-linear model
@@ -153,10 +153,10 @@ class PairScore:
     empty source has log-probability 0.
     """
 
-    logp: float  # sum of token_logps
-    mean: float  # mean of token_logps
+    logp: float
+    mean: float
     tokens: list[str]  # of the target, EOS last
-    token_logps: list[float]  # log-probability of each token
+    token_logps: list[float]
     warnings: tuple[str, ...] = ()
 
 

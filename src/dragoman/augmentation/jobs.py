@@ -37,7 +37,7 @@ from dragoman.run_dir import RunFolder, read_json
 
 ShardItem = TypeVar("ShardItem")
 PHRASE_SYSTEM_FILES = ("casing.json", "lm.arpa", "weights.json")  # of phrase-based systems, beside model.safetensors
-SHARD_SIZE = 4096  # items per shard
+SHARD_SIZE = 4096
 RECORDS_FILE, DEPENDENCIES_FILE = "answers.jsonl", "about.json"  # fixed names: jobs of earlier releases can resume
 
 Record = dict[str, Any]  # the result for one item, as a JSON object
@@ -54,7 +54,7 @@ class ShardedJob(Generic[ShardItem]):
     folder: Path
     read_items: Callable[[], Iterator[ShardItem]]  # iterates over all items, from the beginning
     process: Callable[[int, Sequence[ShardItem]], list[Record]]  # (offset of the batch, its items) -> records
-    batch: int  # items per batch
+    batch: int
 
     def run(self, group: ProcessGroup, bar: ProgressBar) -> int:
         """Compute the missing shards of this process. Return the total number of shards, of all processes."""

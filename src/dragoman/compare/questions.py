@@ -37,7 +37,7 @@ CURVE_X_TITLES = {"step": "training steps", "seconds": "seconds of training", "f
 class FigureOptions(NamedTuple):
     """What a figure needs to know apart from the models."""
 
-    test: str  # the name of a test set
+    test: str
     metric: str
     budget: str  # what limits the training: steps, epochs, minutes or flops
     x_setting: str  # only for the figure "setting": the setting on the x axis, such as model.layers
@@ -165,9 +165,6 @@ FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] 
     "source-gradient": partial(plot_gradient, side="source", x_title="distance from the end of the source, tokens"),
     "setting": plot_setting,
 }
-
-
-# Questions
 
 
 class Question(Settings):

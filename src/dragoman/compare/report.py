@@ -100,9 +100,6 @@ def run_comparison(
     return comparison
 
 
-# The record of a comparison
-
-
 def summarise(
     runs: Sequence[PlannedRun], measurements: Mapping[Path, Measurements], failures: Mapping[Path, str], *, jobs: int
 ) -> dict[str, Any]:
@@ -212,9 +209,6 @@ def find_unfair_budgets(training: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"differ because of other work on the machine.{others} Set the budget in steps or FLOPs, such as "
         f"train.minutes=0 train.steps={fast_steps}."
     ]
-
-
-# Table and page
 
 
 def format_comparison(report: Mapping[str, Any]) -> Text:

@@ -161,9 +161,6 @@ def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
     return None
 
 
-# Processes
-
-
 def train_and_measure(recipe_file: Path, folder: Path) -> None:
     """Train a run, or resume it, and measure it. If the parent process ends, save a checkpoint and exit."""
 

@@ -62,7 +62,7 @@ def load_settings_reference() -> Reference:
 def save_reference(reference: Reference) -> None:
     """Write settings.json with one setting per line, so that diffs are easy to read."""
     rows_by_kind = {kind: [json.dumps(row, ensure_ascii=False) for row in rows] for kind, rows in reference.items()}
-    all_rows = list(dict.fromkeys(row for rows in rows_by_kind.values() for row in rows))  # without repetitions
+    all_rows = list(dict.fromkeys(row for rows in rows_by_kind.values() for row in rows))
     index_of = {row: index for index, row in enumerate(all_rows)}
     indices = {kind: json.dumps([index_of[row] for row in rows]) for kind, rows in rows_by_kind.items()}
     kinds = [f"  {json.dumps(kind)}: {listed}" for kind, listed in indices.items()]

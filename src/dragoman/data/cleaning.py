@@ -118,9 +118,9 @@ class Overlap:
     """What a corpus has in common with another corpus, as `dragoman data stats --against` shows it."""
 
     name: str  # of the other corpus
-    other_pairs: int  # number of pairs in the other corpus
+    other_pairs: int
     shared_sources: int  # pairs whose source is also a source of the other corpus
-    shared_pairs: int  # pairs that are also in the other corpus
+    shared_pairs: int
     source: UnknownWords
     target: UnknownWords
 

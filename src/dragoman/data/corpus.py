@@ -41,7 +41,7 @@ from dragoman.io import LONGEST_LINE, WatchPosition, digest_bytes, read_lines
 from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair
 
-ReadLines = Callable[[Path], Iterator[str]]  # yields the lines of a file
+ReadLines = Callable[[Path], Iterator[str]]
 LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # with the spaces around it
 TURN_SEPARATOR = " | "  # between the turns of a dialogue
 MAX_TURN_DIGITS = 9  # maximum number of digits in the number of a turn

@@ -153,7 +153,7 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
             )
         sampled = Random(seed).sample(sources, dev + test)
         split_of = dict.fromkeys(sampled[:dev], "dev") | dict.fromkeys(sampled[dev:], "test")
-        written: set[int] = set()  # sources of dev and test
+        written: set[int] = set()
         for source, target in take_first_targets(corpora.read(progress)):
             key = hash_stably(source.encode())
             if key in written:

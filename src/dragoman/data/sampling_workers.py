@@ -49,7 +49,7 @@ class SamplingTask(NamedTuple):
     seed: int
     epoch: int
     tag: str  # of all sources, such as the target language; its ids precede those of a source
-    max_tokens: int  # maximum number of tokens per side
+    max_tokens: int
     indices: Sequence[int]  # of the pairs, counted over all corpora
     sources: Sequence[bytes]  # in UTF-8, as in the cached files
     targets: Sequence[bytes]

@@ -62,7 +62,7 @@ class SideStatistics:
     characters: Distribution  # of the lengths in characters
     total_words: int
     total_characters: int
-    empty: int  # number of empty texts
+    empty: int
     repeated: int  # number of texts that equal an earlier text
     longest_line: int  # line number of the longest text, counted from 1
     languages: dict[str, float]  # language code: fraction of the sample, most frequent first; "" means undecided
@@ -84,7 +84,7 @@ class CorpusStatistics:
     ratio_histogram: list[int]  # of log-ratios, from 1:4 to 4:1; the first and last bin include values beyond
     length_correlation: float  # of log-lengths, from -1 to 1; aligned lines have about 0.9, shuffled ones 0
     repeated_pairs: int
-    equal_sides: int  # pairs whose source equals the target
+    equal_sides: int
     notes: list[str]  # sentences about languages and likely errors
     against: Overlap | None = None  # overlap with another corpus, if the user named one
 

@@ -110,7 +110,7 @@ class ShuffleWindow(NamedTuple):
 
     start: StreamPosition
     indices: NDArray[np.uint32]  # of its examples
-    next_start: StreamPosition  # where the next window starts
+    next_start: StreamPosition
 
 
 class BatchStream:

@@ -28,7 +28,7 @@ from dragoman.io import hash_stably
 from dragoman.types import UNK
 
 VARIANTS = 64  # number of random segmentations of a word
-CACHED_VARIANTS = 1 << 18  # maximum number of cached variants
+CACHED_VARIANTS = 1 << 18
 LONGEST_CACHED = 32  # characters; longer words are rarely repeated
 UNKNOWN_PENALTY = 10.0  # an unknown character scores this much less than the worst subword, as in SentencePiece
 SPACE_MARK = "▁"  # stands for a space in subwords

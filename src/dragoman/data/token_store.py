@@ -89,7 +89,7 @@ class TokenStore:
             self.example_count: int = metadata["pairs"]
             self.digest: str = metadata["digest"]
             self.dropped_counts: dict[str, int] = metadata["dropped"]  # number of pairs left out, by reason
-            self.longest_source: int = metadata["longest"]  # tokens of the longest source
+            self.longest_source: int = metadata["longest"]
             self.characters: int = metadata.get("characters", 0)  # of all targets, including the ends of lines
             self.tag: str = metadata.get("tag", "")  # its ids precede those of every source
             self.id_columns = [StoredColumn(folder, f"{side}.ids", metadata["dtype"]) for side in STORED_SIDES]

@@ -341,7 +341,7 @@ class SubwordTokenizer(Tokenizer):
                 bos_id=BOS,
                 eos_id=EOS,
                 num_threads=4,  # a constant: sums differ in their last digit with the number of threads
-                minloglevel=2,  # log only errors
+                minloglevel=2,
             )
         except (RuntimeError, ValueError) as error:
             raise explain_failure(str(error), cls.kind, settings.size, settings.byte_fallback) from None

@@ -188,8 +188,8 @@ class DecodingConstraints:
     """Constraints on the translation of one sentence."""
 
     prefix: tuple[int, ...] = ()  # tokens that the translation must start with
-    required: tuple[Term, ...] = ()  # terms that must appear
-    avoid: tuple[Term, ...] = ()  # terms that must not appear
+    required: tuple[Term, ...] = ()
+    avoid: tuple[Term, ...] = ()
     min_tokens: int = 0  # minimum number of tokens, without EOS
     seed_text: str = ""  # the source text, from which the random numbers of a sentence are derived
 

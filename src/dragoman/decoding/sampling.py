@@ -40,7 +40,7 @@ class SampleState(NamedTuple):
     logp_BW: Tensor
     length_BW: Tensor  # including EOS
     done_BW: Tensor
-    limit_B: Tensor  # maximum length
+    limit_B: Tensor
     uniform_BWT: Tensor  # a random number from [0, 1) for every token
 
     @classmethod

@@ -42,7 +42,7 @@ MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-MIN_LOG_VALUE = 1e-12  # the lowest value of a logarithmic axis
+MIN_LOG_VALUE = 1e-12
 
 
 class Point(NamedTuple):

@@ -34,9 +34,6 @@ LINES_SHOWN = 40  # lines that a system translates better than the first system,
 TOKEN = re.compile(rf"{WORD_OR_CHARACTER.pattern}|\s+|.", re.DOTALL)  # words, runs of spaces, single punctuation marks
 
 
-# Tables for the terminal
-
-
 def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     """Return a table for each test set, with a row for each score of each run, and notes on the significance tests.
 
@@ -166,9 +163,6 @@ def align_columns(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> st
     justify = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
     padded = ([pad(cell, width) for pad, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
-# The page
 
 
 class Span(NamedTuple):

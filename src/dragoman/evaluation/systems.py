@@ -186,9 +186,6 @@ def read_trees(conllu: Path, sources: Sequence[str], source_file: Path) -> list[
     return trees
 
 
-# Outputs of runs
-
-
 def predict_tests(
     predictor: Predictor[Any], options: EvaluationOptions = DEFAULT_OPTIONS, report: Report = SILENT_REPORT
 ) -> Iterator[SystemOutput]:
@@ -348,7 +345,7 @@ def evaluate(
 
 # Breakdowns by length and word frequency, and comparison with the first system
 
-LENGTH_BUCKETS = 6  # number of buckets of source lengths
+LENGTH_BUCKETS = 6
 TRAINING_DATA_PREFIX = "the training data of "  # followed by the name of the run
 Bounds = tuple[int, int | None]  # inclusive; None: no upper bound
 # Bounds of the number of occurrences of a word

@@ -42,7 +42,7 @@ class Format(NamedTuple):
     """An export format. The arguments of `save` and `engine` are the model of a run, a folder and a quantization."""
 
     save: Callable[[Predictor[Model], Path, str], list[str] | None]  # returns messages about what was not exported
-    engine: Callable[[Predictor[Model], Path, str], Engine]  # runs the model that `save` wrote
+    engine: Callable[[Predictor[Model], Path, str], Engine]
     quantizations: Sequence[str] = ("float32",)
     sample: int = SAMPLE_LINES
 
@@ -64,9 +64,9 @@ FORMATS = {
 class Agreement(NamedTuple):
     """How well the translations of an exported model agree with those of the run."""
 
-    beam: int  # beam width of both
-    lines: int  # number of translations
-    same: int  # number of translations with equal texts
+    beam: int
+    lines: int
+    same: int
     near: int  # number of translations with different texts, but scores that are equal up to rounding
     gap: float  # maximum difference between the scores of two translations of a sentence
     bleu: float = 100.0  # of the exported model's translations, with those of the run as references

@@ -44,7 +44,7 @@ class CorpusRecord(BaseModel):
     """A corpus in provenance.json."""
 
     split: str  # "train" or "dev"
-    count: int | None  # number of examples
+    count: int | None
     left_out: dict[str, int]  # number of examples that were left out, by reason
 
 

@@ -51,7 +51,7 @@ class Predictor(Generic[_M]):
     longest_source: int  # number of tokens of the longest source in the training data
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
-    run: str = field(default="", kw_only=True, compare=False)  # the run folder
+    run: str = field(default="", kw_only=True, compare=False)
     max_tokens: int = field(init=False)  # maximum length of a text, so that EOS and a tag (a language) fit too
     max_segment_tokens: int = field(init=False)  # longer sentences are split into segments
 

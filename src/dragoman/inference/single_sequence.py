@@ -40,7 +40,7 @@ class Continuation:
     prompt: str
     text: str  # prompt and new tokens
     tokens: int  # number of new tokens
-    logp: float  # log-probability of the new tokens
+    logp: float
     finished: bool  # whether the model generated EOS at the end
     warnings: tuple[str, ...] = ()
 
@@ -205,7 +205,7 @@ NO_LABEL = np.zeros(1, dtype=np.int64)  # placeholder for the label, since a bat
 class Verdict:
     """The classification of a text."""
 
-    label: str  # the most probable label
+    label: str
     probability: float
     probabilities: dict[str, float]  # of all labels, highest first
     warnings: tuple[str, ...] = ()

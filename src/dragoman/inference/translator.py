@@ -55,7 +55,7 @@ class DecodeOptions:
     search: SearchSettings
     dictionary: Mapping[str, str]
     tag: str = ""  # such as a language
-    align: bool = True  # whether hypotheses get alignments
+    align: bool = True
 
 
 class SourceSegment(NamedTuple):

@@ -36,7 +36,7 @@ from dragoman.kernels.attention import KeyValue
 
 LONGEST_SINGLE_TILE = 128  # maximum number of tokens in a row for which one program computes all scores
 LOG2E = 1.4426950408889634  # log2(e): scores are multiplied by it, since exp2(x * log2(e)) = exp(x) and exp2 is faster
-TILE = 64  # number of queries or keys in a tile
+TILE = 64
 POSITIONS_PER_BLOCK = 16  # positions of a KV cache that are read at a time
 
 

@@ -30,7 +30,7 @@ class AlignmentScore(NamedTuple):
     aer: float
     precision: float
     recall: float
-    links: int  # number of predicted links
+    links: int
 
 
 def format_links(links: Iterable[Link]) -> str:

@@ -205,7 +205,7 @@ class Metric:
     """
 
     name: str
-    title: str  # its name in tables
+    title: str
     count: Callable[[TextLines, Sequence[TextLines]], CountedScore]
     compute_scores: Callable[[Array], Array] = compute_percentages
     higher_is_better: bool = True

@@ -105,8 +105,6 @@ class English(Realizer):
             return (DO[tense][person], node + 1, head), [infinitive]
         return (verb.english_past if tense == "past" else verb.english_present[person], node, head), []
 
-    # ---- noun phrases
-
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
         node = phrase.node
         adjectives: list[Token] = []

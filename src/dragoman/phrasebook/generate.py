@@ -186,9 +186,6 @@ def hash_package() -> str:
     return digest_bytes(*(path.read_bytes() for path in paths), size=64)
 
 
-# ---- judging translations
-
-
 def split_words(line: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", line)
 

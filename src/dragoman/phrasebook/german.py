@@ -29,7 +29,6 @@ def decline(endings: str, stem: str = "") -> Paradigm:
 STRONG = decline("er en em en | e e er er | es es em en | e e en er")
 WEAK = decline("e en en en | e e en en | e e en en | en en en en")
 MIXED = decline("er en en en | e e en en | es es en en | en en en en")
-# Determiners and pronouns.
 ARTICLE = decline("der den dem des | die die der der | das das dem des | die die den der")
 RELATIVE_PRONOUN = decline("der den dem dessen | die die der deren | das das dem dessen | die die denen deren")
 THIRD_PERSON = decline("er ihn ihm - | sie sie ihr - | es es ihm - | sie sie ihnen -")
@@ -154,8 +153,6 @@ class German(Realizer):
         if verb.prefix and clause.kind not in ("subordinate", "relative"):
             return (word, node, head), [(verb.prefix, node + Offset.PARTICLE, node)]
         return (verb.prefix + word, node, head), []
-
-    # ---- noun phrases
 
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
         """Write the determiner and the adjectives. A preposition and the article may contract: in dem -> im."""

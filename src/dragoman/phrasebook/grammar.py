@@ -142,8 +142,6 @@ class Grammar:
         clause = self.sample_clause("question", tense, question_word=self.pick(QUESTION_WORDS))
         return SentencePlan((clause,), clause)
 
-    # ---- clauses
-
     def sample_second_clause(
         self, kind: ClauseKind, tense: str, *, is_event: bool = False, follows_clause: bool = False
     ) -> Clause:
@@ -395,8 +393,6 @@ class Grammar:
         tense = clause.tense if clause.tense in SIMPLE_TENSES else "present"
         phrase.relative = self.sample_clause("relative", tense, position="second", role=role, filler=pronoun)
 
-    # ---- noun phrases
-
     def sample_noun_phrase(
         self, nouns: Sequence[Noun], role: str, determiners: str, extend: bool = False
     ) -> NounPhrase:
@@ -449,8 +445,6 @@ class Grammar:
         phrase = NounPhrase(self.new_block(), None, pronoun in ("we", "they"), pronoun)
         self.noun_phrases.append(phrase)
         return phrase
-
-    # ---- words
 
     def pick(self, choices: Sequence[Choice]) -> Choice:
         return choices[int(self.random() * len(choices))]

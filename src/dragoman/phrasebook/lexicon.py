@@ -36,7 +36,7 @@ from dragoman.io import hash_stably
 
 NOMINATIVE, ACCUSATIVE, DATIVE, GENITIVE = range(4)
 MASCULINE, FEMININE, NEUTER, PLURAL = range(4)
-ROLES = ("subject", "dative", "accusative", "prepositional")  # arguments that a verb may take
+ROLES = ("subject", "dative", "accusative", "prepositional")
 CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE, "dative": DATIVE, "possessor": GENITIVE}  # of German, by role
 
 # To test generalization, some words are held out from one construction: the training data contains the word and the

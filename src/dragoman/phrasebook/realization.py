@@ -142,8 +142,6 @@ class Realizer(ABC):
         self.agreements: list[tuple[int, int, bool]] = []  # nodes of subject and finite verb, whether they are plural
         self.references: list[tuple[int, int]] = []  # nodes of pronoun and antecedent
 
-    # ---- differences between the languages
-
     @abstractmethod
     def is_comma_before(self, clause: Clause) -> bool:
         """Return whether a comma separates the second clause of a sentence from the first."""
@@ -159,8 +157,6 @@ class Realizer(ABC):
     @abstractmethod
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
         """Return the form of a pronoun in this case."""
-
-    # ---- sentences and clauses
 
     def write(self, plan: SentencePlan) -> None:
         """Write the sentence: the root clause, and before or after it the other clause, if there is one."""
@@ -231,8 +227,6 @@ class Realizer(ABC):
         self.add(self.than, node + Offset.THAN, clause.comparison.node)
         self.write_noun_phrase(clause.comparison, "subject", node + Offset.PREDICATE)
 
-    # ---- noun phrases
-
     def write_noun_phrase(self, phrase: NounPhrase, role: str, head: int) -> None:
         """Write a noun phrase in the case of its preposition or, if it has none, of its role."""
         node, preposition = phrase.node, phrase.preposition
@@ -264,8 +258,6 @@ class Realizer(ABC):
             if self.commas_enclose_clauses:
                 self.add_punctuation(",", relative.node + Offset.CLOSING_COMMA, relative.head)
 
-    # ---- tokens and phenomena
-
     def add(self, word: str, node: int, head: int) -> None:
         self.tokens.append((word, node, head))
 
@@ -282,8 +274,6 @@ class Realizer(ABC):
 
     def record_phenomenon(self, phenomenon: str, *nodes: int) -> None:
         self.phenomena.append((phenomenon, nodes))
-
-    # ---- analysis of the finished sentence
 
     def locate_nodes(self) -> dict[int, int]:
         return {token[1]: position for position, token in enumerate(self.tokens)}

@@ -44,7 +44,7 @@ BLOCK_CELLS = 40_000_000  # maximum number of cells, (source, target) positions 
 TASKS = 8  # number of parts that the work on a block is divided into, for threads
 PRUNE_BELOW = 1e-6  # entries less likely than this in both directions are dropped after two iterations of IBM Model 1
 PRIOR_LENGTH = 64  # IBM Model 2 has position probabilities for sentences shorter than this; others are uniform
-MIN_NULL = 1e-3  # minimum probability of NULL
+MIN_NULL = 1e-3
 RAREST_JUMP = 1e-7  # minimum probability of a jump of the HMM, relative to the most likely jump
 
 

@@ -59,8 +59,8 @@ class Block(NamedTuple):
     first_cell: Array
     rows: Array  # source words that occur in the block
     row_starts: Array  # where the occurrences of each of them start in `pairs` and `positions`
-    pairs: Array  # the pair of each occurrence
-    positions: Array  # the source position of each occurrence
+    pairs: Array
+    positions: Array
     longest: int  # length of the longest sentence of either side
 
 

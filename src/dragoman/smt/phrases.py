@@ -186,7 +186,7 @@ class PhraseTable:
     reordering_of: Array  # row in `reordering` of every option
     reordering: Array  # rows x 6: three orientations towards the phrase before, three towards the one after
     links_of: Array  # index of every option's pattern of links
-    link_starts: Array  # where the links of each pattern start
+    link_starts: Array
     links: Array  # (source, target) positions inside the phrase
 
     def read_option(self, row: int) -> tuple[list[int], list[tuple[int, int]]]:

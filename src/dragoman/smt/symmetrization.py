@@ -55,7 +55,7 @@ NEIGHBOURS = np.array([(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, 
 def symmetrize(forward_IJ: Array, backward_IJ: Array, heuristic: Heuristic, out_IJ: Array) -> None:
     """Write into `out_IJ` which words of a sentence pair are linked, given the links of both directions."""
     I, J = out_IJ.shape
-    source_linked, target_linked = np.zeros(I, np.bool_), np.zeros(J, np.bool_)  # words that have a link
+    source_linked, target_linked = np.zeros(I, np.bool_), np.zeros(J, np.bool_)
     for i in range(I):
         for j in range(J):
             both, either = forward_IJ[i, j] and backward_IJ[i, j], forward_IJ[i, j] or backward_IJ[i, j]

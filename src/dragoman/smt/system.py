@@ -51,7 +51,7 @@ from dragoman.types import SPECIALS
 TABLE, LM_FILE = "model.safetensors", "lm.arpa"
 TOKENIZER, CASING, WEIGHTS = "tokenizer", "casing.json", "weights.json"
 INPUTS, LINKS, TUNING = "inputs.json", "alignment.safetensors", "tuning.safetensors"  # in checkpoints/
-Sentences = list[list[str]]  # tokens
+Sentences = list[list[str]]
 MetricsFunction = Callable[[str, int, Mapping[str, float | str]], object]  # stage, iteration, values
 
 

@@ -64,7 +64,7 @@ class ExecutionPlan:
     batch_parts: Annotated[int, Field(alias="split")] = 1  # number of parts into which a batch is split to save memory
     bucketed_shapes: Annotated[bool, Field(alias="few_shapes")] = False
     use_cuda_graphs: Annotated[bool, Field(alias="capture")] = False  # steps run as CUDA graphs (training/step.py)
-    world_size: Annotated[int, Field(alias="world")] = 1  # number of processes
+    world_size: Annotated[int, Field(alias="world")] = 1
 
     def apply(self) -> None:
         """Set the number of threads, the memory allocator and the current GPU of this process."""

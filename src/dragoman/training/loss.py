@@ -38,7 +38,7 @@ class LossTerms(NamedTuple):
     cross_entropy_weights: tuple[float, ...] = (1.0,)  # weight of the cross-entropy of each pass
     kl_weights: tuple[float, ...] = ()  # of KL(p || q) and KL(q || p), whose weighted sum is the divergence
     hides_tokens: bool = False  # whether a fraction train.cut of all tokens is hidden from the second pass
-    smoothing: float = 0.0  # label smoothing
+    smoothing: float = 0.0
     consistency_weight: float = 0.0  # of the divergence
 
     @property

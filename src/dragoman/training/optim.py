@@ -65,7 +65,7 @@ class Muon(AdamW):
         others, matrices = self.param_groups
         self.param_groups = [others]
         try:
-            super().step(closure)  # AdamW
+            super().step(closure)
         finally:
             self.param_groups = [others, matrices]
         same_size: dict[tuple[torch.Size, int], list[Tensor]] = {}

@@ -250,7 +250,7 @@ def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
     if recipe.example_format != "pairs":
         return {}
     names = [corpus.tag or Path((corpus.files or [corpus.title])[0]).name for corpus in recipe.data.dev]
-    if len(set(names)) < len(names):  # short names are not unique
+    if len(set(names)) < len(names):
         names = [corpus.title for corpus in recipe.data.dev]
     readers = (read_corpus(recipe, corpus, "dev", recipe.model.source_features) for corpus in recipe.data.dev)
     # A round has one (name, pair) of each corpus, or None if the corpus has ended.

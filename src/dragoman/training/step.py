@@ -37,14 +37,14 @@ from dragoman.types import Batch
 
 WARMUP_CALLS = 3  # eager steps with a shape before its capture: libraries choose kernels, and code is compiled
 DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # of torch.compile; doubles the time of a norm's backward
-Shape = tuple[object, ...]  # what `shape_of` returns
+Shape = tuple[object, ...]
 
 
 class CapturedGraph(NamedTuple):
     """A CUDA graph with the tensors that it reads and writes at every replay."""
 
     graph: torch.cuda.CUDAGraph
-    batch: Batch  # input
+    batch: Batch
     output: Tensor
 
 
