@@ -246,6 +246,7 @@ def predict_lines(
     with report.progress("translating", total=len(test.sources)) as bar:
         for start in range(0, len(test.sources), LINES_PER_UPDATE):
             part = slice(start, start + LINES_PER_UPDATE)
+            # search.scores are the log-probabilities of hypotheses: not needed here, since metrics score their texts
             settings: dict[str, Any] = {"beam": options.beam, "search": {"scores": False}, "tag": test.tag}
             hypotheses += predictor.translate(test.sources[part], trees=trees and trees[part], align=False, **settings)
             bar.set_done(len(hypotheses))
