@@ -1,7 +1,8 @@
 """Settings: frozen pydantic models, read from YAML files and `a.b=c` overrides, with helpful error messages.
 
 A field of a subclass of `Settings` is a setting with its default and description. The classes of models, modules and
-decoding methods are in the modules that use them; `TrainSettings` is here, because reading it must not import PyTorch.
+decoding methods are in the modules that use them. `TrainSettings` and `SampleSettings` are here, because reading them
+must not import PyTorch.
 Values that name a registry entry (`norm`, `optimizer`, ...) are strings; `get_entry` checks them where the registry is
 defined, so that adding a variant changes one file.
 

@@ -97,9 +97,9 @@ def check_data(recipe: Recipe) -> None:
             )
     if example_format != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
         raise UserError(f"model.kind={kind} has one tokenizer; leave target_kind and target_size out")
-    reason = "" if example_format == "pairs" else "does not translate"  # why the model learns only one direction
+    reason = "" if example_format == "pairs" else "does not translate"  # why tags and a second direction are refused
     if "tree" in recipe.model.source_features:
-        reason = "reads trees of one side"  # dependency trees, which only the sources have
+        reason = "reads trees of one side"  # only sources have dependency trees, in which a tag has no node
     for is_used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
         if reason and is_used:
             raise UserError(f"{setting} has no effect with model.kind={kind}, which {reason}; leave it out")
