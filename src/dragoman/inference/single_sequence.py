@@ -117,8 +117,8 @@ class Generator(Predictor[LanguageModel]):
     def fill_window(self, texts: list[PartialText], settings: SampleSettings, history: int) -> None:
         """Read the last `history` tokens of each text and extend it until the window is full or the text has ended.
 
-        A window has `context` tokens. Models without a context limit (`has_fixed_context` is false), such as recurrent ones, and
-        models trained on lines read each text from its beginning.
+        A window has `context` tokens. Models without a context limit (`has_fixed_context` is false), such as recurrent
+        ones, and models trained on lines read each text from its beginning.
         """
         has_window = self.whole_files and self.model.settings.has_fixed_context
         inputs = [text.ids[-history:] if has_window else text.ids for text in texts]
