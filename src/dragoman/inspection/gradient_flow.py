@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.models.base import Seq2Seq
+from dragoman.models.base import Model
 from dragoman.types import Batch
 
 MIN_RATIO = 1e-12  # smaller ratios are raised to this one, so that logarithms are finite
@@ -33,10 +33,11 @@ class GradientFlow(NamedTuple):
     source: list[float]  # of the loss of the full target; distances count back from the end of the source
 
 
-def measure_gradient_flow(model: Seq2Seq, batch: Batch) -> GradientFlow:
+def measure_gradient_flow(model: Model, batch: Batch) -> GradientFlow:
     """Return how gradients decay with distance. The batch must be unpacked: with one sentence per row.
 
-    There is a backward pass for each target position, and one for the source.
+    There is a backward pass for each target position, and one for the source. The list of a side that the model does
+    not read is empty: the source of a language model, the target of a classifier.
     """
     assert batch.is_unpacked
     with (
@@ -46,16 +47,18 @@ def measure_gradient_flow(model: Seq2Seq, batch: Batch) -> GradientFlow:
         logits_BTV = model.project(model(batch))
         loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
         loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
-        target_BTC, source_BSC = embeddings[0], embeddings[1]
+        target_BTC, source_BSC = embeddings.get(0), embeddings.get(1)
         target_ratios: list[Tensor] = []
-        for position in range(loss_BT.size(1)):
+        for position in range(loss_BT.size(1) if target_BTC is not None else 0):
             real_B = batch.target_segment_BT[:, position] > 0
             [grad_BTC] = torch.autograd.grad(loss_BT[:, position].sum(), target_BTC, retain_graph=True)
             target_ratios.append(compute_log_ratios(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))
-        [grad_BSC] = torch.autograd.grad(loss_BT.sum(), source_BSC)
-    size_BS = grad_BSC.norm(dim=-1)
-    ends = (batch.source_segment_BS > 0).sum(1).tolist()
-    source_ratios = [compute_log_ratios(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends, strict=True)]
+        source_ratios: list[Tensor] = []
+        if source_BSC is not None:
+            [grad_BSC] = torch.autograd.grad(loss_BT.sum(), source_BSC)
+            size_BS = grad_BSC.norm(dim=-1)
+            ends = (batch.source_segment_BS > 0).sum(1).tolist()
+            source_ratios = [compute_log_ratios(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends)]
     return GradientFlow(average_columns(target_ratios), average_columns(source_ratios))
 
 

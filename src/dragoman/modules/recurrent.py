@@ -35,6 +35,7 @@ class Cell(nn.Module, ABC):
     """The common part of all cells: initial state, and weights for input and state with all gates concatenated."""
 
     gates, state_tensors = 1, 1  # number of gates, including the new content; number of tensors in a state
+    gate_names: ClassVar[tuple[str, ...]] = ("content",)  # in the order of the rows of `hidden_weight`
     uses: tuple[str, ...] = ()  # names of settings that some other cells ignore
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same function, for tests
     kernel: Callable[..., tuple[Tensor, ...]] | None = None  # PyTorch function for full sentences; None: `run_loop`
@@ -121,6 +122,7 @@ class GruCell(Cell):
     """
 
     gates = 3
+    gate_names = ("reset", "update", "content")
     torch_module = nn.GRU
     kernel = torch.gru
 
@@ -144,6 +146,7 @@ class LstmCell(Cell):
     """Long short-term memory: a memory cell c with input, forget and output gates (Hochreiter 1997, Gers 2000)."""
 
     gates, state_tensors = 4, 2
+    gate_names = ("input", "forget", "content", "output")
     torch_module = nn.LSTM
     kernel = torch.lstm
 
