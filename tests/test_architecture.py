@@ -63,6 +63,7 @@ MAY_IMPORT = {
         "modules",
         "models",
         "inference",
+        "inspection",
         "smt",
     ],
     "augmentation": ["config", "recipe", "run_dir", "metrics", "data", "inference", "training"],

@@ -1,6 +1,7 @@
 """A run folder on disk: files written atomically, a format number, and digests that detect damage.
 
     config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
+    probes.jsonl (gradients and activations during training, if train.probe_every is set)
     provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (results of `evaluate`)
 
 A run folder contains only tensors, text and JSON, so loading it never executes code from it.
@@ -115,6 +116,7 @@ class RunFolder:
         self.model_file = self.path / "model.safetensors"
         self.tokenizer_folder = self.path / "tokenizer"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.probes_file = self.path / "probes.jsonl"
         self.scores_file = self.path / "scores.jsonl"
         self.checkpoints_folder = self.path / "checkpoints"
         self.provenance_file = self.path / "provenance.json"
@@ -135,7 +137,8 @@ class RunFolder:
         for folder in (self.tokenizer_folder, self.checkpoints_folder, self.path / "tensorboard"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            for file in (self.format_file, self.config_file, self.metrics_file, self.provenance_file):
+            files = (self.format_file, self.config_file, self.metrics_file, self.probes_file, self.provenance_file)
+            for file in files:
                 file.unlink(missing_ok=True)
             self.path.rmdir()
 
@@ -159,7 +162,8 @@ class RunFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
         self.check_name()
-        files = (self.format_file, self.config_file, self.model_file, self.metrics_file, self.scores_file)
+        records = (self.metrics_file, self.probes_file, self.scores_file)
+        files = (self.format_file, self.config_file, self.model_file, *records)
         for path in (*files, *self.tokenizer_folder.rglob("*")):
             refuse_special_file(path)
         if not self.format_file.is_file():

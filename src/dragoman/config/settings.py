@@ -352,6 +352,7 @@ class TrainSettings(Settings):
     patience: Amount = setting(0, "stop after this number of validations without improvement; 0: off")
     save_every: Count = setting(1000, "steps between checkpoints")
     log_every: Count = setting(50, "steps between log entries")
+    probe_every: Amount = setting(0, "steps between measurements of gradients and activations in probes.jsonl; 0: off")
     tensorboard: bool = setting(False, "write curves to RUN/tensorboard, in addition to metrics.jsonl")
     freeze: Annotated[tuple[str, ...], AsTuple] = setting(
         (), "names or patterns of parameters that are not trained, such as encoder.*"

@@ -341,10 +341,13 @@ class TextWindowStream(BatchStream):
         return [TextWindows(text, self.context, first) for text, first in zip(texts, first_lengths, strict=True)]
 
 
-def read_in_order(store: TokenStore, example_format: str, context: int) -> list[Example]:
-    """Return all examples in the order of the corpus, for validation. Texts are divided into windows of `context`."""
+def read_in_order(store: TokenStore, example_format: str, context: int, count: int = sys.maxsize) -> list[Example]:
+    """Return the first `count` examples in the order of the corpus, for validation; by default, all examples.
+
+    Texts are divided into windows of `context`.
+    """
     source = TextWindows(store.target_ids, context, context) if example_format == "windows" else store
-    return source.read_examples(np.arange(len(source)))
+    return source.read_examples(np.arange(min(len(source), count)))
 
 
 def prefetch(

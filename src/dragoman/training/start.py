@@ -51,7 +51,7 @@ RESUMABLE_FORMAT = 2  # the earliest format of a run folder that can be resumed
 MAY_CHANGE = {
     "train": {
         "steps", "epochs", "minutes", "flops", "patience",  # when to stop
-        "keep", "average", "save_every", "log_every", "tensorboard",  # what to keep and show
+        "keep", "average", "save_every", "log_every", "probe_every", "tensorboard",  # what to keep and show
         "device", "precision", "compile", "threads",  # where to run: logged, because rounding may differ
         "parallel", "timeout",
     },

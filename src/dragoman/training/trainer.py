@@ -35,6 +35,7 @@ from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import MetricsWriter, TrainLogger, describe_few_epochs
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import RunData, check_same_data, find_changed_corpus, open_stream, prepare_data
+from dragoman.training.prober import Prober
 from dragoman.training.start import StartedRun, TrainRequest, describe_run, initialize_model, start_run
 from dragoman.training.statistical import describe_phrase_run, train_phrase_system
 from dragoman.training.step import PendingStep, Stepper, fetch_metrics
@@ -150,6 +151,7 @@ class Trainer:
         path = start.folder.metrics_file if group.is_main else None
         self.metrics = MetricsWriter(path, step=state.step, tensorboard=settings.tensorboard)
         self.logger = TrainLogger(report, self.metrics, settings, plan)
+        self.prober = Prober(recipe, prepared, start.folder if group.is_main else None, step=state.step)
         self.received_signal = 0  # number of the signal that this process received
         self.signal = 0  # number of a signal that any process received, the same in all processes
         self.pending: list[PendingStep] = []  # steps whose metrics have not been copied to the host
@@ -174,6 +176,8 @@ class Trainer:
                     self.roll_back()
                     continue
                 with self.logger.paused():
+                    if self.is_due(self.settings.probe_every):
+                        self.probe()
                     if self.should_validate():
                         self.validate()
                     if self.should_save():
@@ -189,6 +193,7 @@ class Trainer:
         if self.batches:
             self.batches.close()
         self.metrics.close()
+        self.prober.records.close()
         self.stepper.disable_cuda_graphs()
 
     def log_start(self) -> None:
@@ -247,8 +252,8 @@ class Trainer:
 
     def should_synchronise(self) -> bool:
         """Return whether to wait for the metrics of the pending steps. On a GPU only if they are needed now."""
-        settings = self.settings
-        intervals = (SYNCHRONISE_EVERY, settings.log_every, settings.save_every, settings.validate_every)
+        names = ("log_every", "save_every", "validate_every", "probe_every")
+        intervals = [SYNCHRONISE_EVERY, *(getattr(self.settings, name) for name in names)]
         due = any(map(self.is_due, intervals)) or self.signal or self.stop_reason()
         return self.stepper.device.type == "cpu" or bool(due)
 
@@ -321,6 +326,7 @@ class Trainer:
         self.state = replace(saved, lr_scale=lr_scale, skipped_in_a_row=0, **not_rolled_back)
         self.group.run_on_main(lambda: checkpoint.save_state(newest, self.state))
         self.metrics.truncate(saved.step)
+        self.prober.records.truncate(saved.step)
         self.metrics.write("rolled back", saved.step, after=current.step, scale=lr_scale, skipped=current.skipped)
         message = f"{ROLL_BACK_AFTER} steps in a row were skipped: back to step {saved.step}, learning rate"
         self.report.log(f"{message} times {lr_scale:g}", WARNING)
@@ -349,6 +355,11 @@ class Trainer:
             return True
         due = self.is_due(self.settings.validate_every) or self.is_due(self.settings.save_every)
         return due and not self.is_skipping_steps()
+
+    def probe(self) -> None:
+        """Measure gradients and activations of the same weights that `validate` evaluates; add them to probes.jsonl."""
+        with self.stepper.load_eval_weights():
+            self.group.run_on_main(lambda: self.prober(self.stepper.eval_model, self.state.step))
 
     def validate(self) -> None:
         """Evaluate the weights to save (the EMA, if there is one) on data.dev."""
