@@ -319,7 +319,7 @@ def measure_attention(recorded: RecordedAttention, real: Mapping[str, Tensor]) -
 
 
 def measure_recurrence(model: Model) -> list[RecurrentProbe]:
-    """Return singular values and spectral radius of all recurrent matrices."""
+    """Return singular values and spectral radius of all recurrent matrices, those of the encoder first."""
     probes = []
     for name, cell in model.named_modules():
         if not isinstance(cell, Cell):
@@ -329,4 +329,4 @@ def measure_recurrence(model: Model) -> list[RecurrentProbe]:
         for gate, weight_CC in zip(cell.gate_names, weights, strict=True):
             radius = float(torch.linalg.eigvals(weight_CC).abs().max())
             probes.append(RecurrentProbe(label, gate, torch.linalg.svdvals(weight_CC).tolist(), radius))
-    return probes
+    return sorted(probes, key=lambda probe: rank_group(probe.cell))
