@@ -64,7 +64,7 @@ def measure_slope(loss: Callable[[float], float]) -> float:
     return (loss(EPSILON) - loss(-EPSILON)) / (2 * EPSILON)
 
 
-@pytest.fixture(params=SECTIONS.values(), ids=SECTIONS)
+@pytest.fixture(params=list(SECTIONS.values()), ids=list(SECTIONS))
 def section(request: pytest.FixtureRequest) -> Section:
     section: Section = request.param
     return section
@@ -112,7 +112,6 @@ def test_gradients_of_parameters_are_finite_differences(section: Section) -> Non
 @contextmanager
 def add_to_output(model: Model, depth: Depth, change_BTC: Tensor) -> Iterator[None]:
     """Add a tensor to one output, wherever `record_outputs` records it."""
-    original_calls, original_steps = module.record_calls, module.record_steps
 
     def change_calls(layer: nn.Module, depths: Any, _outputs: Any, stack: Any) -> None:
         keys = iter(depths)
@@ -133,15 +132,14 @@ def add_to_output(model: Model, depth: Depth, change_BTC: Tensor) -> Iterator[No
             first, *others = advance(gates, state)
             return (first + change_BTC[:, next(steps)], *others) if key == depth else (first, *others)
 
-        cell.advance = add  # type: ignore[method-assign]
+        cell.advance = add  # type: ignore[assignment]
         stack.callback(delattr, cell, "advance")
 
-    module.record_calls, module.record_steps = change_calls, change_steps
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "record_calls", change_calls)
+        patch.setattr(module, "record_steps", change_steps)
         with record_outputs(model):
             yield
-    finally:
-        module.record_calls, module.record_steps = original_calls, original_steps
 
 
 def test_gradients_of_activations_are_finite_differences(section: Section) -> None:
@@ -256,7 +254,7 @@ def test_measuring_leaves_no_trace(section: Section) -> None:
     model, batch = build_small_model({**section, "dropout": 0.3}, dtype=torch.float32), make_unpacked(section)
     model.train()
     next(model.parameters()).requires_grad_(False)  # a frozen parameter
-    compute_mean_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    compute_mean_loss(model, batch).backward()
 
     def snapshot() -> list[Any]:
         hooks = [(part.training, len(part._forward_hooks), len(part._forward_pre_hooks)) for part in model.modules()]

@@ -25,7 +25,7 @@ from toy_run import (
 
 PROBED, STEPS = "train.probe_every=5", "train.steps=12"
 EMA = "train.ema=0.8"
-SHORT = {"steps": 12, "validate_every": 6, "save_every": 4}
+SHORT: dict[str, Any] = {"steps": 12, "validate_every": 6, "save_every": 4}
 
 
 def read_probes(run: Path) -> list[dict[str, Any]]:
@@ -65,6 +65,16 @@ def test_a_run_with_probes_is_bit_identical(small: Path, tmp_path: Path, overrid
     first, second = map(Probes.from_json, records)
     assert first.parameter_gradients != second.parameter_gradients
     assert [probe.layer for probe in first.layers] == [probe.layer for probe in second.layers]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_cuda_graphs_are_not_disturbed(small: Path, tmp_path: Path, compiled: str) -> None:
+    """Steps are captured after a few steps of the same shape, so steps before and after a probe are replayed."""
+    model = "model={layers: 2, width: 64, heads: 2, dropout: 0.2}"
+    settings = ("train.device=cuda", "train.precision=bf16", f"train.compile={compiled}", "train.accumulate=1")
+    records = assert_probes_change_nothing(small, tmp_path, model, *settings, "train.steps=40", EMA)
+    assert [record["step"] for record in records] == list(range(5, 41, 5))
 
 
 @pytest.mark.parametrize("task", RECIPES)

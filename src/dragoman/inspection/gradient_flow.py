@@ -49,7 +49,9 @@ def measure_gradient_flow(model: Model, batch: Batch) -> GradientFlow:
         loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
         target_BTC, source_BSC = embeddings.get(0), embeddings.get(1)
         target_ratios: list[Tensor] = []
-        for position in range(loss_BT.size(1) if target_BTC is not None else 0):
+        for position in range(loss_BT.size(1)):
+            if target_BTC is None:
+                break
             real_B = batch.target_segment_BT[:, position] > 0
             [grad_BTC] = torch.autograd.grad(loss_BT[:, position].sum(), target_BTC, retain_graph=True)
             target_ratios.append(compute_log_ratios(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))

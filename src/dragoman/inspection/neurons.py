@@ -42,7 +42,7 @@ class Activation:
 
     token: str
     before: str  # text before the token
-    after: str
+    after: str  # text after the token; begins with a space if the next token begins a word
     value: float
 
 
@@ -221,7 +221,7 @@ class TokenTexts:
         before, after = ("".join(part).replace("▁", " ") for part in (names[start:position], names[position + 1 : end]))
         return Activation(
             names[position],
-            f"{'… ' * (start > 0)}{before}".strip(),
-            f"{after}{' …' * (end < len(names))}".strip(),
+            f"{'… ' * (start > 0)}{before.lstrip()}",
+            f"{after}{' …' * (end < len(names))}",
             value,
         )

@@ -34,9 +34,9 @@ from dragoman.io import format_json, write_text
 from dragoman.types import Pair
 
 CORPUS_LINES = 500  # lines of the corpus that are read
-PARTS = {"encoder": "encoder", "decoder": "decoder", "cross": "attention to the source"}
+PARTS = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 DISTANCES = (1, 2, 4, 8, 16, 32)  # shown over time
-ENTROPY = "Entropy of attention, mean of the heads"
+ENTROPY = "Entropy of attention in bits, mean of the heads"
 Figure = tuple[str, str]  # caption and SVG
 
 
@@ -70,8 +70,11 @@ class TrainingReport:
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
         )
         template = environment.get_template("training.html")
+        neurons: dict[str, list[Neuron]] = {}
+        for neuron in self.neurons:
+            neurons.setdefault(neuron.layer, []).append(neuron)
         charts = {"figures": draw_finished(self.probes), "history": draw_history(self.history)}
-        return template.render(title=f"Training of {self.run}", report=self, parts=PARTS, **charts)
+        return template.render(title=f"Training of {self.run}", report=self, parts=PARTS, neurons=neurons, **charts)
 
     def save(self, path: str | Path) -> None:
         """Write the page, or the data if the file name ends in .json."""
@@ -165,7 +168,8 @@ def draw_finished(probes: Probes) -> list[dict[str, Any]]:
         {
             "title": "Gradient against depth",
             "text": "Norm of the loss's gradient with respect to the output of each layer, and with respect to its "
-            "parameters.",
+            "parameters. Parameters that several layers share, such as one table for all embeddings, are shown in each "
+            "of them.",
             "figures": draw_depth(probes),
         },
         {
@@ -228,13 +232,20 @@ def chart_layers(probes: Probes, value: Callable[[LayerProbe], float], title: st
 def draw_depth(probes: Probes) -> list[Figure]:
     """Return the charts of gradients by depth: of activations and of parameters."""
     activations = chart_layers(probes, lambda probe: probe.gradient, "gradient norm")
-    ticks, names = activations.ticks, {"encoder": "source embedding", "decoder": "target embedding"}
-    series = []
-    for side in SIDES:
-        groups = [names[side], *(f"{side} layer {number}" for number in range(1, len(ticks)))]
-        norms = [(x, ticks[x], [probes.parameter_gradients.get(group, math.nan)]) for x, group in enumerate(groups)]
-        series.append(make_series(side, norms))
-    series = [one for one in series if one.points]
+    ticks, embeddings = activations.ticks, {"encoder": "source embedding", "decoder": "target embedding"}
+    norms = {
+        use: norm for group, norm in probes.parameter_gradients.items() for use in list_uses(group, len(ticks) - 1)
+    }
+    series = [
+        make_series(
+            one.name,
+            (
+                (x, ticks[x], [norms.get(f"{one.name} layer {x}" if x else embeddings[one.name], math.nan)])
+                for x in range(len(one.points))
+            ),
+        )
+        for one in activations.series
+    ]
     parameters = LineChart(series, "layer", "gradient norm", "", ticks=ticks, logarithmic=True)
     return [
         ("Outputs of layers", render_chart(activations, width=600)),
@@ -242,9 +253,17 @@ def draw_depth(probes: Probes) -> list[Figure]:
     ]
 
 
+def list_uses(group: str, layers: int) -> list[str]:
+    """Return the names that a group of parameters stands for (`group_parameters`), such as all layers that share it."""
+    first, is_shared, _ = group.partition(" 1 to ")
+    return [f"{first} {number}" for number in range(1, layers + 1)] if is_shared else group.split(" = ")
+
+
 def draw_entropy(probes: Probes) -> list[Figure]:
-    """Return the chart of attention entropy by layer."""
+    """Return the chart of attention entropy by layer; none for a single layer, whose numbers are in the table."""
     ticks = name_layers(max((probe.layer for probe in probes.attention), default=0))[1:]
+    if len(ticks) < 2:
+        return []
     series, maxima = [], []
     for part, title in PARTS.items():
         some = [probe for probe in probes.attention if probe.part == part]
@@ -286,9 +305,9 @@ def draw_history(history: Mapping[int, Probes]) -> list[Figure]:
             )
             for name in last
         ]
-        unit = "bits" if title == ENTROPY else ""
-        chart = LineChart(series, "step", unit or "value", unit, logarithmic=title != ENTROPY)
-        figures.append((title, render_chart(chart, width=920, height=360)))
+        quantity = title.partition(" of ")[0].partition(",")[0].lower()
+        chart = LineChart(series, "step", quantity, "", logarithmic=title != ENTROPY)
+        figures.append((title, render_chart(chart, width=920, height=330)))
     return keep_drawn(figures)
 
 
