@@ -30,10 +30,20 @@ ROOT = Path(__file__).parents[1] / "src" / "dragoman"
 CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
 # Packages and files that were added after that commit, for new features. They do not count as code lines and files, and
 # imports from and of these packages do not count as edges.
-INSPECTION_FILES = (
-    "attention attribution head_ablation head_report heads neurons page probes records search_tree sentence "
-    "training_report"
-).split()
+INSPECTION_FILES = [
+    "attention",
+    "attribution",
+    "head_ablation",
+    "head_report",
+    "heads",
+    "neurons",
+    "page",
+    "probes",
+    "records",
+    "search_tree",
+    "sentence",
+    "training_report",
+]
 LATER_FEATURES = {
     "smt",
     "serving",
