@@ -12,7 +12,7 @@ Shapes   B rows   T target width   S source width   C embedding width   V vocabu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,13 +41,13 @@ def measure_gradient_flow(model: Model, batch: Batch) -> GradientFlow:
     """
     assert batch.is_unpacked
     with (
-        capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embeddings,
+        capture_embeddings(model) as embeddings,
         torch.backends.cudnn.flags(enabled=False),  # cuDNN has no backward pass for recurrent models in eval mode
     ):
         logits_BTV = model.project(model(batch))
         loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
         loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
-        target_BTC, source_BSC = embeddings.get(0), embeddings.get(1)
+        target_BTC, source_BSC = embeddings.get("target"), embeddings.get("source")
         target_ratios: list[Tensor] = []
         for position in range(loss_BT.size(1)):
             if target_BTC is None:
@@ -79,24 +79,41 @@ def average_columns(tables: list[Tensor]) -> list[float]:
     return [float(column_N.mean().exp()) for column_N in columns if len(column_N) > MIN_FRACTION * len(columns[0])]
 
 
+def keep_embeddings(_side: str, x_BTC: Tensor) -> Tensor:
+    return x_BTC
+
+
 @contextmanager
-def capture_embeddings(model: nn.Module, *ids: Tensor) -> Iterator[dict[int, Tensor]]:
-    """Collect the embeddings of these ids, computed within the `with` block, as leaf tensors that get gradients.
+def capture_embeddings(
+    model: Model, transform: Callable[[str, Tensor], Tensor] = keep_embeddings
+) -> Iterator[dict[str, Tensor]]:
+    """Collect the token embeddings of a forward pass within the `with` block as leaf tensors that get gradients.
 
-    The keys are the indices of the arguments `ids`: 0, 1 and so on.
+    The keys are "source" and "target", as far as the model has these sides. Positions are added later, so they are no
+    part of the embeddings. `transform(side, x_BTC)` returns embeddings that the model uses instead of x_BTC.
     """
-    embeddings: dict[int, Tensor] = {}
+    embeddings: dict[str, Tensor] = {}
 
-    def make_leaf(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        for index, expected in enumerate(ids):
-            if inputs[0].shape == expected.shape and torch.equal(inputs[0], expected):
-                embeddings[index] = output.detach().requires_grad_()
-                return embeddings[index]
-        return output
+    def make_hook(side: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        def make_leaf(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            embeddings[side] = transform(side, inputs[0].detach()).requires_grad_()
+            return embeddings[side], *inputs[1:]
 
-    hooks = [module.register_forward_hook(make_leaf) for module in model.modules() if isinstance(module, nn.Embedding)]
+        return make_leaf
+
+    # Encoder and decoder may share their embedding table, but each has its own `word_dropout`, which reads the
+    # embeddings first. So the side of a token is certain even if source and target have the same ids.
+    hooks = [
+        part.word_dropout.register_forward_pre_hook(make_hook(side)) for side, part in find_embedders(model).items()
+    ]
     try:
         yield embeddings
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def find_embedders(model: Model) -> dict[str, Any]:
+    """Return the parts of a model that embed tokens by side: "source", the encoder, and "target", the decoder."""
+    names = {"source": "encoder", "target": "decoder"}
+    return {side: getattr(model, name) for side, name in names.items() if hasattr(model, name)}
