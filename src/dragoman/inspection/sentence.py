@@ -29,6 +29,7 @@ from dragoman.inference.predictor import MAX_TOKENS_WITH_EOS, Predictor, eval_mo
 from dragoman.inference.single_sequence import NO_LABEL, Classifier, Generator
 from dragoman.inference.translator import DecodeOptions, SourceSegment, Translator
 from dragoman.inspection.attention import record_attention
+from dragoman.inspection.attribution import compute_attributions
 from dragoman.inspection.records import AttentionMap, Inspection, Prediction
 from dragoman.models.base import Model
 from dragoman.models.transformer import TransformerSettings
@@ -121,6 +122,7 @@ def inspect_translation(
         ids, target_text = translator.tokenizers.target.encode(target), target
     sentence = make_translation_batch(translator, segment, ids)
     with eval_mode(translator.model):
+        attributions, attribution_notes = compute_attributions(sentence)
         return Inspection(
             run=translator.run,
             kind=translator.recipe.model.kind,
@@ -130,7 +132,8 @@ def inspect_translation(
             tokens=sentence.tokens,
             attentions=compute_attention_maps(sentence),
             predictions=compute_predictions(sentence),
-            notes=notes,
+            attributions=attributions,
+            notes=notes + attribution_notes,
         )
 
 
@@ -215,6 +218,7 @@ def inspect_language_model(generator: Generator, text: str, target: str | None) 
     tokens = {"input": [SPECIALS[first], *names], "target": [*names, SPECIALS[EOS]]}
     sentence = SentenceBatch(generator.model, batch.to(generator.device), tokens, *describe_outputs(generator))
     with eval_mode(generator.model):
+        attributions, attribution_notes = compute_attributions(sentence)
         return Inspection(
             run=generator.run,
             kind=generator.recipe.model.kind,
@@ -224,7 +228,8 @@ def inspect_language_model(generator: Generator, text: str, target: str | None) 
             tokens=tokens,
             attentions=compute_attention_maps(sentence),
             predictions=compute_predictions(sentence),
-            notes=notes,
+            attributions=attributions,
+            notes=notes + attribution_notes,
         )
 
 
@@ -242,6 +247,7 @@ def inspect_label(classifier: Classifier, text: str, target: str | None, *, part
         label = labels.index(target) if target is not None else int(sentence.compute_logp()[0].argmax())
         sentence = replace(sentence, tokens={**tokens, "target": [labels[label]]})
         sentence.batch.target_out_BT[0, 0] = label
+        attributions, attribution_notes = compute_attributions(sentence)
         return Inspection(
             run=classifier.run,
             kind=classifier.recipe.model.kind,
@@ -251,7 +257,8 @@ def inspect_label(classifier: Classifier, text: str, target: str | None, *, part
             tokens=sentence.tokens,
             attentions=compute_attention_maps(sentence),
             predictions=compute_predictions(sentence),
-            notes=notes,
+            attributions=attributions,
+            notes=notes + attribution_notes,
         )
 
 
