@@ -25,7 +25,7 @@ def test_tokens_belong_to_words_between_spaces(kind: Any) -> None:
     tokenizer = kind.train([*make_sentences(50), *LINES], TokenizerSettings(size=300))
     for text in LINES:
         ids = tokenizer.encode(text)
-        words = find_words_of_tokens(tokenizer, text, ids)
+        words = find_words_of_tokens(tokenizer, text, text.split(" "), ids)
         assert words is not None
         assert sorted(set(words.tolist())) == list(range(len(text.split())))
         for word, expected in enumerate(text.split()):

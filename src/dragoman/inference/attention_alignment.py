@@ -89,7 +89,10 @@ class AttentionAligner:
     ) -> WordAttention:
         """Return the weights between words, given those between the tokens of both texts."""
         tokenizers = self.translator.tokenizers.source, self.translator.tokenizers.target
-        source_words, target_words = map(find_words_of_tokens, tokenizers, texts, ids)
+        source_words, target_words = (
+            find_words_of_tokens(tokenizer, text, text.split(" "), token_ids)
+            for tokenizer, text, token_ids in zip(tokenizers, texts, ids, strict=True)
+        )
         sizes = len(texts[1].split()), len(texts[0].split())
         if source_words is None or target_words is None:
             return WordAttention(np.zeros(sizes), "without links: the tokens do not spell the words of the line")
@@ -97,12 +100,17 @@ class AttentionAligner:
         return WordAttention(merge_weights(weight_TS, source_words, target_words, sizes))
 
 
-def find_words_of_tokens(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
-    """Return the index of the word in which each token begins; None if the tokens do not spell the text."""
-    starts = tokenizer.locate_tokens(text, ids)  # in bytes of the text without spaces
+def find_words_of_tokens(
+    tokenizer: Tokenizer, text: str, words: Sequence[str], ids: Sequence[int]
+) -> NDArray[np.int64] | None:
+    """Return the index of the word in which each token begins; None if the tokens do not spell the text.
+
+    The concatenated `words` are the text without its spaces. Offsets are bytes, without spaces.
+    """
+    starts = tokenizer.locate_tokens(text, ids)
     if starts is None:
         return None
-    word_starts = [0, *accumulate(len(word.encode()) for word in text.split(" ")[:-1])]
+    word_starts = [0, *accumulate(len(word.encode()) for word in words[:-1])]
     return np.searchsorted(word_starts, starts, side="right") - 1
 
 
