@@ -92,7 +92,7 @@ def test_every_model_and_method_produces_the_terms_independently_of_other_senten
         DecodingConstraints(required=(term("ac", token_bytes),), seed_text="y"),
         DecodingConstraints(required=(term("bc a", token_bytes),), seed_text="z"),
     ]
-    options: dict[str, Any] = {"method": method, "samples": 8}
+    options: dict[str, Any] = {"method": method, "samples": 8, "max_expansions": 50}
     together = decode(real_request(name, 3, 12, constraints, **options))
     for row, wanted in ((1, " ac"), (2, " bc a")):
         assert wanted in b"".join(token_bytes[i] for i in together[row][0].tokens).decode()

@@ -28,7 +28,7 @@ from toy_run import Call, Toy, make_sentences, translate_toy, write_lines
 from toy_steps import Toy as Steps
 from toy_steps import sources
 
-QUICK: dict[str, Any] = {"samples": 4, "groups": 2}
+QUICK: dict[str, Any] = {"samples": 4, "groups": 2, "max_expansions": 100}
 ODD = ["", " ", "\t", "ba del.", "ba\0del.\x1b\x07", "🎉👩‍👩‍👧🎉", "\u2028", "ba " * 700, "del fo gri mun!", "</s>"]
 
 
@@ -50,7 +50,7 @@ def test_results_do_not_depend_on_the_batch(translator: Translator, method: str)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_result_per_line_for_odd_inputs(translator: Translator, method: str) -> None:
-    quick = {"samples": 2, "beam": 2, "groups": 2, "max_ratio": 1.0, "max_extra": 2}
+    quick = {**QUICK, "beam": 2, "max_ratio": 1.0, "max_extra": 2}
     found = translator.translate(ODD, search={"method": method, **quick})
     assert len(found) == len(ODD)
     for line, one in zip(ODD, found, strict=True):
@@ -61,7 +61,7 @@ def test_one_result_per_line_for_odd_inputs(translator: Translator, method: str)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_model_translates_correctly_with_every_method(translator: Translator, method: str) -> None:
     lines = make_sentences(30, seed=22)
-    found = translator.translate(lines, search={"method": method, "temperature": 0.5})
+    found = translator.translate(lines, search={"method": method, "temperature": 0.5, "max_expansions": 100})
     assert sum(one.text == translate_toy(line) for one, line in zip(found, lines, strict=True)) >= 27
 
 
@@ -70,7 +70,7 @@ def test_a_trained_model_translates_correctly_with_every_method(translator: Tran
 def test_scores_equal_those_of_a_forward_pass(name: str, method: str) -> None:
     """Log-probabilities computed step by step with caches equal those of one forward pass, to 1e-4 in float32."""
     count = METHODS[method].fixed.get("beam", 4)
-    request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, candidates="samples")
+    request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, max_expansions=50)
     _, _, examples = real_sources(5)
     for example, found in zip(examples, decode(request), strict=True):
         assert 1 <= len(found) <= count
@@ -170,6 +170,7 @@ def test_unknown_names_are_refused() -> None:
         ({"nbest": 2, "method": "greedy"}, "cannot come from greedy search"),
         ({"nbest": 33, "method": "mbr"}, "from search.samples=32; set it to 33"),
         ({"nbest": 5, "method": "mbr", "candidates": "beam"}, "from a beam of 4"),
+        ({"method": "exhaustive", "coverage": 0.2}, "set it to 0 for search.method=exhaustive"),
         ({"method": "diverse", "beam": 6}, "split into search.groups=4; ask for --beam 8"),
     ],
 )

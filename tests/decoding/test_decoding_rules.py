@@ -18,7 +18,7 @@ from toy_requests import PIECES, make_toy_request, search_reference, term
 from toy_steps import Toy
 
 NEG_INF = -math.inf
-QUICK: dict[str, Any] = {"beam": 4, "groups": 2, "samples": 8}
+QUICK: dict[str, Any] = {"beam": 4, "groups": 2, "samples": 8, "max_expansions": 200}
 seeds, limits = st.integers(0, 5000), st.integers(4, 12)
 few = settings(max_examples=15)
 

@@ -79,7 +79,7 @@ def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
 def test_every_method_and_constraint_flows(method: str, monkeypatch: Any) -> None:
     """Sentences that come and go, some with a prefix or a least length: as one at a time, to the bit."""
     model = prepare_model(model_of(width=64), CPU, "float32")
-    search = apply_method_settings(SearchSettings(method=method, samples=4, no_repeat=3))
+    search = apply_method_settings(SearchSettings(method=method, samples=4, no_repeat=3, max_expansions=200))
     wishes: list[dict[str, Any]] = [{}, {"prefix": (7, 8)}, {"min_tokens": 6}]
     jobs = [
         job._replace(constraints=DecodingConstraints(seed_text=str(i), **wishes[i % 3]))

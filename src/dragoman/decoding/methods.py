@@ -1,4 +1,4 @@
-"""Decoding methods: beam, greedy, diverse and constrained search, sampling, and minimum Bayes risk (MBR) decoding.
+"""Decoding methods: beam, greedy, diverse, constrained and exhaustive search, sampling, minimum Bayes risk (MBR).
 
 A method is a function that takes a `Request` and returns the results of every sentence, best first. METHODS lists all
 methods with their properties, so that no other module compares the names of methods. To add a method, write a function,
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.settings import Registries, check_names, get_entry, setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, BeamSearch
+from dragoman.decoding.exhaustive import EXHAUSTIVE_ROWS, ExhaustiveSearch
 from dragoman.decoding.protocol import DecodingConstraints, SearchFactory, SearchJob, SearchResult
 from dragoman.decoding.sampling import SampleSearch
 from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, DiverseSettings, SentenceSearches
@@ -134,6 +135,9 @@ class SearchSettings(DiverseSettings):
     samples: int = setting(32, "mbr: number of samples; the most similar to the others wins", ge=1, le=10_000)
     candidates: Literal["samples", "beam"] = setting("samples", "mbr: candidates are samples or beam search results")
     metric: str = setting("chrf", "mbr: similarity metric")
+    max_expansions: int = setting(
+        20_000, "exhaustive: maximum number of prefixes of a sentence that are extended by all tokens", ge=1
+    )
 
 
 @dataclass(frozen=True)
@@ -158,11 +162,14 @@ def decode(request: Request) -> list[list[SearchResult]]:
     sentence is decoded by the method of the settings, and the caller must check which terms the text contains.
     """
     request = replace(request, settings=apply_method_settings(request.settings))
-    decode_by_method = METHODS[request.settings.method].decode
+    method = METHODS[request.settings.method]
     if not any(job.constraints.required for job in request.jobs):
-        return decode_by_method(request)
+        return method.decode(request)
     constrained = decode_constrained(request)
-    fallback = decode_by_method(request.skip_except([not results for results in constrained]))
+    if method.is_exact:
+        warning = "not proven to have the highest score: sentences with required terms are decoded by beam search"
+        constrained = [[replace(result, warning=warning) for result in results] for results in constrained]
+    fallback = method.decode(request.skip_except([not results for results in constrained]))
     return [results or others for results, others in zip(constrained, fallback, strict=True)]
 
 
@@ -229,6 +236,24 @@ def decode_mbr(request: Request) -> list[list[SearchResult]]:
     return ranked
 
 
+def decode_exhaustively(request: Request) -> list[list[SearchResult]]:
+    """Run exhaustive search, which starts with the results of beam search, in rounds until all sentences are done."""
+    settings = request.settings
+    beam_settings = settings.model_copy(update={"nbest": min(settings.nbest, settings.beam)})
+    beam_results = decode_beam(replace(request, settings=beam_settings))
+    request = replace(request, jobs=[job._replace() for job in request.jobs])  # copies, so that their ids are distinct
+    searches = [
+        ExhaustiveSearch(job, settings, settings.max_expansions, results)
+        for job, results in zip(request.jobs, beam_results, strict=True)
+    ]
+    by_job = {id(job): search for job, search in zip(request.jobs, searches, strict=True)}
+    idle = ExhaustiveSearch(SearchJob([], 0), settings, 0, [])  # of free slots and of sentences that are done
+    start = lambda job, *_: by_job.get(id(job), idle).start_round()  # noqa: E731
+    while any(pending := [search.is_pending for search in searches]):
+        request.run(request.skip_except(pending).jobs, partial(SentenceSearches, start, settings, EXHAUSTIVE_ROWS))
+    return [search.results() for search in searches]
+
+
 def check_beam(settings: SearchSettings) -> None:
     beam, nbest = settings.beam, settings.nbest
     if nbest > beam:
@@ -259,6 +284,12 @@ def check_diverse(settings: SearchSettings) -> None:
         raise UserError(f"a beam of {beam} cannot be split into search.groups={groups}; ask for --beam {multiple}")
 
 
+def check_exhaustive(settings: SearchSettings) -> None:
+    """Refuse a coverage penalty, which is not part of the score that is maximized."""
+    if settings.coverage:
+        raise UserError("search.coverage reranks the results of beam search; set it to 0 for search.method=exhaustive")
+
+
 @dataclass(frozen=True)
 class Method:
     """A decoding method and its properties."""
@@ -267,6 +298,7 @@ class Method:
     check: Callable[[SearchSettings], None] = lambda _: None  # raises a UserError for settings that cannot work
     is_beam_search: bool = False  # plain beam search, which CUDA graphs, CTranslate2 and streaming support
     needs_full_beam: bool = False  # whether later deduplication and reranking need all results of the beam
+    is_exact: bool = False  # no hypothesis has a higher score than the result, unless the result has a warning
     fixed: Mapping[str, Any] = field(default_factory=dict)  # values of settings that the method overrides
 
 
@@ -276,6 +308,7 @@ METHODS = {
     "sample": Method(decode_samples),
     "mbr": Method(decode_mbr, check_mbr),
     "diverse": Method(decode_diverse, check_diverse),
+    "exhaustive": Method(decode_exhaustively, check_exhaustive, is_exact=True),
 }
 SEARCH_REGISTRIES: Registries = {
     "method": METHODS,

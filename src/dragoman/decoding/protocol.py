@@ -227,6 +227,7 @@ class SearchResult:
     logp: float  # sum of the log-probabilities of its tokens and EOS
     score: float  # logp after length normalization, by which hypotheses are ranked
     finished: bool  # False if there is no EOS: the limit was reached, or no token had a probability above 0
+    warning: str = ""  # becomes a warning of the hypothesis
 
 
 Results = list[list[SearchResult]]  # of each job, best first

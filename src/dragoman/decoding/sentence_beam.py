@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -228,7 +228,19 @@ class ConstrainedBeam(SentenceBeam):
         return super().results()
 
 
-SentenceSearch = SentenceBeam | DiverseBeam
+class SentenceSearch(Protocol):
+    """The search of one sentence, which has W rows of the model."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def advance(self, logp_WV: Tensor, /) -> list[Extension]:
+        """Extend the prefixes of the rows by one token; return the extensions that stay active, at most W."""
+        ...
+
+    def results(self) -> list[SearchResult]:
+        """Return the results, best first."""
+        ...
 
 
 class SentenceSlot(NamedTuple):

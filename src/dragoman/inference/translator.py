@@ -417,7 +417,7 @@ class Translator(Predictor[Seq2Seq]):
             text = postprocess.fill_unknowns(result.tokens, rows, target, replacements)
         else:
             text = target.decode(result.tokens)
-        warnings = [segment.warning] if segment.warning else []
+        warnings = [warning for warning in (segment.warning, result.warning) if warning]
         if source_length > self.longest_source:
             compared = f"{source_length} tokens against {self.longest_source}"
             warnings.append(f"longer than any sentence of training ({compared})")
