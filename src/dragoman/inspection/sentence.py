@@ -31,6 +31,7 @@ from dragoman.inference.translator import DecodeOptions, SourceSegment, Translat
 from dragoman.inspection.attention import record_attention
 from dragoman.inspection.attribution import compute_attributions
 from dragoman.inspection.records import AttentionMap, Inspection, Prediction
+from dragoman.inspection.search_tree import compare_searches, compare_target
 from dragoman.models.base import Model
 from dragoman.models.transformer import TransformerSettings
 from dragoman.modules.patterns import PATTERNS
@@ -121,8 +122,12 @@ def inspect_translation(
     else:
         ids, target_text = translator.tokenizers.target.encode(target), target
     sentence = make_translation_batch(translator, segment, ids)
+    searches = compare_searches(translator, segment, options)
     with eval_mode(translator.model):
         attributions, attribution_notes = compute_attributions(sentence)
+        predictions = compute_predictions(sentence)
+        if target is not None:
+            searches.append(compare_target(target, predictions, options.search, searches[0]))
         return Inspection(
             run=translator.run,
             kind=translator.recipe.model.kind,
@@ -131,8 +136,9 @@ def inspect_translation(
             is_given=target is not None,
             tokens=sentence.tokens,
             attentions=compute_attention_maps(sentence),
-            predictions=compute_predictions(sentence),
+            predictions=predictions,
             attributions=attributions,
+            searches=searches,
             notes=notes + attribution_notes,
         )
 
