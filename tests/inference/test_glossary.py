@@ -176,6 +176,22 @@ def test_a_glossary_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) ->
     assert "none" in refused.err
 
 
+def test_a_prefix_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """Every line starts with it, also with a glossary, word by word and from shards that had another prefix."""
+    lines = [*make_sentences(4, seed=9), ""]
+    file, glossary = write_lines(tmp_path / "lines", lines), write_lines(tmp_path / "g.tsv", ["!zzz"])
+    expected = [h.text for h in toy.translator.translate([Line(line, begin="Zu ak") for line in lines])]
+    assert all(text.startswith("Zu ak") for text in expected[:-1])
+    for options in ([], ["--stream"], ["--glossary", glossary]):
+        answer = call("translate", toy.run, "--input", file, "--prefix", "Zu ak", *options)
+        assert answer.out.splitlines() == expected, options
+    for prefix in ("", "Zu ak"):
+        arguments = ("--input", file, "--output", tmp_path / "out", "--resume")
+        assert call("translate", toy.run, *arguments, "--prefix", prefix).code == 0
+        texts = (tmp_path / "out").read_text().splitlines()
+        assert (texts == expected) == bool(prefix)
+
+
 def test_a_line_counts_once_however_many_terms_it_lacks() -> None:
     assert [*map(get_warning_kind, (f"{MISSING}: 'a'", f"{MISSING} (b)", "cut at 9 tokens"))] == [
         MISSING,

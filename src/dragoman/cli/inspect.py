@@ -39,7 +39,7 @@ class InspectOptions:
             "a file"
         ),
     ] = None
-    prefix: Annotated[str, Option(help="the translation starts with this text; the search continues it")] = ""
+    prefix: opt.Prefix = ""
     page: Annotated[
         Path | None,
         Option(

@@ -61,6 +61,7 @@ class TranslateOptions:
         Path | None,
         Option(help="'word<tab>translation' per line, for unknown words of a word vocabulary"),
     ] = None
+    prefix: opt.Prefix = ""
     tag: opt.Tag = ""  # put before each source as special tokens
     stream: Annotated[bool, Option("--stream", help="print words as soon as all beam hypotheses agree on them")] = False
     resume: Annotated[
@@ -149,8 +150,10 @@ class LineTranslator:
         engine = default_engine if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
         log_on_main(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
-        if options.glossary and not self.translator.supports_constraints:
-            raise UserError(f"model.kind={self.translator.recipe.model.kind} has no use for --glossary; leave it out")
+        constraints = {"--glossary": options.glossary, "--prefix": options.prefix}
+        given = [name for name, value in constraints.items() if value]
+        if given and not self.translator.supports_constraints:
+            raise UserError(f"model.kind={self.translator.recipe.model.kind} has no use for {given[0]}; leave it out")
         # The translations of sentences given on the command line are shown with their alignment on a terminal.
         is_typed = bool(options.arguments) and not options.input_file and not options.output_file
         self.draws_alignments = is_typed and sys.stdout.isatty() and not options.as_json and not options.nbest
@@ -173,6 +176,11 @@ class LineTranslator:
         input_name = str(options.input_file or "the input")
         self.tree_reader = TreeReader(options.conllu, input_name) if options.conllu else None
 
+    def add_constraints(self, text: str) -> Line:
+        """Return a line with the forced prefix and the terms of the glossary that apply to it."""
+        line = Line(text, begin=self.options.prefix)
+        return self.glossary.add_terms(line) if self.glossary else line
+
     def translate(self, offset: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
         """Yield the output for each line of a batch. `offset` is the number of lines before the batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
@@ -180,7 +188,8 @@ class LineTranslator:
 
         nbest, as_json = self.decode_options.search.nbest, self.options.as_json
         trees = [self.tree_reader.read_next(line) for line in lines] if self.tree_reader else None
-        constrained = [self.glossary.add_terms(Line(line)) for line in lines] if self.glossary else lines
+        has_constraints = self.glossary or self.options.prefix
+        constrained = [self.add_constraints(line) for line in lines] if has_constraints else lines
         results = self.translator.translate_nbest(constrained, self.decode_options, trees=trees)
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), offset):
             best = hypotheses[0]
@@ -227,6 +236,8 @@ class LineTranslator:
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
         other_options = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
+        if options.prefix:  # shards of earlier releases do not name it
+            other_options["prefix"] = options.prefix
         depends = list_dependencies(source, self.runs, self.decode_options.search, group, **other_options)
         write_sharded(source, output, process, format_records, depends_on=depends, batch=options.batch, group=group)
         line_io.log_warning_counts(warning_counts)
@@ -236,8 +247,9 @@ class LineTranslator:
         warning_log = line_io.WarningLog()
         with line_io.open_output(self.options.output_file) as file:
             for number, [text] in enumerate(line_io.read_batches(source, 1), 1):
-                line = self.glossary.add_terms(Line(text)) if self.glossary else text
-                words = self.translator.stream_line(line, self.decode_options)  # a generator that returns a Hypothesis
+                words = self.translator.stream_line(
+                    self.add_constraints(text), self.decode_options
+                )  # a generator that returns a Hypothesis
                 while True:
                     try:
                         print(next(words).translate(line_io.LINE_BREAKS), end="", file=file, flush=True)
