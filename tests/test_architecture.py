@@ -51,7 +51,7 @@ MAY_IMPORT = {
         "smt",
     ],
     "evaluation": ["recipe", "phrasebook", "metrics", "data", "inference"],
-    "inspection": ["phrasebook", "metrics", "data", "modules", "models", "decoding", "inference", "evaluation"],
+    "inspection": ["phrasebook", "metrics", "data", "modules", "models", "decoding", "smt", "inference", "evaluation"],
     "training": [
         "config",
         "recipe",

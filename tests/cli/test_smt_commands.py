@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +23,6 @@ from toy_run import (
     assert_user_error,
     fast_environment,
     make_sentences,
-    run_process,
     start_process,
     torchrun,
     translate_toy,
@@ -32,36 +30,14 @@ from toy_run import (
     write_corpus,
     write_lines,
 )
+from toy_smt import train_smt, write_smt_recipe
 
-# No test depends on the time of the clock or the locale. Tuning is needed: the toy language reverses the word order.
-MODEL = {"kind": "smt", "order": 3, "max_phrase": 4, "tuning_rounds": 2, "n_best": 20, "align": {"hmm": 3}}
 MODEL_FILES = ("model.safetensors", "lm.arpa", "weights.json", "casing.json", "checkpoints/alignment.safetensors")
 ODD_LINES = [
     "", " ", "ba del!", "\u0085", "ba\u0085del", "ba\u2028del fo.", "\u2029", "ba\x00del.", "e\u0301 \u0301", "\u00a0",
     "ba\u00a0del", "ba\u3000del fo!", "<s> ba </s>", "</s>", "<unk> ba", "ba ||| del", "|||", "\ufeffba", "￭ ￭! ▁ba ▁",
     "xyz", "XYZ xyz Xyz", "👩‍👩‍👧 ba", "\u200b", "\x0b ba \x0c", "<pad> <s>", "." * 50,
 ]  # fmt: skip
-
-
-def write_smt_recipe(path: Path, **sections: dict[str, Any]) -> Path:
-    recipe = {
-        "data": {
-            "train": {"source": "train.src", "target": "train.trg"},
-            "dev": {"source": "dev.src", "target": "dev.trg"},
-            "cache": str(path.parent / "cache"),
-        },
-        "tokenizer": {"kind": "word"},
-        "model": MODEL,
-    }
-    path.write_text(yaml.safe_dump({name: section | sections.get(name, {}) for name, section in recipe.items()}))
-    return path
-
-
-def train_smt(folder: Path) -> None:
-    write_corpus(folder)
-    output = run_process("train", write_smt_recipe(folder / "recipe.yaml"), "--out", folder / "run")
-    assert output.code == 0, output.err
-    assert "tuning round 2" in output.err
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +299,7 @@ def test_the_beam_is_the_size_of_stacks(run: Path, call: Call) -> None:
         (["--engine", "ctranslate2"], ["model.kind=smt", "ctranslate2", "--engine"]),
         (["--engine", "torch"], ["model.kind=smt", "--engine"]),
         (["--glossary", "terms"], ["--glossary", "leave it out"]),
+        (["--prefix", "ak"], ["--prefix", "leave it out"]),
         (["--dictionary", "terms"], ["dictionary", "leave"]),
         (["--with", "run"], ["run", "ensemble", "leave it out"]),
         (["--tag", "x"], ["tag 'x'", "without tags"]),

@@ -122,6 +122,7 @@ class Inspection:
     attributions: list[Attribution] = field(default_factory=list)
     searches: list[SearchTrace] = field(default_factory=list)
     phrases: list[PhraseUse] = field(default_factory=list)
+    features: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of a log-linear model: value, weight
     notes: list[str] = field(default_factory=list)  # warnings, and what could not be shown and why
 
     def to_json(self) -> dict[str, Any]:

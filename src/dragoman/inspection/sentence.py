@@ -30,6 +30,7 @@ from dragoman.inference.single_sequence import NO_LABEL, Classifier, Generator
 from dragoman.inference.translator import DecodeOptions, SourceSegment, Translator
 from dragoman.inspection.attention import record_attention
 from dragoman.inspection.attribution import compute_attributions
+from dragoman.inspection.phrase_derivation import inspect_phrases
 from dragoman.inspection.records import AttentionMap, Inspection, Prediction
 from dragoman.inspection.search_tree import compare_searches, compare_target
 from dragoman.models.base import Model
@@ -114,7 +115,7 @@ def inspect_translation(
             "a target cannot be examined; give a shorter source with its target"
         )
     if isinstance(translator, PhraseTranslator):
-        return inspect_phrases(translator, segment, target, notes)
+        return inspect_phrases(translator, segment, options, target, notes)
     if target is None:
         result, hypothesis = find_translation(translator, segment, options)
         ids, target_text = result.tokens, hypothesis.text
@@ -266,13 +267,6 @@ def inspect_label(classifier: Classifier, text: str, target: str | None, *, part
             attributions=attributions,
             notes=notes + attribution_notes,
         )
-
-
-def inspect_phrases(
-    translator: PhraseTranslator, segment: SourceSegment, target: str | None, notes: list[str]
-) -> Inspection:
-    """Return the phrases of a phrase-based translation and the links between its words."""
-    raise NotImplementedError
 
 
 @torch.no_grad()

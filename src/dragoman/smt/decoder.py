@@ -136,9 +136,12 @@ class PhraseDecoder:
         """
         if not words or not target:
             return None if words or target else Derivation([], np.zeros(len(FEATURE_NAMES)), 0.0)
+        return next(iter(self._search(words, *self.prepare_forced(words, target), 1)), None)
+
+    def prepare_forced(self, words: Sequence[str], target: Sequence[str]) -> tuple[Options, SearchLimits, Array]:
+        """Return the options and limits of forced decoding, and the ids of the required target words."""
         required = np.array([self._get_target_id(word, words) for word in target])
-        limits = self.make_limits(FORCED_STACK, np.inf)
-        return next(iter(self._search(words, self.collect_options(words, required), limits, required, 1)), None)
+        return self.collect_options(words, required), self.make_limits(FORCED_STACK, np.inf), required
 
     def collect_options(self, words: Sequence[str], required: Array = NOTHING_REQUIRED) -> Options:
         """Return the `settings.options` best options of each span of a sentence, the best first.
