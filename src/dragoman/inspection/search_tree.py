@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.beam import LENGTH_NORMS, BeamSearch, find_candidates
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, SearchJob, SearchResult
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import drop_duplicates
@@ -155,8 +155,8 @@ def run_searches(translator: Translator, segment: SourceSegment, options: Decode
     is_normalized = search.length_norm != "none" and search.length_penalty > 0
     own = trace_search(translator, segment, options, name_search(search))
     traces, rival = [own], own if is_beam_search else None
-    plain = apply_fixed_settings(search.model_copy(update={"method": search.method if is_beam_search else "beam"}))
-    greedy = apply_fixed_settings(search.model_copy(update={"method": "greedy"}))
+    plain = apply_method_settings(search.model_copy(update={"method": search.method if is_beam_search else "beam"}))
+    greedy = apply_method_settings(search.model_copy(update={"method": "greedy"}))
     wide = search.model_copy(update={"method": "beam", "beam": max(2 * search.beam, MIN_WIDE_BEAM)})
     # Exhaustive search starts from the results of a beam search, here of the wide one.
     exhaustive = wide.model_copy(update={"method": "exhaustive", "max_expansions": MAX_EXPANSIONS, "coverage": 0.0})
