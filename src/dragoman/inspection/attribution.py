@@ -32,9 +32,9 @@ from dragoman.types import Batch
 if TYPE_CHECKING:
     from dragoman.inspection.sentence import SentenceBatch
 
-BATCH_TOKENS = 4096  # tokens of both sides that are computed at once, a bound on memory
+BATCH_TOKENS = 2048  # tokens of both sides that are computed at once, a bound on memory
 MAX_OPERATIONS = {"cpu": 6e11, "cuda": 6e13}  # floating-point operations of one method: a few seconds
-POSITION_BLOCK = 8  # predicted tokens that are explained with one forward pass, without the tokens after them
+POSITION_BLOCK = 8  # backward passes that share a forward pass, which leaves out the tokens after their positions
 FIRST_INTERVALS, MAX_INTERVALS = 16, 256  # of the path of integrated gradients
 TOLERANCE = 0.02  # relative error of the sum of a predicted token's integrated gradients
 SMALL_CHANGE = 0.5  # the error is relative to the change of the log-probability, but at least to this many nats
@@ -158,7 +158,7 @@ def leave_one_out(sentence: SentenceBatch) -> tuple[Contributions, list[str]]:
             visible_NN = ~torch.eye(length, dtype=torch.bool, device=logp_T.device)
             logp_NT = [
                 select_target_logp(sentence, sentence.model(hide_tokens(sentence.batch, side, visible_RN)))
-                for visible_RN in visible_NN.split(count_rows(sentence.batch))
+                for visible_RN in torch.split(visible_NN, count_rows(sentence.batch))
             ]
             contributions[side] = (logp_T - torch.cat(logp_NT)).T
     if "target" in contributions:
@@ -183,7 +183,7 @@ def compute_gradient_products(
     P positions, in ascending order: product_KPN.
     """
     rows = count_rows(sentence.batch)
-    block = max(POSITION_BLOCK, rows // len(fractions))
+    block = POSITION_BLOCK * max(1, rows // len(fractions))
     point_parts: dict[str, list[Tensor]] = {side: [] for side in baseline}
     for first_point in range(0, len(fractions), rows):
         parts: dict[str, list[Tensor]] = {side: [] for side in baseline}
@@ -263,7 +263,7 @@ def compute_average_embeddings(sentence: SentenceBatch) -> dict[str, Tensor]:
 
 def select_target_logp(sentence: SentenceBatch, states_RTC: Tensor) -> Tensor:
     """Return the log-probabilities of the sentence's target tokens, given the states of any number of rows: logp_RT."""
-    logits_RTV = sentence.model.project(states_RTC)[..., : sentence.output_size]
+    logits_RTV: Tensor = sentence.model.project(states_RTC)[..., : sentence.output_size]
     token_RT1 = sentence.batch.target_out_BT[:, : states_RTC.size(1), None].expand(len(states_RTC), -1, -1)
     return logits_RTV.log_softmax(-1).gather(-1, token_RT1)[..., 0]
 
