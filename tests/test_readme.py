@@ -51,6 +51,20 @@ def test_every_block_of_the_page_on_alignment_runs(tmp_path: Path, monkeypatch: 
         run_block(kind, text, tmp_path)
 
 
+@pytest.mark.slow
+def test_every_block_of_the_pages_on_inspection_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = write_fast_commands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    run_block("bash", DEMO, tmp_path)
+    for page, count in {"docs/inspection.md": 5, "docs/attention-heads.md": 2}.items():
+        blocks = find_blocks((ROOT / page).read_text(encoding="utf-8"))
+        assert len(blocks) >= count
+        for kind, text in blocks:
+            run_block(kind, text.replace("--count 300", "--count 5"), tmp_path)
+    for name in ("page", "target", "prefix", "training", "heads"):
+        assert (tmp_path / f"{name}.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def run_block(kind: str, text: str, folder: Path) -> None:
     if kind == "yaml":
         name = re.match(r"# (\S+)", text)
