@@ -18,7 +18,7 @@ from toy_heads import lm_recipe
 from toy_run import Call, Toy, train_quietly
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-HOSTILE = ['<script>alert(1)</script> & "quotes"', "שלום עולם", "Z̸͓̙͌a̶l̵g̷o̴", "\u202eevil\u202c", "👩‍👩‍👧‍👦" * 5]
+HOSTILE = ['<script>alert(1)</script> & "quotes"', "שלום עולם", "Z̸͓̙͌a̶l̵g̷o̴", "\u202eevil\u202c", "👩‍👩‍👧‍👦"]
 
 
 @pytest.fixture(scope="module", params=["run-1", "run-2-rnn", "run-3"])

@@ -99,6 +99,12 @@ def translate_command(options: TranslateOptions) -> None:
             line_translator = group.run_main_first(lambda: LineTranslator(runs, options, overrides, group))
             line_translator.translate_file(group)
         return
+    if options.stream and options.engine not in ("auto", "torch"):
+        raise UserError(f"--stream needs the engine torch, not {options.engine}; leave --engine out")
+    if options.stream and (options.as_json or options.nbest or options.conllu):
+        raise UserError(
+            "--stream prints one translation word by word and cannot be combined with --json, --nbest or --conllu"
+        )
     line_translator = LineTranslator(runs, options, overrides)
     if options.stream:
         line_translator.stream_lines(source)
@@ -128,12 +134,6 @@ class LineTranslator:
         from dragoman.inference.translator import Translator
 
         search = line_io.parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
-        if options.stream and options.engine not in ("auto", "torch"):
-            raise UserError(f"--stream needs the engine torch, not {options.engine}; leave --engine out")
-        if options.stream and (options.as_json or options.nbest or options.conllu):
-            raise UserError(
-                "--stream prints one translation word by word and cannot be combined with --json, --nbest or --conllu"
-            )
         if group and (options.stream or options.conllu):
             raise UserError(
                 "--resume and torchrun translate a file in shards and cannot be combined with --stream or --conllu"
