@@ -27,7 +27,7 @@ from playwright.sync_api import (
 
 from chromium import find_chromium
 from dragoman.inspection.attention_maps import merge_into_words
-from dragoman.inspection.page import pack_rows, render_frame, render_page, render_png
+from dragoman.inspection.page import pack_matrix, render_frame, render_page, render_png
 from dragoman.inspection.records import Attribution, Inspection
 from dragoman.types import Hypothesis
 from toy_inspection import (
@@ -126,7 +126,7 @@ def test_packed_values_are_within_half_a_step(signed: bool) -> None:
     values = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32) * [[[1.0]], [[1e-6]], [[1e6]]]
     values = values if signed else np.abs(values)
     values[1, 2] = 0.0
-    packed = pack_rows(values, signed=signed)
+    packed = pack_matrix(values, signed=signed)
     steps = np.frombuffer(base64.b64decode(packed["steps"]), np.int8 if signed else np.uint8).reshape(values.shape)
     scales = np.frombuffer(base64.b64decode(packed["scales"]), "<f4").reshape(*values.shape[:-1], 1)
     assert (np.abs(steps * scales - values) <= 0.5001 * scales).all()

@@ -39,7 +39,7 @@ class InspectOptions:
             "a file"
         ),
     ] = None
-    prefix: opt.Prefix = ""
+    prefix: opt.ForcedPrefix = ""
     page: Annotated[
         Path | None,
         Option(

@@ -133,7 +133,7 @@ EngineName = Annotated[
         "ctranslate2 or ctranslate2-int8 (the model is converted; fastest on a CPU)"
     ),
 ]
-Prefix = Annotated[str, Option(help="every translation starts with this text; the search continues it")]
+ForcedPrefix = Annotated[str, Option(help="every translation starts with this text; the search continues it")]
 Tag = Annotated[str, Option(help="tag before each input, if trained with tags, such as de for German output")]
 Device = Annotated[
     str, Option(help="device: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if available, else the CPU")

@@ -61,7 +61,7 @@ class TranslateOptions:
         Path | None,
         Option(help="'word<tab>translation' per line, for unknown words of a word vocabulary"),
     ] = None
-    prefix: opt.Prefix = ""
+    prefix: opt.ForcedPrefix = ""
     tag: opt.Tag = ""  # put before each source as special tokens
     stream: Annotated[bool, Option("--stream", help="print words as soon as all beam hypotheses agree on them")] = False
     resume: Annotated[

@@ -36,14 +36,14 @@ BATCH_TOKENS = 2048  # tokens of both sides that are computed at once, a bound o
 MAX_OPERATIONS = {"cpu": 6e11, "cuda": 6e13}  # floating-point operations of one method: a few seconds
 POSITION_BLOCK = 8  # backward passes that share a forward pass, which leaves out the tokens after their positions
 FIRST_INTERVALS, MAX_INTERVALS = 16, 256  # of the path of integrated gradients
-TOLERANCE = 0.02  # relative error of the sum of a predicted token's integrated gradients
+COMPLETENESS_TOLERANCE = 0.02  # relative error of the sum of a predicted token's integrated gradients
 SMALL_CHANGE = 0.5  # the error is relative to the change of the log-probability, but at least to this many nats
 
 Contributions = dict[str, Tensor]  # by side, "source" and "target": the contribution of each token
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class AttributionMethod:
     """A method of attribution."""
 
     title: str
@@ -90,7 +90,7 @@ def integrate_gradients(sentence: SentenceBatch) -> tuple[Contributions, list[st
     In the baseline, the embedding of every token is the mean of the embedding table of its side. Source and target
     prefix change together, so the contributions to a predicted token sum to the difference of its log-probabilities
     with the input and with the baseline. The number of intervals on the path is doubled for those tokens whose sum is
-    off by more than TOLERANCE.
+    off by more than COMPLETENESS_TOLERANCE.
 
     A baseline of zeros would need several times as many points: where a norm follows the embeddings, the output of
     the model jumps near zero.
@@ -108,7 +108,7 @@ def integrate_gradients(sentence: SentenceBatch) -> tuple[Contributions, list[st
             totals[side][pending] = torch.einsum("k,kpn->pn", product_KPN.new_tensor(weight_K), product_KPN)
         sum_T = torch.stack([total_TN.sum(1) for total_TN in totals.values()]).sum(0)
         error_T = (sum_T - change_T).abs() / change_T.abs().clamp(min=SMALL_CHANGE)
-        inexact = [index for index, position in enumerate(pending) if error_T[position] > TOLERANCE]
+        inexact = [index for index, position in enumerate(pending) if error_T[position] > COMPLETENESS_TOLERANCE]
         if not inexact:
             return totals, []
         pending = [pending[index] for index in inexact]
@@ -301,9 +301,9 @@ def count_rows(batch: Batch) -> int:
 
 
 ATTRIBUTIONS = {
-    "gradient x input": Method("Gradient × input", lambda _S, T: T, multiply_gradients_by_inputs),
-    "integrated gradients": Method(
+    "gradient x input": AttributionMethod("Gradient × input", lambda _S, T: T, multiply_gradients_by_inputs),
+    "integrated gradients": AttributionMethod(
         "Integrated gradients", lambda _S, T: (FIRST_INTERVALS + 1) * T, integrate_gradients
     ),
-    "leave-one-out": Method("Leave-one-out", lambda S, T: S + T, leave_one_out),
+    "leave-one-out": AttributionMethod("Leave-one-out", lambda S, T: S + T, leave_one_out),
 }

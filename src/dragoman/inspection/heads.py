@@ -46,7 +46,7 @@ from dragoman.phrasebook.generate import Phrase, generate_phrases, split_words
 from dragoman.progress import ProgressBar
 from dragoman.types import Example, Tree
 
-Links = tuple[tuple[int, int], ...]
+WordPairs = tuple[tuple[int, int], ...]
 GoldKeys = dict[int, set[int]]  # query word -> its gold keys; the index after the last word is BOS or EOS
 WordIndex = NDArray[np.int64]  # the key (word, special token or tag) of each token
 SELF_ATTENTION = ("encoder", "decoder")
@@ -68,9 +68,9 @@ class AnalysedPair:
     target_words: tuple[str, ...]
     source_heads: tuple[int, ...] | None = None
     target_heads: tuple[int, ...] | None = None
-    links: Links | None = None  # source position, target position
-    source_coref: Links = ()  # pronoun, antecedent
-    target_coref: Links = ()
+    links: WordPairs | None = None  # source position, target position
+    source_coref: WordPairs = ()  # pronoun, antecedent
+    target_coref: WordPairs = ()
 
     def words_read_by(self, part: str) -> tuple[str, ...]:
         """Return the words that are the queries of a part of the model."""

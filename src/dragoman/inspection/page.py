@@ -70,8 +70,8 @@ def collect_page_data(inspection: Inspection) -> dict[str, Any]:
     attributions = [
         {
             "title": attribution.title,
-            "value": None if attribution.value_TS is None else pack_rows(attribution.value_TS, signed=True),
-            "prefix": None if attribution.prefix_TT is None else pack_rows(attribution.prefix_TT, signed=True),
+            "value": None if attribution.value_TS is None else pack_matrix(attribution.value_TS, signed=True),
+            "prefix": None if attribution.prefix_TT is None else pack_matrix(attribution.prefix_TT, signed=True),
         }
         for attribution in inspection.attributions
     ]
@@ -107,11 +107,11 @@ def describe_attention(attention: AttentionMap, tokens: Mapping[str, Sequence[st
         "queries": attention.queries,
         "keys": attention.keys,
         "best_layer": attention.best_layer,
-        "weight": pack_rows(attention.weight_LHQK, signed=False),
+        "weight": pack_matrix(attention.weight_LHQK, signed=False),
     }
 
 
-def pack_rows(values: NDArray[np.floating[Any]], *, signed: bool) -> dict[str, Any]:
+def pack_matrix(values: NDArray[np.floating[Any]], *, signed: bool) -> dict[str, Any]:
     """Return an array as 8-bit integers, each to be multiplied by the scale of its row (along the last axis).
 
     Values that are not finite become 0, and "invalid" is their number.

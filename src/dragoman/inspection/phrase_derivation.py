@@ -20,7 +20,7 @@ from dragoman.inspection.records import (
     SearchResultText,
     SearchTrace,
 )
-from dragoman.inspection.search_tree import SCORE_TOLERANCE, make_trace
+from dragoman.inspection.search_tree import SAME_SCORE, make_trace
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.settings import FEATURE_NAMES
 from dragoman.smt.stacks import StackSearch
@@ -126,7 +126,7 @@ def trace_stacks(
 def compare_given(translation: PhraseTranslation, trace: SearchTrace) -> SearchTrace:
     """Return a given target as the result of a search, with a note on why the search of `trace` did not find it."""
     score, found = translation.derivation.score, trace.results[0]
-    if score > found.score + SCORE_TOLERANCE:
+    if score > found.score + SAME_SCORE:
         note = "search error: its score is higher than that of the translation that the search found"
     elif translation.text == found.text:
         note = "the search found this translation"

@@ -34,7 +34,7 @@ from dragoman.types import Batch, Example
 
 SIDES = ("encoder", "decoder")
 PROBE_TOKENS = 512  # slots of a batch of probes on its longer side; there is a backward pass for each target position
-DIGITS = 6  # significant digits of numbers in JSON
+JSON_DIGITS = 6  # significant digits of numbers in JSON
 LAYER_NAME = re.compile(r"(encoder|decoder)\.(?:layers|stack\.cells)\.(\d+)\b\.?")
 OTHER_NAMES = {  # parts of parameter names
     "encoder.embedding.weight": "source embedding",
@@ -98,9 +98,9 @@ class Probes:
 
 
 def round_numbers(value: Any) -> Any:
-    """Return nested data with floats rounded to DIGITS significant digits, and None for those that are not finite."""
+    """Return nested data with floats rounded to JSON_DIGITS significant digits, and None for those that are not finite."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.{JSON_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: round_numbers(item) for key, item in value.items()}
     return [round_numbers(item) for item in value] if isinstance(value, list) else value

@@ -29,7 +29,7 @@ from dragoman.types import BOS, EOS, SPECIALS, Hypothesis
 
 MIN_WIDE_BEAM = 16
 MAX_EXPANSIONS = 300  # of the exhaustive searches of an inspection, which should take less than a second
-SCORE_TOLERANCE = 1e-4  # scores of the same translation may differ by this much, because batches round differently
+SAME_SCORE = 1e-4  # scores of the same translation may differ by this much, because batches round differently
 UNNORMALIZED = "without length normalisation"
 
 
@@ -184,7 +184,7 @@ def name_search(search: SearchSettings) -> str:
 def describe_search_error(trace: SearchTrace, rival: SearchTrace, *, is_proven: bool) -> list[str]:
     """Return a note if a search found a better translation than its rival, or proved that there is none."""
     best, found = trace.results[0], rival.results[0]
-    if best.score > found.score + SCORE_TOLERANCE:
+    if best.score > found.score + SAME_SCORE:
         return [f"search error of {rival.title}: this score is {best.score:.4f}, and it found only {found.score:.4f}"]
     return [f"no search error: no translation has a higher score than that of {rival.title}"] if is_proven else []
 
@@ -198,7 +198,7 @@ def compare_target(
     given, found = SearchResultText(target, logp, logp / norm), trace.results[0]
     if given.text == found.text:
         note = f"{trace.title} found this translation"
-    elif given.score > found.score + SCORE_TOLERANCE:
+    elif given.score > found.score + SAME_SCORE:
         note = f"search error: its score is higher than that of the translation that {trace.title} found"
     else:
         note = f"model error, if this translation is better: the model gives a higher score to that of {trace.title}"

@@ -198,7 +198,7 @@ def keep_drawn(figures: Any) -> list[Figure]:
     return [(caption, svg) for caption, svg in figures if svg]
 
 
-def make_series(name: str, points: Iterable[tuple[float, str, Sequence[float]]]) -> Series:
+def make_curve(name: str, points: Iterable[tuple[float, str, Sequence[float]]]) -> Series:
     """Return a line, without values that are not finite."""
     finite = [(x, label, tuple(v for v in values if math.isfinite(v))) for x, label, values in points]
     return Series(name, [Point(x, label, values) for x, label, values in finite if values])
@@ -212,7 +212,7 @@ def name_layers(count: int) -> tuple[str, ...]:
 def chart_distance(probes: Probes) -> LineChart:
     """Return the chart of gradients by distance."""
     series = [
-        make_series(side, ((d, f"distance {d}", [size]) for d, size in enumerate(sizes)))
+        make_curve(side, ((d, f"distance {d}", [size]) for d, size in enumerate(sizes)))
         for side, sizes in probes.gradient_flow.items()
     ]
     return LineChart(series, "distance in tokens", "relative gradient", "", logarithmic=True)
@@ -222,7 +222,7 @@ def chart_layers(probes: Probes, value: Callable[[LayerProbe], float], title: st
     """Return a chart of one number for each layer of both sides."""
     ticks = name_layers(max(probe.layer for probe in probes.layers))
     series = [
-        make_series(side, ((p.layer, ticks[p.layer], [value(p)]) for p in probes.layers if p.side == side))
+        make_curve(side, ((p.layer, ticks[p.layer], [value(p)]) for p in probes.layers if p.side == side))
         for side in SIDES
         if any(probe.side == side for probe in probes.layers)
     ]
@@ -237,7 +237,7 @@ def draw_depth(probes: Probes) -> list[Figure]:
         use: norm for group, norm in probes.parameter_gradients.items() for use in list_uses(group, len(ticks) - 1)
     }
     series = [
-        make_series(
+        make_curve(
             one.name,
             (
                 (x, ticks[x], [norms.get(f"{one.name} layer {x}" if x else embeddings[one.name], math.nan)])
@@ -268,9 +268,9 @@ def draw_entropy(probes: Probes) -> list[Figure]:
     for part, title in PARTS.items():
         some = [probe for probe in probes.attention if probe.part == part]
         if some:
-            series.append(make_series(title, ((p.layer - 1, f"layer {p.layer}", p.entropy) for p in some)))
+            series.append(make_curve(title, ((p.layer - 1, f"layer {p.layer}", p.entropy) for p in some)))
             uniform = ((p.layer - 1, f"layer {p.layer}", [p.maximum]) for p in some)
-            maxima.append(make_series(f"{title}, uniform", uniform))
+            maxima.append(make_curve(f"{title}, uniform", uniform))
     chart = LineChart(series, "layer", "entropy (bits)", "bits", ticks=ticks)
     return [("", render_chart(chart, behind=maxima))]
 
@@ -280,7 +280,7 @@ def draw_spectra(probes: Probes) -> list[Figure]:
     figures = []
     for cell in dict.fromkeys(probe.cell for probe in probes.recurrent):
         series = [
-            make_series(p.gate, ((i, f"number {i}", [value]) for i, value in enumerate(p.singular_values, 1)))
+            make_curve(p.gate, ((i, f"number {i}", [value]) for i, value in enumerate(p.singular_values, 1)))
             for p in probes.recurrent
             if p.cell == cell
         ]
@@ -300,7 +300,7 @@ def draw_history(history: Mapping[int, Probes]) -> list[Figure]:
     figures = []
     for title, last in numbers[max(numbers)].items():
         series = [
-            make_series(
+            make_curve(
                 name, ((step, f"step {step}", [row[title].get(name, math.nan)]) for step, row in numbers.items())
             )
             for name in last
