@@ -98,7 +98,7 @@ class Probes:
 
 
 def round_numbers(value: Any) -> Any:
-    """Return nested data with floats rounded to JSON_DIGITS significant digits, and None for those that are not finite."""
+    """Return nested data with floats rounded to JSON_DIGITS significant digits, and None for infinite ones and NaN."""
     if isinstance(value, float):
         return float(f"{value:.{JSON_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
