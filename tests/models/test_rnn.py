@@ -247,14 +247,15 @@ def test_embeddings_are_shared_as_the_settings_say(tied: bool, joint: bool, tabl
     assert {name.split(".")[0] for name in names} == {"encoder", "decoder"} | (set() if tied else {"project"})
 
 
-@pytest.mark.parametrize(("given", "steps"), [({}, 300), ({"input_feeding": True}, 200)])
-def test_a_recurrent_model_learns_a_toy_language(given: dict[str, object], steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "settings"), [({}, ["train.tokens=256", "train.lr=6e-3"]), ({"input_feeding": True}, [])]
+)
+def test_a_recurrent_model_learns_a_toy_language(given: dict[str, object], settings: list[str], tmp_path: Path) -> None:
     """Train on files, load the run folder and search: most unseen sentences are translated correctly."""
     write_corpus(tmp_path, train=400)
     model = {"kind": "rnn", "width": 64, "dropout": 0.0, **given}
-    run = train_quietly(
-        write_rnn_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0"
-    )
+    recipe = write_rnn_recipe(tmp_path, model)
+    run = train_quietly(recipe, tmp_path / "run", "train.steps=200", "train.validate_every=0", *settings)
     unseen = make_sentences(30, seed=77)
     found = load_as(Translator, run).translate(unseen)
     correct = sum(hypothesis.text == translate_toy(text) for hypothesis, text in zip(found, unseen, strict=True))
