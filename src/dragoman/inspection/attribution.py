@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 2048  # tokens of both sides that are computed at once, a bound on memory
 MAX_OPERATIONS = {"cpu": 6e11, "cuda": 6e13}  # floating-point operations of one method: a few seconds
 POSITION_BLOCK = 8  # backward passes that share a forward pass, which leaves out the tokens after their positions
-FIRST_INTERVALS, MAX_INTERVALS = 16, 256  # of the path of integrated gradients
+FIRST_INTERVALS, MAX_INTERVALS = 16, 2048  # of the path of integrated gradients
 COMPLETENESS_TOLERANCE = 0.02  # relative error of the sum of a predicted token's integrated gradients
 SMALL_CHANGE = 0.5  # the error is relative to the change of the log-probability, but at least to this many nats
 
