@@ -30,6 +30,8 @@ COUNTED = {  # without additive scores and fused cells, whose operations PyTorch
     "bottleneck": RNN | {"attention": "none"},
     "bidirectional": RNN | {"attention": "dot", "bidirectional": True},
     "multiplicative": RNN | {"attention": "multiplicative", "layers": 2},
+    "reduced rank": RNN | {"attention": "reduced_rank", "attention_width": 3},
+    "narrow encoder": RNN | {"attention": "multiplicative", "layers": 2, "encoder_width": 10},
     "hybrid": HYBRID,
     "hybrid, different widths": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
     "input feeding": RNN | {"attention": "dot", "input_feeding": True},

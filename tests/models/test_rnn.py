@@ -150,6 +150,20 @@ def test_input_feeding_equals_a_cell_with_concatenated_inputs() -> None:
 
 
 @torch.no_grad()
+def test_a_multiplicative_score_relates_states_of_different_widths() -> None:
+    """The reference computes s^T W h with a rectangular W, token by token."""
+    model, batch = build_rnn(attention="multiplicative", encoder_width=12), in_rows([[0]], examples(1))
+    source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
+    weight_CM, memory_SM = model.decoder.attention.score.key.weight, source.value_BSM[0]
+    assert (weight_CM.shape, memory_SM.shape[1]) == ((8, 12), 12)
+    state_TC, out_TO = (found[0] for found in model.decoder(batch.target_in_BT, source, states))
+    for s_C, out_O in zip(state_TC, out_TO, strict=True):
+        score_S = torch.stack([s_C @ weight_CM @ h_M for h_M in memory_SM])
+        context_M = sum(weight * h_M for weight, h_M in zip(score_S.softmax(0), memory_SM, strict=True))
+        assert_same(out_O, torch.tanh(model.decoder.join(torch.cat([context_M, s_C]))))
+
+
+@torch.no_grad()
 def test_without_attention_only_the_final_state_is_used() -> None:
     model, batch = build_rnn(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
@@ -207,6 +221,9 @@ def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
         ({"width": 7}, "model.bidirectional=true needs an even model.width, half for each direction; got 7"),
         ({"nonlinearity": "relu"}, "model.nonlinearity has no use in model.cell=lstm"),
         ({"attention": "dot", "attention_width": 5}, "model.attention_width has no use in model.attention=dot"),
+        ({"attention": "dot", "encoder_width": 8}, "model.attention=dot needs encoder and decoder states of the same"),
+        ({"bridge": "copy", "encoder_width": 8}, "model.bridge=copy needs encoder and decoder states of the same"),
+        ({"encoder_width": 9}, "model.bidirectional=true needs an even model.encoder_width"),
         ({"attention": "none", "bridge": "none"}, "the decoder never sees the source"),
         ({"initial_state": "lerned"}, "model.initial_state: should be 'zero' or 'learned', got 'lerned'"),
         ({"heads": 8}, "there is no setting 'model.heads'"),

@@ -42,13 +42,24 @@ FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mean": lambda *_: torch.zeros((), dtype=torch.float64),
     "dot": lambda _, s, h: s @ h,
     "multiplicative": lambda score, s, h: s @ score.key.weight @ h,
+    "reduced_rank": lambda score, s, h: s @ score.query.weight.T @ score.key.weight @ h,
     "additive": lambda score, s, h: score.weight @ torch.tanh(score.key.weight @ h + score.query.weight @ s),
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_scores_equal_their_formulas(name: str) -> None:
-    score, query_BTC, memory_BSC = make_score(name), sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
+@ALL_SCORES
+@pytest.mark.parametrize("memory_width", [C, 9])
+def test_scores_equal_their_formulas(name: str, memory_width: int) -> None:
+    """A score works with another width of the encoder states, unless it declares that it needs equal widths."""
+    if SCORES[name].needs_equal_widths and memory_width != C:
+        with pytest.raises(RuntimeError):
+            make_score(name, memory_width)(sample_normal(B, T, C), sample_normal(B, S, memory_width))
+        return
+    score, query_BTC, memory_BSC = (
+        make_score(name, memory_width),
+        sample_normal(B, T, C),
+        sample_normal(B, S, memory_width, seed=2),
+    )
     score_BTS = score(query_BTC, score.compute_keys(memory_BSC))
     for b in range(B):
         for t in range(T):
@@ -66,10 +77,12 @@ def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
             assert_same(score_BTS[:, t, s], single_B11[:, 0, 0])
 
 
-@pytest.mark.parametrize("name", ["multiplicative", "additive"])
-def test_learned_scores_support_another_source_width(name: str) -> None:
-    score = make_score(name, memory_width=9)
-    assert score(sample_normal(B, T, C), score.compute_keys(sample_normal(B, S, 9))).shape == (B, T, S)
+def test_the_rank_of_a_reduced_rank_score_is_the_attention_width() -> None:
+    """The scores of more queries and keys than that form a matrix of this rank."""
+    torch.manual_seed(0)
+    score = SCORES["reduced_rank"](ScoreSettings(), C, 9, 2).double()
+    score_TS = score(sample_normal(1, T, C), score.compute_keys(sample_normal(1, S, 9)))[0]
+    assert torch.linalg.matrix_rank(score_TS) == 2
 
 
 @ALL_SCORES

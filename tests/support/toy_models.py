@@ -38,7 +38,7 @@ TRANSFORMER: dict[str, Sequence[Any]] = {
 RNN: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "attention": [*SCORES], "input_feeding": [True, False], "bidirectional": [True, False],
     "bridge": [*BRIDGES], "initial_state": ["zero", "learned"], "nonlinearity": [*NONLINEARITIES],
-    "tied": [True, False],
+    "tied": [True, False], "encoder_width": [0, 6],
 }  # fmt: skip
 HYBRID: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "score": [*SCORES], "input_feeding": [True, False], "tied": [True, False],
@@ -70,7 +70,9 @@ def make_model_sections() -> dict[str, Section]:
         "deep and shallow rnn": {**SMALL_RNN, "encoder_layers": 1, "decoder_layers": 3},
         "widths apart hybrid": {**SMALL_HYBRID, "embedding_width": 6, "decoder_width": 10},
         "one width apart hybrid": {**SMALL_HYBRID, "decoder_width": 6, "score": "additive", "score_width": 4},
-        "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10},
+        "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10, "encoder_width": 12},
+        "low rank rnn": {**SMALL_RNN, "attention": "reduced_rank", "attention_width": 3, "encoder_width": 12},
+        "low rank hybrid": {**SMALL_HYBRID, "score": "reduced_rank", "score_width": 3},
     }
     for section in vary_one_setting(SMALL_TRANSFORMER, TRANSFORMER):
         if PATTERNS[section.get("decoder_attention", "full")].causal:

@@ -6,7 +6,8 @@ models are padded, not packed (`RowLayout.is_unpacked`): one sentence per row.
 
 Shapes   B rows   S source length   T target length (in a RowLayout: of either side)   E embedding width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
-         C state width   L layers   P tensors of a layer's state   O output width   M width of attended states, here C
+         C width of a decoder state   M width of an encoder state, by default C   L layers
+         P tensors of a layer's state   O output width
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
     initial_state: Literal["zero", "learned"] = setting("zero", "initial state of each recurrent cell")
     layers: Layers = setting(1, "number of layers of the encoder and of the decoder", ge=1)
     width: int = setting(512, "width of a state; each direction of a bidirectional encoder has half", ge=1, le=65_536)
+    encoder_width: Width = setting(0, "width of an encoder state; 0: same as `width`")
     embedding_width: Width = setting(0, "width of the embeddings; 0: same as `width`")
     bidirectional: bool = setting(True, "the encoder reads the source in both directions")
     bridge: str = setting("linear", "how the encoder's final state becomes the decoder's initial state")
     attention: str = setting("additive", "score function of the decoder's attention to the source")
-    attention_width: Width = setting(0, "width of additive attention scores; 0: same as `width`")
+    attention_width: Width = setting(0, "width of additive, rank of reduced_rank scores; 0: same as `width`")
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     dropout: Fraction = setting(0.2, "dropout rate of embeddings, between layers, and of the output")
     source_word_dropout: Fraction = setting(0.0, "probability of zeroing a source token's embedding")
@@ -67,10 +69,17 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
 
     def check(self) -> None:
         super().check()
-        if self.bidirectional and self.width % 2:
+        if self.bidirectional and self.memory_width % 2:
+            name = "encoder_width" if self.encoder_width else "width"
             raise UserError(
-                f"model.bidirectional=true needs an even model.width, half for each direction; got {self.width}"
+                f"model.bidirectional=true needs an even model.{name}, half for each direction; got {self.memory_width}"
             )
+        for name, part in (("attention", SCORES[self.attention]), ("bridge", BRIDGES[self.bridge])):
+            if part.needs_equal_widths and self.memory_width != self.width:
+                raise UserError(
+                    f"model.{name}={getattr(self, name)} needs encoder and decoder states of the same width, got "
+                    f"model.encoder_width={self.encoder_width} and model.width={self.width}; leave encoder_width out"
+                )
         if not SCORES[self.attention].has_context and not BRIDGES[self.bridge].uses_encoder:
             raise UserError(
                 f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
@@ -86,6 +95,10 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
         return self.embedding_width or self.width
 
     @property
+    def memory_width(self) -> int:  # the actual width of the encoder's states
+        return self.encoder_width or self.width
+
+    @property
     def output_width(self) -> int:
         """The width of the decoder's outputs, from which logits are computed: that of the embeddings, if tied."""
         return self.embedded_width if self.tied else self.width
@@ -98,7 +111,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     decoder_layers: Count = setting(1, "number of recurrent decoder layers", le=1000)
     cell: str = setting("lstm", "recurrent cell of the decoder")
     score: str = setting("additive", "score function of the decoder's attention to the source")
-    score_width: Width = setting(0, "width of additive attention scores; 0: same as decoder_width")
+    score_width: Width = setting(0, "width of additive, rank of reduced_rank scores; 0: same as decoder_width")
     decoder_width: Width = setting(0, "width of a decoder layer's state; 0: same as `width`")
     embedding_width: Width = setting(
         0, "width of target embeddings; 0: same as `width`, as one table for both sides requires"
@@ -167,38 +180,38 @@ class RecurrentEncoder(TokenEmbedder):
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.source_word_dropout)
         make_cell = make_cell_factory(settings)
-        widths = [settings.embedded_width, *[settings.width] * (settings.encoder_depth - 1)]
-        self.layers = nn.ModuleList(
-            RecurrentLayer(make_cell, width, settings.width, bidirectional=settings.bidirectional) for width in widths
-        )
+        make_layer = partial(RecurrentLayer, width=settings.memory_width, bidirectional=settings.bidirectional)
+        input_widths = [settings.embedded_width, *[settings.memory_width] * (settings.encoder_depth - 1)]
+        self.layers = nn.ModuleList(make_layer(make_cell, input_width) for input_width in input_widths)
 
     def forward(self, ids_BS: Tensor, rows: RowLayout) -> Tensor:
-        memory_BSC: Tensor = self.encode(ids_BS, rows)[0]
-        return memory_BSC
+        memory_BSM: Tensor = self.encode(ids_BS, rows)[0]
+        return memory_BSM
 
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states of the top layer, memory_BSC, and the final state of its directions, last_BC."""
+        """Return the states of the top layer, memory_BSM, and the final state of its directions, last_BM."""
         ends = SentenceEnds(rows)
-        x_BSC = self.embed(ids_BS, rows.visible_BT)
+        x_BSM = self.embed(ids_BS, rows.visible_BT)
         for index, layer in enumerate(self.layers):  # `embed` applies the dropout before the first layer
-            x_BSC, last_BC = layer(self.dropout(x_BSC) if index else x_BSC, ends)
-        return x_BSC, last_BC
+            x_BSM, last_BM = layer(self.dropout(x_BSM) if index else x_BSM, ends)
+        return x_BSM, last_BM
 
 
 class Bridge(nn.Module):
-    """Compute the decoder's initial state from the encoder's final state, `last_BC`.
+    """Compute the decoder's initial state from the encoder's final state, `last_BM`.
 
     This base class is the bridge "none": it ignores the encoder and returns `initial`, which is zero or learned.
     """
 
     uses_encoder = False  # whether the initial state depends on the encoder
+    needs_equal_widths = False  # whether encoder and decoder states must have the same width
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__()
         self.depth, self.width = settings.decoder_depth, settings.width
         self.state_tensors = CELLS[settings.cell].state_tensors
 
-    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+    def forward(self, last_BM: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
         return initial
 
 
@@ -206,9 +219,10 @@ class CopyBridge(Bridge):
     """Use the final state of the encoder as the initial state of every decoder layer."""
 
     uses_encoder = True
+    needs_equal_widths = True
 
-    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
-        return [(last_BC,) * self.state_tensors] * self.depth
+    def forward(self, last_BM: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+        return [(last_BM,) * self.state_tensors] * self.depth
 
 
 class LinearBridge(Bridge):
@@ -218,10 +232,10 @@ class LinearBridge(Bridge):
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__(settings)
-        self.out = Linear(self.width, self.depth * self.state_tensors * self.width)
+        self.out = Linear(settings.memory_width, self.depth * self.state_tensors * self.width)
 
-    def forward(self, last_BC: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
-        states_BLPC = torch.tanh(self.out(last_BC)).view(-1, self.depth, self.state_tensors, self.width)
+    def forward(self, last_BM: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+        states_BLPC = torch.tanh(self.out(last_BM)).view(-1, self.depth, self.state_tensors, self.width)
         return [layer_BPC.unbind(1) for layer_BPC in states_BLPC.unbind(1)]
 
 
@@ -271,11 +285,11 @@ class RecurrentDecoder(TokenEmbedder):
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
-        width = settings.width
+        width, memory_width = settings.width, settings.memory_width
         self.bridge = BRIDGES[settings.bridge](settings)
         self.stack = make_decoder_stack(settings, learned_start=not self.bridge.uses_encoder)
-        score = SCORES[settings.attention](settings, width, width, settings.attention_width or width)
-        self.attention = SourceAttention(score, width)
+        score = SCORES[settings.attention](settings, width, memory_width, settings.attention_width or width)
+        self.attention = SourceAttention(score, memory_width)
         self.join = Linear(self.attention.width + width, settings.output_width)
         gates = self.stack.cells[0].gates * width
         # Adds the previous output to the input of the lowest cell (input feeding).
@@ -367,9 +381,9 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def encode(self, source_BS: Tensor, rows: RowLayout) -> tuple[EncodedSource, StackState]:
         """Encode the sources; return what the decoder attends to, and the decoder's initial states."""
-        memory_BSC, last_BC = self.encoder.encode(source_BS, rows)
-        source = self.decoder.attention.prepare(memory_BSC, rows.real_BT)
-        return source, self.decoder.bridge(last_BC, self.decoder.stack.make_initial_state(len(last_BC)))
+        memory_BSM, last_BM = self.encoder.encode(source_BS, rows)
+        source = self.decoder.attention.prepare(memory_BSM, rows.real_BT)
+        return source, self.decoder.bridge(last_BM, self.decoder.stack.make_initial_state(len(last_BM)))
 
     def forward(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
@@ -413,10 +427,10 @@ class HybridEncoder(Encoder):
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states, memory_BSC, and their mean, from which the bridge computes the decoder's initial state."""
-        memory_BSC: Tensor = self.out(self(ids_BS, rows))
+        """Return the states, memory_BSM, and their mean, from which the bridge computes the decoder's initial state."""
+        memory_BSM: Tensor = self.out(self(ids_BS, rows))
         real_BS1 = rows.real_BT[..., None]
-        return memory_BSC, memory_BSC.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
+        return memory_BSM, memory_BSM.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
 
 
 class Hybrid(RecurrentSeq2Seq):

@@ -36,6 +36,7 @@ class AttentionScore(nn.Module):
     """
 
     has_context = True  # whether the decoder gets a context vector
+    needs_equal_widths = False  # whether encoder and decoder states must have the same width
     uses: tuple[str, ...] = ()  # names of settings that some other scores ignore
     aligns = False  # whether the weights differ between source tokens, so that they can serve as a word alignment
 
@@ -66,6 +67,7 @@ class NoAttention(AttentionScore):
 class DotScore(AttentionScore):
     """s^T h, where s is the decoder state and h the encoder state; both have the same width."""
 
+    needs_equal_widths = True
     aligns = True
 
     @property
@@ -77,7 +79,9 @@ class DotScore(AttentionScore):
 
 
 class MultiplicativeScore(DotScore):
-    """s^T W h (Luong 2015)."""
+    """s^T W h (Luong 2015). W is rectangular if the widths of encoder and decoder differ."""
+
+    needs_equal_widths = False
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
         super().__init__(settings, width, memory_width, attention_width)
@@ -87,10 +91,32 @@ class MultiplicativeScore(DotScore):
         return self.key(memory_BSM)
 
 
+class ReducedRankScore(DotScore):
+    """s^T U^T V h: a multiplicative score whose matrix U^T V has at most the rank `attention_width`."""
+
+    needs_equal_widths = False
+    uses = ("attention_width", "score_width")  # the name of the width in `Rnn`, and in `Hybrid`
+
+    def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
+        super().__init__(settings, width, memory_width, attention_width)
+        self.key = Linear(memory_width, attention_width, bias=False)
+        self.query = Linear(width, attention_width, bias=False)
+
+    @property
+    def multiply_adds(self) -> int:
+        return self.attention_width
+
+    def compute_keys(self, memory_BSM: Tensor) -> Tensor:
+        return self.key(memory_BSM)
+
+    def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
+        return super().forward(self.query(query_BTC), key_BSA)
+
+
 class AdditiveScore(AttentionScore):
     """v^T tanh(W1 h + W2 s) (Bahdanau 2015)."""
 
-    uses = ("attention_width", "score_width")  # the name of the width in `Rnn`, and in `Hybrid`
+    uses = ("attention_width", "score_width")
     aligns = True
 
     def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
@@ -227,5 +253,6 @@ SCORES: dict[str, type[AttentionScore]] = {
     "mean": AttentionScore,
     "dot": DotScore,
     "multiplicative": MultiplicativeScore,
+    "reduced_rank": ReducedRankScore,
     "additive": AdditiveScore,
 }
