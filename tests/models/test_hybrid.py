@@ -53,7 +53,7 @@ def test_the_decoder_starts_from_the_mean_of_the_encoder_states() -> None:
     """Padding is ignored. A row without tokens gives zeros, not NaN."""
     model, examples = build_hybrid(), make_examples(SMALL_HYBRID, 2)
     batch = collate_rows(SMALL_HYBRID, [[0], [1], []], examples, spare=4)
-    memory_BSC, mean_BC = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
+    memory_BSC, [(mean_BC,)] = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
     for row, example in enumerate(examples):
         assert_same(mean_BC[row], memory_BSC[row, : len(example.source) + 1].mean(0))
     assert not mean_BC[2].any()

@@ -93,9 +93,10 @@ def test_gradients_in_bf16_are_close_to_float32(cell: str, attention: str, input
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_states_equal_those_of_pytorch_modules(cell: str) -> None:
+@pytest.mark.parametrize("bridge", ["linear", "layers"])
+def test_states_equal_those_of_pytorch_modules(cell: str, bridge: str) -> None:
     """The reference has a bidirectional PyTorch module, a bridge and a second module, without attention."""
-    model = build_rnn(cell=cell, attention="none", encoder_layers=2, decoder_layers=2)
+    model = build_rnn(cell=cell, bridge=bridge, attention="none", encoder_layers=2, decoder_layers=2)
     batch = in_rows([[0], [1], [2]], examples(3))
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
     torch_encoder = kind(8, 4, 2, batch_first=True, bidirectional=True).double()
@@ -110,8 +111,12 @@ def test_states_equal_those_of_pytorch_modules(cell: str) -> None:
     lengths = (batch.source_segment_BS > 0).sum(1)
     packed = nn.utils.rnn.pack_padded_sequence(x_BSC, lengths, batch_first=True, enforce_sorted=False)
     last = torch_encoder(packed)[1]
-    last_BC = torch.cat([*(last[0] if cell == "lstm" else last)[-2:]], -1)
-    first = torch.tanh(model.decoder.bridge.out(last_BC)).view(3, 2, -1, 8).permute(2, 1, 0, 3).contiguous()
+    parts = last if cell == "lstm" else [last]  # h and c, each with two directions of two layers
+    if bridge == "linear":
+        last_BC = torch.cat([*parts[0][-2:]], -1)
+        first = torch.tanh(model.decoder.bridge.out(last_BC)).view(3, 2, -1, 8).permute(2, 1, 0, 3).contiguous()
+    else:  # directions are in adjacent rows: (layer, direction, batch, width) becomes (layer, batch, both directions)
+        first = torch.stack([part.view(2, 2, 3, 4).transpose(1, 2).flatten(2) for part in parts])
     out, _ = torch_decoder(x_BTC, (first[0], first[1]) if cell == "lstm" else first[0])
     real_BT = batch.target_segment_BT > 0
     assert_same(model(batch)[real_BT], torch.tanh(model.decoder.join(out))[real_BT])
@@ -138,8 +143,8 @@ def test_input_feeding_equals_a_cell_with_concatenated_inputs() -> None:
         cell.weight_hh.copy_(bottom.hidden_weight)
         cell.bias_ih.copy_(bottom.bias)
         cell.bias_hh.zero_()
-    memory_SC, last_C = (found[0] for found in model.encoder.encode(batch.source_BS, RowLayout.from_source(batch)))
-    h, c = torch.tanh(decoder.bridge.out(last_C)).view(2, 1, 8)
+    (memory_SC,), [(last_BC,)] = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
+    h, c = torch.tanh(decoder.bridge.out(last_BC)).view(2, 1, 8)
     o, outputs = torch.zeros(1, 6, dtype=torch.float64), []
     for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
         h, c = cell(torch.cat([x[None], o], -1), (h, c))
@@ -223,6 +228,8 @@ def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
         ({"attention": "dot", "attention_width": 5}, "model.attention_width has no use in model.attention=dot"),
         ({"attention": "dot", "encoder_width": 8}, "model.attention=dot needs encoder and decoder states of the same"),
         ({"bridge": "copy", "encoder_width": 8}, "model.bridge=copy needs encoder and decoder states of the same"),
+        ({"bridge": "layers", "encoder_width": 8}, "model.bridge=layers needs encoder and decoder states of the same"),
+        ({"bridge": "layers", "encoder_layers": 2}, "model.bridge=layers needs as many encoder layers as decoder"),
         ({"encoder_width": 9}, "model.bidirectional=true needs an even model.encoder_width"),
         ({"attention": "none", "bridge": "none"}, "the decoder never sees the source"),
         ({"initial_state": "lerned"}, "model.initial_state: should be 'zero' or 'learned', got 'lerned'"),

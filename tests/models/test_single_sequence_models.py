@@ -48,7 +48,8 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
     texts = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
     batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), texts)
     states_BTC = model(batch)
-    assert_same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])
+    _, final = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
+    assert_same(states_BTC[:, 0], final[-1][0])
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert (states_BTC[first, 0] != states_BTC[second, 0]).all()
 

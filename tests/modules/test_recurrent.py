@@ -86,7 +86,7 @@ def test_cell_matches_pytorch(kind: str, nonlinearity: str, method: str, dtype: 
     content_bias = [cell.content_bias] if isinstance(cell, GruCell) else []
     weights = (torch_cell.weight_ih_l0, torch_cell.weight_hh_l0, torch_cell.bias_ih_l0, torch_cell.bias_hh_l0)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # TF32 would round float32 to 11 bits
-        out = getattr(cell, method)(x_BTI, state)
+        out = cell(x_BTI, state) if method == "forward" else cell.run_loop(x_BTI, state)[0]
         grads = compute_gradients(out, x_BTI, *state, cell.input_weight, cell.hidden_weight, cell.bias, *content_bias)
         expected, _ = torch_cell(x_BTI, tuple(initial) if len(initial) > 1 else initial[0])
         *expected_grads, hidden_bias_grad = compute_gradients(expected, x_BTI, *state, *weights)
@@ -199,15 +199,39 @@ def test_layer_encodes_sentences_independently(kind: str, nonlinearity: str, bid
         for parameter in layer.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     x_BTI = torch.randn(len(LENGTHS), T, I, dtype=torch.float64)
-    out_BTC, last_BC = layer(x_BTI, SentenceEnds(make_rows(LENGTHS, T)))
+    out_BTC, (last_BC,) = layer(x_BTI, SentenceEnds(make_rows(LENGTHS, T)))
     for b, length in enumerate(LENGTHS[:-1]):
-        single, last = layer(x_BTI[b : b + 1, :length], SentenceEnds(make_rows([length], length)))
+        single, (last,) = layer(x_BTI[b : b + 1, :length], SentenceEnds(make_rows([length], length)))
         assert_same(out_BTC[b, :length], single[0])
         assert_same(last_BC[b], last[0])
         half = C // 2 if bidirectional else C
         assert_same(last[0, :half], single[0, -1, :half])
         assert_same(last[0, half:], single[0, 0, half:])  # the backward cell ends at the first token
     assert out_BTC.isfinite().all()
+
+
+@ALL_CELLS
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_whole_final_state_is_that_of_the_last_step(kind: str, nonlinearity: str, bidirectional: bool) -> None:
+    """The reference reads each sentence alone, token by token; padding and other sentences have no influence."""
+    torch.manual_seed(0)
+    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned_start=True)
+    layer = RecurrentLayer(make, I, C, bidirectional=bidirectional).double()
+    x_BTI, ends = torch.randn(len(LENGTHS), T, I, dtype=torch.float64), SentenceEnds(make_rows(LENGTHS, T))
+    out_BTC, last = layer(x_BTI, ends, whole_state=True)
+    assert_same(out_BTC, layer(x_BTI, ends)[0])
+    assert len(last) == CELLS[kind].state_tensors
+    for b, length in enumerate(LENGTHS[:-1]):
+        tokens = [x_BTI[b : b + 1, t] for t in range(length)]
+        states = []
+        for cell, order in ((layer.ahead, tokens), (layer.back, tokens[::-1])):
+            if cell is not None:
+                state = cell.make_initial_state(1)
+                for x_1I in order:
+                    state = cell.step(x_1I, state)
+                states.append(state)
+        for part_BC, expected in zip(last, zip(*states, strict=True), strict=True):
+            assert_same(part_BC[b], torch.cat(expected, -1)[0])
 
 
 def test_bidirectional_layer_depends_on_both_sides() -> None:

@@ -80,6 +80,11 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
                     f"model.{name}={getattr(self, name)} needs encoder and decoder states of the same width, got "
                     f"model.encoder_width={self.encoder_width} and model.width={self.width}; leave encoder_width out"
                 )
+        if BRIDGES[self.bridge].reads_all_layers and self.encoder_depth != self.decoder_depth:
+            raise UserError(
+                f"model.bridge={self.bridge} needs as many encoder layers as decoder layers, got {self.encoder_depth} "
+                f"and {self.decoder_depth}; set both by model.layers, or choose another bridge"
+            )
         if not SCORES[self.attention].has_context and not BRIDGES[self.bridge].uses_encoder:
             raise UserError(
                 f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
@@ -188,45 +193,51 @@ class RecurrentEncoder(TokenEmbedder):
         memory_BSM: Tensor = self.encode(ids_BS, rows)[0]
         return memory_BSM
 
-    def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states of the top layer, memory_BSM, and the final state of its directions, last_BM."""
-        ends = SentenceEnds(rows)
+    def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, StackState]:
+        """Return the states of the top layer, memory_BSM, and the final states of all layers.
+
+        A final state consists of the output, last_BM, and of the memory cell only if the bridge reads it.
+        """
+        ends, final = SentenceEnds(rows), []
+        whole_state = BRIDGES[self.settings.bridge].reads_all_layers
         x_BSM = self.embed(ids_BS, rows.visible_BT)
         for index, layer in enumerate(self.layers):  # `embed` applies the dropout before the first layer
-            x_BSM, last_BM = layer(self.dropout(x_BSM) if index else x_BSM, ends)
-        return x_BSM, last_BM
+            x_BSM, last = layer(self.dropout(x_BSM) if index else x_BSM, ends, whole_state=whole_state)
+            final.append(last)
+        return x_BSM, final
 
 
 class Bridge(nn.Module):
-    """Compute the decoder's initial state from the encoder's final state, `last_BM`.
+    """Compute the decoder's initial state from `final`, the final states of the encoder's layers.
 
     This base class is the bridge "none": it ignores the encoder and returns `initial`, which is zero or learned.
     """
 
     uses_encoder = False  # whether the initial state depends on the encoder
     needs_equal_widths = False  # whether encoder and decoder states must have the same width
+    reads_all_layers = False  # whether it reads the whole state of each layer, not only the output of the top layer
 
     def __init__(self, settings: RnnSettings) -> None:
         super().__init__()
         self.depth, self.width = settings.decoder_depth, settings.width
         self.state_tensors = CELLS[settings.cell].state_tensors
 
-    def forward(self, last_BM: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+    def forward(self, final: StackState, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
         return initial
 
 
 class CopyBridge(Bridge):
-    """Use the final state of the encoder as the initial state of every decoder layer."""
+    """Use the encoder's final output as the initial state of every decoder layer."""
 
     uses_encoder = True
     needs_equal_widths = True
 
-    def forward(self, last_BM: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
-        return [(last_BM,) * self.state_tensors] * self.depth
+    def forward(self, final: StackState, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+        return [(final[-1][0],) * self.state_tensors] * self.depth
 
 
 class LinearBridge(Bridge):
-    """Compute each decoder layer's initial state by a linear map of the encoder's final state, followed by tanh."""
+    """Compute each decoder layer's initial state by a linear map of the encoder's final output, followed by tanh."""
 
     uses_encoder = True
 
@@ -234,9 +245,24 @@ class LinearBridge(Bridge):
         super().__init__(settings)
         self.out = Linear(settings.memory_width, self.depth * self.state_tensors * self.width)
 
-    def forward(self, last_BM: Tensor, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
-        states_BLPC = torch.tanh(self.out(last_BM)).view(-1, self.depth, self.state_tensors, self.width)
+    def forward(self, final: StackState, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+        states_BLPC = torch.tanh(self.out(final[-1][0])).view(-1, self.depth, self.state_tensors, self.width)
         return [layer_BPC.unbind(1) for layer_BPC in states_BLPC.unbind(1)]
+
+
+class LayersBridge(Bridge):
+    """Start each decoder layer from the final state of the encoder layer of the same number (Sutskever 2014).
+
+    The memory cell of an LSTM is handed on too. Of a bidirectional encoder, the final states of both directions are
+    concatenated: that of the backward direction is its state at the first token.
+    """
+
+    uses_encoder = True
+    needs_equal_widths = True
+    reads_all_layers = True
+
+    def forward(self, final: StackState, initial: StackState) -> StackState:  # noqa: ARG002 - the signature of all bridges
+        return final
 
 
 @dataclass(frozen=True)
@@ -374,16 +400,16 @@ class RecurrentLmDecoder(TokenEmbedder):
 
 
 class RecurrentSeq2Seq(Seq2Seq):
-    """A recurrent decoder, and any encoder whose `encode` returns its states and one vector for the bridge."""
+    """A recurrent decoder, and any encoder whose `encode` returns its states and final states for the bridge."""
 
     encoder: Any
     decoder: RecurrentDecoder
 
     def encode(self, source_BS: Tensor, rows: RowLayout) -> tuple[EncodedSource, StackState]:
         """Encode the sources; return what the decoder attends to, and the decoder's initial states."""
-        memory_BSM, last_BM = self.encoder.encode(source_BS, rows)
+        memory_BSM, final = self.encoder.encode(source_BS, rows)
         source = self.decoder.attention.prepare(memory_BSM, rows.real_BT)
-        return source, self.decoder.bridge(last_BM, self.decoder.stack.make_initial_state(len(last_BM)))
+        return source, self.decoder.bridge(final, self.decoder.stack.make_initial_state(len(source_BS)))
 
     def forward(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
@@ -426,11 +452,12 @@ class HybridEncoder(Encoder):
         widths = settings.width, settings.make_decoder_settings().width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
-    def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states, memory_BSM, and their mean, from which the bridge computes the decoder's initial state."""
+    def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, StackState]:
+        """Return the states, memory_BSM, and their mean, which serves as the final state of a single layer."""
         memory_BSM: Tensor = self.out(self(ids_BS, rows))
         real_BS1 = rows.real_BT[..., None]
-        return memory_BSM, memory_BSM.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
+        mean_BM = memory_BSM.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
+        return memory_BSM, [(mean_BM,)]
 
 
 class Hybrid(RecurrentSeq2Seq):
@@ -454,4 +481,9 @@ class Hybrid(RecurrentSeq2Seq):
         self.add_projection_and_initialize(decoder.output_width, size, table if settings.tied else None)
 
 
-BRIDGES: dict[str, type[Bridge]] = {"linear": LinearBridge, "copy": CopyBridge, "none": Bridge}
+BRIDGES: dict[str, type[Bridge]] = {
+    "linear": LinearBridge,
+    "copy": CopyBridge,
+    "layers": LayersBridge,
+    "none": Bridge,
+}

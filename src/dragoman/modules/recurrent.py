@@ -69,13 +69,24 @@ class Cell(nn.Module, ABC):
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         """Return the next state, given the terms of the gates that depend on the input (`project_input`)."""
 
-    def run_loop(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        """Compute `forward` step by step, with the output in the same dtype as that of a fused kernel."""
-        gates_BTG, out = self.project_input(x_BTI), []
+    def run_loop(self, x_BTI: Tensor, state: CellState) -> CellState:
+        """Return the state after each token: h_BTC, as `forward` computes it, and the other tensors of the state."""
+        gates_BTG, states = self.project_input(x_BTI), []
         for gates_BG in gates_BTG.unbind(1):
             state = self.advance(gates_BG, state)
-            out.append(state[0])
-        return torch.stack(out, 1).to(gates_BTG.dtype)
+            states.append(state)
+        return tuple(torch.stack(part, 1).to(gates_BTG.dtype) for part in zip(*states, strict=True))
+
+    def read(self, x_BTI: Tensor, ends: SentenceEnds, *, whole_state: bool) -> tuple[Tensor, CellState]:
+        """Read sentences from the initial state on; return all outputs, h_BTC, and the states after the last tokens.
+
+        These consist of h_BC only or, with `whole_state`, of all tensors of a state. PyTorch's kernels return c_BC only
+        after the padding, so a cell that has it then takes the loop.
+        """
+        state = self.make_initial_state(len(x_BTI))
+        takes_loop = whole_state and self.state_tensors > 1
+        parts = self.run_loop(x_BTI, state) if takes_loop else (self(x_BTI, state),)
+        return parts[0], tuple(ends.select_last(part_BTC) for part_BTC in parts)
 
     def make_hidden_bias(self) -> Tensor:
         """Return the second bias that PyTorch's kernels expect: zeros, since the cell has only one bias."""
@@ -84,7 +95,7 @@ class Cell(nn.Module, ABC):
     def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
         """Return the output after each token of full sentences, h_BTC, in the autocast precision."""
         if self.kernel is None:
-            return self.run_loop(x_BTI, state)
+            return self.run_loop(x_BTI, state)[0]
         device = x_BTI.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.bias.dtype
         parameters = [self.input_weight, self.hidden_weight, self.bias, self.make_hidden_bias()]
@@ -175,16 +186,14 @@ class RecurrentLayer(nn.Module):
         self.ahead = cell(input_width, width // 2 if bidirectional else width)
         self.back = cell(input_width, width // 2) if bidirectional else None
 
-    def forward(self, x_BTI: Tensor, ends: SentenceEnds) -> tuple[Tensor, Tensor]:
-        """Return the output of every token, out_BTC, and the final outputs of both directions, last_BC."""
-        B = len(x_BTI)
-        out_BTC = self.ahead(x_BTI, self.ahead.make_initial_state(B))
-        last_BC = ends.select_last(out_BTC)
+    def forward(self, x_BTI: Tensor, ends: SentenceEnds, *, whole_state: bool = False) -> tuple[Tensor, CellState]:
+        """Return the output of every token, out_BTC, and the final state (see `Cell.read`), both directions joined."""
+        ahead_BTC, ahead_last = self.ahead.read(x_BTI, ends, whole_state=whole_state)
         if self.back is None:
-            return out_BTC, last_BC
-        back_BTC = self.back(ends.reverse(x_BTI), self.back.make_initial_state(B))
-        out_BTC = torch.cat([out_BTC, ends.reverse(back_BTC)], -1)
-        return out_BTC, torch.cat([last_BC, ends.select_last(back_BTC)], -1)
+            return ahead_BTC, ahead_last
+        back_BTC, back_last = self.back.read(ends.reverse(x_BTI), ends, whole_state=whole_state)
+        last = tuple(torch.cat(pair, -1) for pair in zip(ahead_last, back_last, strict=True))
+        return torch.cat([ahead_BTC, ends.reverse(back_BTC)], -1), last
 
 
 class SentenceEnds:
