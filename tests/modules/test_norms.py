@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 import torch
+from torch import Tensor
 
 from dragoman.modules.norms import NORMS, BatchNorm, NormSettings
 from tolerance import DEVICES, assert_different, assert_same
@@ -18,6 +20,26 @@ ALL_NORMS = pytest.mark.parametrize("name", NORMS)
 def test_norm_equals_its_formula(name: str, width: int) -> None:
     x_BTC = torch.randn(3, 4, width, dtype=torch.float64) * 3 + 1
     assert_same(NORMS[name](NormSettings(width=width)).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
+
+
+EPSILON_FORMULAS: dict[str, Callable[[Tensor, float], Tensor]] = {  # of the tokens x_NC, with the initial parameters
+    "layer": lambda x, e: (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + e) ** 0.5,
+    "layer_scalar": lambda x, e: (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + e) ** 0.5,
+    "rms": lambda x, e: x / ((x**2).mean(1, keepdim=True) + e) ** 0.5,
+    "scale": lambda x, e: x * x.size(1) ** 0.5 / (x**2).sum(1, keepdim=True).sqrt().clamp(min=e),
+    "batch": lambda x, e: (x - x.mean(0)) / (x.var(0, correction=0) + e) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("name", [name for name, norm in NORMS.items() if "norm_epsilon" in norm.uses])
+@pytest.mark.parametrize("given", [0.0, 0.3])
+def test_epsilon_is_a_setting(name: str, given: float) -> None:
+    """The tokens are small, so that epsilon matters; 0 stands for the default of the norm."""
+    x_BTC = torch.randn(2, 5, 8, dtype=torch.float64) * 3e-3
+    norm = NORMS[name](NormSettings(width=8, norm_epsilon=given)).double()
+    expected_NC = EPSILON_FORMULAS[name](x_BTC.flatten(0, 1), given or {"rms": 1e-6}.get(name, 1e-5))
+    assert_same(norm(x_BTC).flatten(0, 1), expected_NC, torch.float32)
+    assert_same(norm.normalize_with_residual(x_BTC)[1].flatten(0, 1), expected_NC, torch.float32)
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_scalar"])

@@ -97,7 +97,7 @@ class BaseModelSettings(Settings):
     def get_effective_settings(self) -> dict[str, Any]:
         """Return the settings that have an effect, for a model card.
 
-        The kernel, dropout rates of 0, and widths of 0, which mean "same as `width`", are left out.
+        The kernel, dropout rates of 0, and numbers of 0 that stand for a default, such as widths, are left out.
         """
         values: dict[str, Any] = self.model_dump(mode="json")
         if self.encoder_layers or self.decoder_layers:
@@ -105,7 +105,8 @@ class BaseModelSettings(Settings):
             values.pop("layers")
         if values.get("feedforward_width") == 0:
             values["feedforward_width"] = 4 * values["width"]
-        off = {name for name, value in values.items() if not value and name.endswith(("_dropout", "_width", "_layers"))}
+        suffixes = ("_dropout", "_width", "_layers", "_epsilon")
+        off = {name for name, value in values.items() if not value and name.endswith(suffixes)}
         return {name: value for name, value in values.items() if name not in {*off, *self.find_unused(), "kernel"}}
 
     def reject_unused(self, context: str, *names: str) -> None:

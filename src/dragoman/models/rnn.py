@@ -125,7 +125,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     compiles: ClassVar[bool] = False
     inapplicable_settings = ("decoder_attention",)
     kind_in_words: ClassVar[str] = "a hybrid, whose decoder is recurrent"
-    checked_choices: ClassVar[tuple[str, ...]] = ("cell", "score")
+    checked_choices: ClassVar[tuple[str, ...]] = ("norm", "cell", "score")
 
     @classmethod
     def registries(cls) -> Registries:

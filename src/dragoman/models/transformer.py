@@ -55,6 +55,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
     norm_place: str = setting("pre", "normalize before (pre) or after (post) each sublayer")
     residual: bool = setting(True, "residual connections: add each sublayer's input to its output")
     compiles: ClassVar[bool] = True
+    checked_choices: ClassVar[tuple[str, ...]] = ("norm",)
 
     @classmethod
     def registries(cls) -> Registries:

@@ -26,6 +26,12 @@ WIDEST_FUSED_NORM = 4096  # maximum model width of the Triton kernel
 
 class NormSettings(Settings):
     width: int = setting(512, "width of the token states", ge=1, le=65_536)
+    norm_epsilon: float = setting(
+        0.0,
+        "added to the variance or mean square by a norm, minimum length of `scale`; 0: 1e-5, of rms 1e-6",
+        ge=0,
+        le=1,
+    )
 
 
 class Norm(nn.Module):
@@ -33,10 +39,12 @@ class Norm(nn.Module):
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
     uses: tuple[str, ...] = ()  # names of settings that some other norms ignore
+    default_epsilon = 1e-5  # used if the setting `norm_epsilon` is 0
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__()
         self.settings, self.width = settings, settings.width
+        self.epsilon = settings.norm_epsilon or self.default_epsilon
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:
@@ -54,6 +62,8 @@ class Norm(nn.Module):
 class LayerNorm(Norm):
     """Normalize each token to mean 0 and variance 1; then apply a gain and a bias per feature (Ba 2016)."""
 
+    uses = ("norm_epsilon",)
+
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
         self.weight, self.bias = nn.Parameter(torch.ones(self.width)), nn.Parameter(torch.zeros(self.width))
@@ -64,13 +74,14 @@ class LayerNorm(Norm):
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
         if self.training and self.supports_fused_kernel(x_BTC):
-            out_BTC: Tensor = _FusedLayerNorm.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            out_BTC: Tensor = _FusedLayerNorm.apply(x_BTC, self.weight, self.bias, self.epsilon)  # type: ignore[no-untyped-call]
             return out_BTC
-        return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
+        return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias, self.epsilon).to(x_BTC.dtype)
 
     def normalize_with_residual(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.training and self.supports_fused_kernel(x_BTC):
-            both: tuple[Tensor, Tensor] = _FusedResidualNorm.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            inputs = x_BTC, self.weight, self.bias, self.epsilon
+            both: tuple[Tensor, Tensor] = _FusedResidualNorm.apply(*inputs)  # type: ignore[no-untyped-call]
             return both
         return x_BTC, self(x_BTC, real_BT)
 
@@ -84,14 +95,15 @@ class _FusedLayerNorm(torch.autograd.Function):
     """Layer norm with the Triton kernel as its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
+    def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> Tensor:
         x_BTC = x_BTC.contiguous()
-        out_BTC, mean_BT1, inv_std_BT1 = torch.native_layer_norm(x_BTC.float(), weight_C.shape, weight_C, bias_C, 1e-5)
+        inputs = x_BTC.float(), weight_C.shape, weight_C, bias_C, epsilon
+        out_BTC, mean_BT1, inv_std_BT1 = torch.native_layer_norm(*inputs)
         ctx.save_for_backward(x_BTC, mean_BT1, inv_std_BT1, weight_C)
         return out_BTC.to(x_BTC.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _layer_norm_gradients(ctx, grads[0])
 
 
@@ -99,25 +111,29 @@ class _FusedResidualNorm(torch.autograd.Function):
     """Return (x, layer_norm(x)); the backward pass adds the gradients of both in one kernel."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         # A view, so that this output is a tensor of its own, with its own gradient.
-        return x_BTC.view_as(x_BTC), _FusedLayerNorm.forward(ctx, x_BTC, weight_C, bias_C)
+        return x_BTC.view_as(x_BTC), _FusedLayerNorm.forward(ctx, x_BTC, weight_C, bias_C, epsilon)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _layer_norm_gradients(ctx, grads[1], grads[0].contiguous())
 
 
-def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, residual_grad_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Return the gradients of input, gain and bias; `residual_grad_BTC` is added to the gradient of the input."""
+def _layer_norm_gradients(
+    ctx: Any, grad_BTC: Tensor, residual_grad_BTC: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, gain, bias and epsilon (None); `residual_grad_BTC` is added to the first one."""
     from dragoman.kernels.rowwise_triton import layer_norm_backward
 
     grad_x_BTC, grad_2C = layer_norm_backward(grad_BTC.contiguous(), residual_grad_BTC, *ctx.saved_tensors)
-    return grad_x_BTC, *grad_2C.unbind()
+    return grad_x_BTC, *grad_2C.unbind(), None
 
 
 class ScalarLayerNorm(Norm):
     """Layer norm with a single gain a and a single bias b for all features: a (x - mean) / std + b."""
+
+    uses = ("norm_epsilon",)
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -128,11 +144,15 @@ class ScalarLayerNorm(Norm):
         return LayerNorm.formula(x_BTC)
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return (self.weight * F.layer_norm(x_BTC, (self.width,)) + self.bias).to(x_BTC.dtype)
+        out_BTC = F.layer_norm(x_BTC, (self.width,), eps=self.epsilon)
+        return (self.weight * out_BTC + self.bias).to(x_BTC.dtype)
 
 
 class RmsNorm(Norm):
     """Divide each token by its root mean square, then apply a gain per feature (Zhang 2019)."""
+
+    uses = ("norm_epsilon",)
+    default_epsilon = 1e-6
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -143,11 +163,13 @@ class RmsNorm(Norm):
         return x_BTC / (x_BTC.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return F.rms_norm(x_BTC.to(self.weight.dtype), (self.width,), self.weight, eps=1e-6).to(x_BTC.dtype)
+        return F.rms_norm(x_BTC.to(self.weight.dtype), (self.width,), self.weight, eps=self.epsilon).to(x_BTC.dtype)
 
 
 class ScaleNorm(Norm):
     """Scale the vector of each token to a learned length, the same for all tokens (Nguyen 2019)."""
+
+    uses = ("norm_epsilon",)
 
     def __init__(self, settings: NormSettings) -> None:
         super().__init__(settings)
@@ -160,7 +182,7 @@ class ScaleNorm(Norm):
         return out
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return (self.weight * F.normalize(x_BTC, dim=-1, eps=1e-5)).to(x_BTC.dtype)
+        return (self.weight * F.normalize(x_BTC, dim=-1, eps=self.epsilon)).to(x_BTC.dtype)
 
 
 class BatchNorm(Norm):
@@ -170,6 +192,7 @@ class BatchNorm(Norm):
     tokens.
     """
 
+    uses = ("norm_epsilon",)
     MOMENTUM = 0.1  # weight of the current batch in the running statistics
     mean: Tensor
     variance: Tensor
@@ -189,7 +212,7 @@ class BatchNorm(Norm):
         if self.training:
             real_BT1 = torch.ones_like(x_BTC[..., :1]) if real_BT is None else real_BT[..., None].to(x_BTC.dtype)
             mean, variance = self.compute_statistics(x_BTC.float(), real_BT1.float())
-        return ((x_BTC - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias).to(x_BTC.dtype)
+        return ((x_BTC - mean) * (variance + self.epsilon).rsqrt() * self.weight + self.bias).to(x_BTC.dtype)
 
     def compute_statistics(self, x_BTC: Tensor, real_BT1: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the tokens, and update the running statistics with finite values only."""
