@@ -34,7 +34,7 @@ TRANSFORMER: dict[str, Sequence[Any]] = {
     "norm": [*NORMS], "norm_place": [*NORM_PLACES], "activation": [*FEEDFORWARDS], "position": [*POSITIONS],
     "kernel": [*KERNELS], "attention": [*PATTERNS], "decoder_attention": [*PATTERNS], "residual": [True, False],
     "scaled": [True, False], "projections": [True, False], "shared": [True, False], "tied": [True, False],
-    "norm_epsilon": [0.0, 0.1],
+    "norm_epsilon": [0.0, 0.1], "biases": [True, False], "output_projection": [True, False],
 }  # fmt: skip
 RNN: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "attention": [*SCORES], "input_feeding": [True, False], "bidirectional": [True, False],

@@ -95,6 +95,13 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
             self.reject_unused(f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
             raise UserError("model.projections=false leaves queries, keys and values unprojected; omit their widths")
+        if not self.projections:
+            self.reject_unused("a model with model.projections=false, which has none at all", "output_projection")
+        if not self.output_projection and (self.value_width or self.width) != self.width:
+            raise UserError(
+                f"model.output_projection=false needs values of the width of the token states, got "
+                f"model.value_width={self.value_width} and model.width={self.width}; leave value_width out"
+            )
 
     @property
     def decoder_scheme(self) -> PositionScheme:

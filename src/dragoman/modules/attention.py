@@ -67,7 +67,13 @@ class MultiHeadAttention(nn.Module):
         self.dropout = HeadDropout(settings.head_dropout)
         is_default = settings.kernel == "auto" and settings.projections and settings.scaled
         self.may_use_packed_kernel = is_default and settings.head_key_width == settings.head_value_width
-        self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
+        has_output = settings.projections and settings.output_projection
+        self.out = self.make_projection(self.value_width, settings.width) if has_output else nn.Identity()
+
+    def make_projection(self, inputs: int, outputs: int) -> Linear | nn.Identity:
+        """Return a linear layer or, without the setting `projections`, the identity."""
+        settings = self.settings
+        return Linear(inputs, outputs, bias=settings.biases) if settings.projections else nn.Identity()
 
     def split_query(self, query_BTE: Tensor) -> Tensor:
         """Split queries into heads. Without the setting `scaled`, cancel the factor 1/sqrt(D) of the kernels."""
@@ -88,8 +94,7 @@ class SelfAttention(MultiHeadAttention):
 
     def __init__(self, settings: AttentionSettings, position: type[AttentionPosition], *, bidirectional: bool) -> None:
         super().__init__(settings)
-        widths = settings.width, 2 * self.query_width + self.value_width
-        self.query_key_value = Linear(*widths) if settings.projections else nn.Identity()
+        self.query_key_value = self.make_projection(settings.width, 2 * self.query_width + self.value_width)
         self.relate = position(settings)
         pattern = PATTERNS[settings.attention if bidirectional else settings.decoder_attention]
         self.pattern = pattern(settings, bidirectional=bidirectional)
@@ -157,10 +162,8 @@ class CrossAttention(MultiHeadAttention):
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
-        widths = self.query_width, self.query_width + self.value_width
-        self.query, self.key_value = (
-            Linear(settings.width, width) if settings.projections else nn.Identity() for width in widths
-        )
+        self.query = self.make_projection(settings.width, self.query_width)
+        self.key_value = self.make_projection(settings.width, self.query_width + self.value_width)
 
     def project_memory(self, memory_BSC: Tensor) -> KeyValue:
         """Return the keys and values of the source. Decoding computes them once and uses them in every step."""

@@ -129,9 +129,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: FeedForwardSettings) -> None:
         super().__init__()
-        self.wide = Linear(settings.width, settings.inner_width)
+        self.wide = Linear(settings.width, settings.inner_width, bias=settings.biases)
         self.dropout = Dropout(settings.activation_dropout)
-        self.narrow = Linear(settings.inner_width, settings.width)
+        self.narrow = Linear(settings.inner_width, settings.width, bias=settings.biases)
 
     def compute_hidden(self, x_BTC: Tensor) -> Tensor:
         """Return the activations between the two layers. Subclasses add a nonlinearity."""
@@ -145,7 +145,7 @@ class ReluFeedForward(FeedForward):
     """Feed-forward network with ReLU (Vaswani 2017)."""
 
     def compute_hidden(self, x_BTC: Tensor) -> Tensor:
-        if not x_BTC.is_cuda or not torch.is_autocast_enabled("cuda"):
+        if not x_BTC.is_cuda or not torch.is_autocast_enabled("cuda") or self.wide.bias is None:
             return F.relu(self.wide(x_BTC))
         out: Tensor = ReluLinear.apply(x_BTC.flatten(0, -2), self.wide.weight, self.wide.bias)  # type: ignore[no-untyped-call]
         return out.view(*x_BTC.shape[:-1], -1)
@@ -168,7 +168,7 @@ class SwiGluFeedForward(FeedForward):
     def __init__(self, settings: FeedForwardSettings) -> None:
         inner = max(settings.inner_width * 2 // 3, 1)
         super().__init__(settings.model_copy(update={"feedforward_width": inner}))
-        self.wide = Linear(settings.width, 2 * inner)
+        self.wide = Linear(settings.width, 2 * inner, bias=settings.biases)
 
     def compute_hidden(self, x_BTC: Tensor) -> Tensor:
         gate, value = self.wide(x_BTC).chunk(2, -1)

@@ -25,7 +25,10 @@ WIDEST_FUSED_NORM = 4096  # maximum model width of the Triton kernel
 
 
 class NormSettings(Settings):
+    """The settings that norms read, and those that attention and feed-forward networks have in common."""
+
     width: int = setting(512, "width of the token states", ge=1, le=65_536)
+    biases: bool = setting(True, "linear layers of attention and feed-forward networks add a bias")
     norm_epsilon: float = setting(
         0.0,
         "added to the variance or mean square by a norm, minimum length of `scale`; 0: 1e-5, of rms 1e-6",

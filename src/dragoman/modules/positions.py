@@ -36,6 +36,7 @@ class HeadSettings(NormSettings):
     query_width: int = setting(0, "width of queries and keys, all heads together; 0: same as `width`", ge=0, le=65_536)
     value_width: int = setting(0, "width of values, all heads together; 0: same as `width`", ge=0, le=65_536)
     projections: bool = setting(True, "project queries, keys and values; false: use the token states themselves")
+    output_projection: bool = setting(True, "project the joined heads; false: they are the output of attention")
     scaled: bool = setting(True, "divide attention scores by the square root of a head's query width")
     head_dropout: Fraction = setting(0.0, "probability of dropping a head's output for a row of a batch, in training")
     kernel: str = setting("auto", "implementation of attention")
