@@ -24,6 +24,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"output_projection": False, "biases": False, "query_width": 4, "norm_place": "post"},
     {"projections": False, "biases": False},
     {"norm_epsilon": 0.5},
+    *({"residual": residual} for residual in (False, "encoder", "decoder")),
 ]
 
 
@@ -102,7 +103,8 @@ class Reference:
                     outs = self.attend_to_source(inner, inputs, memory)
                 else:
                     outs = [apply_linear(inner.narrow, apply_linear(inner.wide, x).clamp(min=0)) for x in inputs]
-                xs = [x + out for x, out in zip(xs, outs)]
+                sides = {True: (False, True), False: (), "encoder": (False,), "decoder": (True,)}[settings.residual]
+                xs = [x + out for x, out in zip(xs, outs)] if causal in sides else outs
                 xs = xs if pre else [self.normalize(part.norm, x) for x in xs]
         return [self.normalize(stack.norm, x) for x in xs] if settings.norm_place == "pre" else xs
 
@@ -131,6 +133,11 @@ def test_without_biases_only_norms_have_them() -> None:
             {"output_projection": False, "projections": False},
             "model.output_projection has no use in a model with model.p",
         ),
+        (
+            {"residual": "encoder", "kind": "lm"},
+            "model.residual=encoder is a choice between the two sides of model.kind",
+        ),
+        ({"residual": "sometimes"}, "model.residual: should be 'encoder' or 'decoder' or a valid boolean"),
         ({"norm": "none", "norm_epsilon": 0.1}, "model.norm_epsilon has no use in model.norm=none"),
     ],
 )

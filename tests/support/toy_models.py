@@ -32,7 +32,8 @@ from toy_sections import settings_of
 Section = dict[str, Any]
 TRANSFORMER: dict[str, Sequence[Any]] = {
     "norm": [*NORMS], "norm_place": [*NORM_PLACES], "activation": [*FEEDFORWARDS], "position": [*POSITIONS],
-    "kernel": [*KERNELS], "attention": [*PATTERNS], "decoder_attention": [*PATTERNS], "residual": [True, False],
+    "kernel": [*KERNELS], "attention": [*PATTERNS], "decoder_attention": [*PATTERNS],
+    "residual": [True, False, "encoder", "decoder"],
     "scaled": [True, False], "projections": [True, False], "shared": [True, False], "tied": [True, False],
     "norm_epsilon": [0.0, 0.1], "biases": [True, False], "output_projection": [True, False],
 }  # fmt: skip

@@ -53,7 +53,9 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
     layer_dropout: Fraction = setting(0.0, "probability of skipping a layer, sampled for each row of a batch")
     norm: str = setting("layer", "normalization of the token states")
     norm_place: str = setting("pre", "normalize before (pre) or after (post) each sublayer")
-    residual: bool = setting(True, "residual connections: add each sublayer's input to its output")
+    residual: Literal["encoder", "decoder"] | bool = setting(
+        True, "residual connections: add each sublayer's input to its output; of both sides, or of one only"
+    )
     compiles: ClassVar[bool] = True
     checked_choices: ClassVar[tuple[str, ...]] = ("norm",)
 
@@ -95,6 +97,11 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
             self.reject_unused(f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
             raise UserError("model.projections=false leaves queries, keys and values unprojected; omit their widths")
+        if not isinstance(self.residual, bool) and self.kind != "transformer":
+            raise UserError(
+                f"model.residual={self.residual} is a choice between the two sides of model.kind=transformer, and "
+                f"model.kind={self.kind} has residual connections on one side only; write true or false"
+            )
         if not self.projections:
             self.reject_unused("a model with model.projections=false, which has none at all", "output_projection")
         if not self.output_projection and (self.value_width or self.width) != self.width:
@@ -102,6 +109,10 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
                 f"model.output_projection=false needs values of the width of the token states, got "
                 f"model.value_width={self.value_width} and model.width={self.width}; leave value_width out"
             )
+
+    def has_residual(self, side: str) -> bool:
+        """Return whether the layers of a side, "encoder" or "decoder", have residual connections."""
+        return self.residual in (True, side)
 
     @property
     def decoder_scheme(self) -> PositionScheme:
@@ -143,9 +154,11 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
 
+        skip = settings.has_residual("encoder" if bidirectional else "decoder")
+
         def wrap(sublayer: Sublayer) -> Residual[Sublayer]:
             norm, place = NORMS[settings.norm](settings), settings.norm_place
-            return Residual(sublayer, norm, norm_place=place, skip=settings.residual, dropout=settings.dropout)
+            return Residual(sublayer, norm, norm_place=place, skip=skip, dropout=settings.dropout)
 
         self.attention = wrap(SelfAttention(settings, scheme.attention, bidirectional=bidirectional))
         self.cross = wrap(CrossAttention(settings)) if cross else None
