@@ -25,6 +25,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"projections": False, "biases": False},
     {"norm_epsilon": 0.5},
     *({"residual": residual} for residual in (False, "encoder", "decoder")),
+    {"position": "sinusoidal_qkv"},
+    {"position": "sinusoidal_qkv", "projections": False},
+    {"position": "sinusoidal_qkv", "query_width": 4},
 ]
 
 
@@ -73,6 +76,8 @@ class Reference:
         projected = [apply_linear(attention.query_key_value, x) for x in xs]
         parts = [p.split([width, width, value_width]) if self.settings.projections else (p, p, p) for p in projected]
         q, k, v = ([part[n] for part in parts] for n in range(3))
+        if self.settings.position == "sinusoidal_qkv":
+            q, k, v = ([x + make_wave(i, len(x)) for i, x in enumerate(vectors)] for vectors in (q, k, v))
         return [apply_linear(attention.out, out) for out in attend(q, k, v, self.settings.heads, causal=causal)]
 
     def attend_to_source(self, attention: Any, xs: list[Tensor], memory: list[Tensor]) -> list[Tensor]:
@@ -90,7 +95,8 @@ class Reference:
     def run_stack(self, stack: Any, ids: list[int], memory: list[Tensor] | None) -> list[Tensor]:
         settings, causal = self.settings, memory is not None
         xs = [stack.embedding.weight[token] * settings.width**0.5 for token in ids]
-        xs = [x + make_wave(i, settings.width) for i, x in enumerate(xs)]
+        if settings.position == "sinusoidal":
+            xs = [x + make_wave(i, settings.width) for i, x in enumerate(xs)]
         for layer in stack.layers:
             for part in (layer.attention, layer.cross, layer.feedforward):
                 if part is None:

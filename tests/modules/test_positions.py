@@ -91,6 +91,7 @@ def attend_with_scheme(name: str, rows: RowLayout, x_BTC: Tensor, seed: int = 1)
     torch.manual_seed(seed)
     scheme, settings = POSITIONS[name], make_settings()
     x_BTC, position = scheme.embedding(settings).double()(x_BTC, rows), scheme.attention(settings).double()
+    x_BTC = position.add_positions(x_BTC, rows.position_BT)
     q = position.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), rows.position_BT)
     mask = AttentionMask(
         (rows.segment_BT[:, :, None] == rows.segment_BT[:, None])[:, None],

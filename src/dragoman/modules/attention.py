@@ -102,13 +102,13 @@ class SelfAttention(MultiHeadAttention):
         self.may_use_packed_kernel = self.may_use_packed_kernel and is_plain
 
     def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split the projection into heads of queries, keys and values, and encode positions in queries and keys.
+        """Split the projection into heads of queries, keys and values, with positions as the scheme encodes them.
 
         Without projections, the input itself serves as queries, keys and values.
         """
         widths = [self.query_width, self.query_width, self.value_width]
         parts = torch.split_with_sizes(qkv_BTE, widths, -1) if self.settings.projections else [qkv_BTE] * 3
-        q, k, v = (split_heads(part, self.heads) for part in parts)
+        q, k, v = (split_heads(self.relate.add_positions(part, position_BT), self.heads) for part in parts)
         q, k = self.relate.rotate(q, position_BT), self.relate.rotate(k, position_BT)
         return q if self.settings.scaled else q * q.size(-1) ** 0.5, k, v  # as in `split_query`
 

@@ -1,12 +1,14 @@
 """Position encodings. A scheme consists of two parts, and most schemes use only one of them:
 
     PositionEmbedding   is added to the token embeddings before the first layer
-    AttentionPosition   changes self-attention: it rotates queries and keys, or adds a bias to the scores
+    AttentionPosition   changes self-attention: it adds positions to queries, keys and values, rotates queries and
+                        keys, or adds a bias to the scores
 
 Every layer has its own AttentionPosition. To add a scheme, write one or two classes and add them to POSITIONS. Settings
 that only this scheme reads are fields of PositionSettings, and the classes list their names in `uses`.
 
 Shapes   B rows of a batch   H heads   T tokens   Q queries   K keys   D head width   C model width
+         E width of queries and keys, or of values, all heads together
          R buckets of relative positions
 In block attention (patterns.py) there are further axes between H and Q, and the same ones between H and K.
 
@@ -160,6 +162,10 @@ class AttentionPosition(PositionPart):
         position_BT = rows.shared_position_BT  # (1, T) if all rows have the same positions
         return self.compute_relative(position_BT, position_BT)
 
+    def add_positions(self, x_BTE: Tensor, position_BT: Tensor) -> Tensor:  # noqa: ARG002
+        """Return queries, keys or values, before they are split into heads, with their positions added."""
+        return x_BTE
+
     def rotate(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:  # noqa: ARG002
         """Return queries or keys with their positions encoded."""
         return x_BHTD
@@ -175,6 +181,16 @@ class AttentionPosition(PositionPart):
     def apply_weights(self, weight_BHQK: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:  # noqa: ARG002
         """Return the output of attention with these weights, as `attend` computes it: out_BHQD."""
         return weight_BHQK @ v_BHKD
+
+
+class SinusoidalQkv(AttentionPosition):
+    """Add sinusoids to the queries, keys and values of every layer, instead of to the input of the first one.
+
+    They are as wide as all heads together, so that each head gets other wavelengths.
+    """
+
+    def add_positions(self, x_BTE: Tensor, position_BT: Tensor) -> Tensor:
+        return x_BTE + make_sinusoids(position_BT, x_BTE.size(-1)).to(x_BTE.dtype)
 
 
 class Rotary(AttentionPosition):
@@ -313,6 +329,7 @@ class PositionScheme(NamedTuple):
 POSITIONS = {
     "none": PositionScheme(),
     "sinusoidal": PositionScheme(embedding=Sinusoidal),
+    "sinusoidal_qkv": PositionScheme(attention=SinusoidalQkv),
     "learned": PositionScheme(embedding=Learned),
     "relative": PositionScheme(attention=Relative),
     "rotary": PositionScheme(attention=Rotary),
