@@ -34,6 +34,7 @@ COUNTED = {  # without additive scores and fused cells, whose operations PyTorch
     "narrow encoder": RNN | {"attention": "multiplicative", "layers": 2, "encoder_width": 10},
     "hybrid": HYBRID,
     "hybrid, different widths": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
+    "context as an input": RNN | {"attention": "multiplicative", "context_place": "input", "encoder_width": 10},
     "input feeding": RNN | {"attention": "dot", "input_feeding": True},
 }
 

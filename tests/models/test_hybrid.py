@@ -96,6 +96,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
     [
         ({"decoder_attention": "local"}, r"model\.decoder_attention has no use in a hybrid"),
         ({"score": "dot", "score_width": 5}, r"model\.score_width has no use in model\.score=dot"),
+        ({"score": "none", "context_place": "input"}, r"model\.context_place=input needs attention to the source"),
         ({"decoder_layers": 0}, r"model\.decoder_layers: should be greater than or equal to 1"),
         ({"width": 10, "heads": 4}, r"model\.width must be a multiple of model\.heads"),
         ({"bidirectional": True}, r"there is no setting 'model\.bidirectional'"),

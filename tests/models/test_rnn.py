@@ -154,6 +154,28 @@ def test_input_feeding_equals_a_cell_with_concatenated_inputs() -> None:
     assert_same(model(batch)[0], torch.cat(outputs))
 
 
+def test_the_context_is_an_input_of_the_cell() -> None:
+    """The reference is a PyTorch cell that reads [embedding; context] (Bahdanau 2015); the state before it attends."""
+    model = build_rnn(context_place="input", attention="multiplicative", embedding_width=6, encoder_width=10)
+    batch, decoder = in_rows([[0]], examples(1)), model.decoder
+    bottom, cell = decoder.stack.cells[0], nn.LSTMCell(16, 8).double()
+    with torch.no_grad():
+        cell.weight_ih.copy_(torch.cat([bottom.input_weight, decoder.feed_context.weight], 1))
+        cell.weight_hh.copy_(bottom.hidden_weight)
+        cell.bias_ih.copy_(bottom.bias)
+        cell.bias_hh.zero_()
+    (memory_SM,), [(last_BM,)] = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
+    h, c = torch.tanh(decoder.bridge.out(last_BM)).view(2, 1, 8)
+    outputs, weights = [], []
+    for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
+        weights.append((h @ decoder.attention.score.key.weight @ memory_SM.T).softmax(-1))
+        a = weights[-1] @ memory_SM
+        h, c = cell(torch.cat([x[None], a], -1), (h, c))
+        outputs.append(torch.tanh(decoder.join(torch.cat([a, h], -1))))
+    assert_same(model(batch)[0], torch.cat(outputs))
+    assert_same(model.compute_alignment(batch)[0], torch.cat(weights))
+
+
 @torch.no_grad()
 def test_a_multiplicative_score_relates_states_of_different_widths() -> None:
     """The reference computes s^T W h with a rectangular W, token by token."""
@@ -230,6 +252,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(setting: str) -> None:
         ({"bridge": "copy", "encoder_width": 8}, "model.bridge=copy needs encoder and decoder states of the same"),
         ({"bridge": "layers", "encoder_width": 8}, "model.bridge=layers needs encoder and decoder states of the same"),
         ({"bridge": "layers", "encoder_layers": 2}, "model.bridge=layers needs as many encoder layers as decoder"),
+        ({"attention": "none", "context_place": "input"}, "model.context_place=input needs attention to the source"),
         ({"encoder_width": 9}, "model.bidirectional=true needs an even model.encoder_width"),
         ({"attention": "none", "bridge": "none"}, "the decoder never sees the source"),
         ({"initial_state": "lerned"}, "model.initial_state: should be 'zero' or 'learned', got 'lerned'"),

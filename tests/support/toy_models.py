@@ -40,11 +40,12 @@ TRANSFORMER: dict[str, Sequence[Any]] = {
 RNN: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "attention": [*SCORES], "input_feeding": [True, False], "bidirectional": [True, False],
     "bridge": [*BRIDGES], "initial_state": ["zero", "learned"], "nonlinearity": [*NONLINEARITIES],
-    "tied": [True, False], "encoder_width": [0, 6],
+    "tied": [True, False], "encoder_width": [0, 6], "context_place": ["output", "input"],
 }  # fmt: skip
 HYBRID: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "score": [*SCORES], "input_feeding": [True, False], "tied": [True, False],
     "position": [*POSITIONS], "attention": [*PATTERNS], "decoder_layers": [1, 2],
+    "context_place": ["output", "input"],
 }  # fmt: skip
 SMALL_TRANSFORMER = {
     "layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "max_length": 40, "window": 3, "block": 2,

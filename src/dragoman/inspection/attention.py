@@ -31,7 +31,7 @@ def record_attention(model: nn.Module) -> Iterator[RecordedAttention]:
     """Record the weights of all attention of a model within the `with` block.
 
     The parts are "encoder" and "decoder" (self-attention) and "cross" (attention to the source). A recurrent decoder
-    with input feeding attends step by step; its steps are joined after the block.
+    with input feeding, or with the context as its input, attends step by step; its steps are joined after the block.
     """
     recorded: RecordedAttention = defaultdict(list)
     steps: list[Tensor] = []

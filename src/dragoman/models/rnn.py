@@ -1,13 +1,14 @@
 """Recurrent encoder-decoders (`Rnn`), and recurrent decoders with a Transformer encoder (`Hybrid`).
 
 A bridge computes the initial state of the decoder from the encoder. Without attention, the decoder sees the source only
-through this state (Sutskever 2014). With attention and input feeding, it is the model of Luong (2015). Batches of these
-models are padded, not packed (`RowLayout.is_unpacked`): one sentence per row.
+through this state (Sutskever 2014). With attention and input feeding, it is the model of Luong (2015). With the context
+as an input, attention precedes the cell, as in Bahdanau (2015). Batches of these models are padded, not packed
+(`RowLayout.is_unpacked`): one sentence per row.
 
 Shapes   B rows   S source length   T target length (in a RowLayout: of either side)   E embedding width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
          C width of a decoder state   M width of an encoder state, by default C   L layers
-         P tensors of a layer's state   O output width
+         P tensors of a layer's state   O output width   J width of a context and a decoder state, joined
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from dragoman.modules.recurrent import (
 from dragoman.types import Batch
 
 Width = Annotated[int, Field(ge=0, le=65_536)]
+ContextPlace = Literal["output", "input"]
+CONTEXT_PLACE_TEXT = "where a step reads its context vector: after the cell, or (input) before it, as an input too"
 
 
 class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
@@ -58,6 +61,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
     bridge: str = setting("linear", "how the encoder's final state becomes the decoder's initial state")
     attention: str = setting("additive", "score function of the decoder's attention to the source")
     attention_width: Width = setting(0, "width of additive, rank of reduced_rank scores; 0: same as `width`")
+    context_place: ContextPlace = setting("output", CONTEXT_PLACE_TEXT)
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     dropout: Fraction = setting(0.2, "dropout rate of embeddings, between layers, and of the output")
     source_word_dropout: Fraction = setting(0.0, "probability of zeroing a source token's embedding")
@@ -85,6 +89,7 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
                 f"model.bridge={self.bridge} needs as many encoder layers as decoder layers, got {self.encoder_depth} "
                 f"and {self.decoder_depth}; set both by model.layers, or choose another bridge"
             )
+        check_context_place(self, "attention")
         if not SCORES[self.attention].has_context and not BRIDGES[self.bridge].uses_encoder:
             raise UserError(
                 f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
@@ -109,6 +114,16 @@ class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
         return self.embedded_width if self.tied else self.width
 
 
+def check_context_place(settings: RnnSettings | HybridSettings, score_setting: str) -> None:
+    """Raise a UserError if there is no context that could be an input of the cell."""
+    score = getattr(settings, score_setting)
+    if settings.context_place == "input" and not SCORES[score].has_context:
+        raise UserError(
+            f"model.context_place=input needs attention to the source, but model.{score_setting}={score} computes no "
+            "context; leave context_place out, or choose another score"
+        )
+
+
 class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     """The settings of a hybrid: those of a Transformer, for the encoder, and those of the recurrent decoder."""
 
@@ -121,6 +136,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     embedding_width: Width = setting(
         0, "width of target embeddings; 0: same as `width`, as one table for both sides requires"
     )
+    context_place: ContextPlace = setting("output", CONTEXT_PLACE_TEXT)
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     compiles: ClassVar[bool] = False
     inapplicable_settings = ("decoder_attention",)
@@ -130,6 +146,10 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     @classmethod
     def registries(cls) -> Registries:
         return {**super().registries(), "cell": CELLS, "nonlinearity": NONLINEARITIES, "score": SCORES}
+
+    def check(self) -> None:
+        super().check()
+        check_context_place(self, "score")
 
     @property
     def layout(self) -> str:
@@ -305,8 +325,9 @@ class RnnState:
 class RecurrentDecoder(TokenEmbedder):
     """A stack of recurrent layers with attention to the source, which returns one output per target token.
 
-    Without input feeding, one fused kernel computes all positions of the target, which then attend to the source at
-    once. With input feeding, each position needs the output of the previous one, so positions are computed one by one.
+    By default, one fused kernel computes all positions of the target, which then attend to the source at once. With
+    input feeding, or with the context as an input of the cell, each position needs the output or the state of the
+    previous one, so positions are computed one by one.
     """
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
@@ -320,44 +341,58 @@ class RecurrentDecoder(TokenEmbedder):
         gates = self.stack.cells[0].gates * width
         # Adds the previous output to the input of the lowest cell (input feeding).
         self.feed = Linear(settings.output_width, gates, bias=False) if settings.input_feeding else None
+        # Adds the context vector of the step to the input of the lowest cell.
+        has_input = settings.context_place == "input"
+        self.feed_context = Linear(memory_width, gates, bias=False) if has_input else None
 
-    def combine(self, state_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Return the outputs tanh(W [a; s] + b); attention returns [a; s], its context vectors and the states."""
-        return torch.tanh(self.join(self.attention(state_BTC, source)))
+    def combine(self, joined_BTJ: Tensor) -> Tensor:
+        """Return the outputs tanh(W [a; s] + b), given [a; s], context vectors and states."""
+        return torch.tanh(self.join(joined_BTJ))
 
     def forward(
         self, ids_BT: Tensor, source: EncodedSource, states: StackState, visible_BT: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the states of the top layer, state_BTC, and the outputs, out_BTO."""
+        """Return the states of the top layer that attend to the source, query_BTC, and the outputs, out_BTO.
+
+        These are the states after each token or, if the context is an input of the cell, those before it.
+        """
         x_BTE = self.embed(ids_BT, visible_BT)
-        if not self.feed:
+        if not self.feed and not self.feed_context:
             state_BTC = self.stack(x_BTE, states)
-            return state_BTC, self.dropout(self.combine(state_BTC, source))
+            return state_BTC, self.dropout(self.combine(self.attention(state_BTC, source)))
         gates_TBG = self.stack.cells[0].project_input(x_BTE.transpose(0, 1).contiguous())
-        top_states, outputs = [], [self.make_first_output(len(x_BTE))]
+        queries, outputs = [], [self.make_first_output(len(x_BTE))]
         mask_BTO = None
         if self.training and self.dropout.rate:  # the masks of all steps are sampled at once, which is faster
             shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
             mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, like=gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
-            top_BC, out_BO, states = self.advance(gates_BG, outputs[-1], states, source)
-            top_states.append(top_BC)
+            query_BC, out_BO, states = self.advance(gates_BG, outputs[-1], states, source)
+            queries.append(query_BC)
             outputs.append(out_BO if mask_BTO is None else out_BO * mask_BTO[:, step])
-        return torch.stack(top_states, 1), torch.stack(outputs[1:], 1)
+        return torch.stack(queries, 1), torch.stack(outputs[1:], 1)
 
     def advance(
         self, gates_NG: Tensor, out_NO: Tensor | None, states: StackState, source: EncodedSource
     ) -> tuple[Tensor, Tensor, StackState]:
-        """Advance by one token; return the top layer's state, the output, and the states of all layers.
+        """Advance by one token; return the state that attends to the source, the output, and the states of all layers.
 
-        `gates_NG` is the projected input of the lowest cell; `out_NO` is the previous output. The W rows of a sentence
-        attend to its source together, as W queries.
+        `gates_NG` is the projected input of the lowest cell; `out_NO` is the previous output.
         """
         if self.feed and out_NO is not None:
             gates_NG = gates_NG + self.feed(out_NO)
-        top_NC, states = self.stack.advance(gates_NG, states)
-        top_BWC = top_NC.view(len(source.value_BSM), -1, top_NC.size(-1))
-        return top_NC, self.combine(top_BWC, source).flatten(0, 1), states
+        if not self.feed_context:
+            top_NC, states = self.stack.advance(gates_NG, states)
+            return top_NC, self.combine(self.attend_in_rows(top_NC, source)).flatten(0, 1), states
+        previous_NC = states[-1][0]
+        context_NM = self.attend_in_rows(previous_NC, source)[..., : self.attention.width].flatten(0, 1)
+        top_NC, states = self.stack.advance(gates_NG + self.feed_context(context_NM), states)
+        return previous_NC, self.combine(torch.cat([context_NM, top_NC], -1)), states
+
+    def attend_in_rows(self, query_NC: Tensor, source: EncodedSource) -> Tensor:
+        """Return the context and the query of each row, joined_BWJ: the W rows of a sentence attend to it together."""
+        joined_BWJ: Tensor = self.attention(query_NC.view(len(source.value_BSM), -1, query_NC.size(-1)), source)
+        return joined_BWJ
 
     def make_first_output(self, rows: int) -> Tensor:
         """Return zeros as the previous output of the first step, for input feeding.
@@ -418,8 +453,8 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:  # noqa: ARG002 - there is one attention
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
-        state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
-        return self.decoder.attention.compute_weights(state_BTC, source).float()
+        query_BTC, _ = self.decoder(batch.target_in_BT, source, states)
+        return self.decoder.attention.compute_weights(query_BTC, source).float()
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
         """Encode the sources, with features of their tokens by name; return the state before the first target token."""

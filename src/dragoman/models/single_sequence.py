@@ -25,7 +25,7 @@ from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
 
 # Settings of a recurrent decoder with a source, and settings of all decoders.
-SOURCE_SETTINGS = ("encoder_width", "bridge", "attention", "attention_width", "input_feeding")
+SOURCE_SETTINGS = ("encoder_width", "bridge", "attention", "attention_width", "context_place", "input_feeding")
 TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")
 
 
