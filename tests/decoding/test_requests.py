@@ -35,6 +35,9 @@ def test_prefix_and_terms_raise_the_length_limit() -> None:
     assert constraint.min_tokens == 2
     assert compute_max_tokens(constraint, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and the word boundary after it
     assert compute_max_tokens(constraint, 3, search, 9) == 9
+    capped = search.model_copy(update={"max_tokens": 4})
+    assert compute_max_tokens(constraint, 3, capped, 100) == 4 + 2 + 4
+    assert compute_max_tokens(constraint, 0, capped, 100) == (2 + 1) + 2 + 4  # max_ratio and max_extra allow less
     later = make_constraints(line, "x", 1, BYTES, search, is_first_segment=False)
     assert (later.prefix, later.required, len(later.avoid), later.min_tokens) == ((), (), 1, 1)
     assert (

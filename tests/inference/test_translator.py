@@ -215,6 +215,8 @@ def test_an_answer_at_its_limit_says_so(toy: Toy) -> None:
     [one] = short.translate(["ba del fo gri."])
     assert len(one.tokens) <= 3
     assert [*map(get_warning_kind, one.warnings)] == ["cut"]
+    [one] = held.translate(["ba del fo gri."], search={"max_tokens": 3})
+    assert (len(one.tokens), one.warnings) == (3, ("cut at 3 tokens, the most that search.max_tokens allows",))
     [one] = held.translate(["ba del fo gri."])
     assert one.warnings == ()
 

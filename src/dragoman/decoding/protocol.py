@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.config.settings import SampleSettings, Seed, setting
+from dragoman.config.settings import Amount, SampleSettings, Seed, setting
 from dragoman.types import BOS, EOS, PAD, TokenFeature
 
 ByteSet = frozenset[int]
@@ -155,6 +155,7 @@ class BaseSearchSettings(SampleSettings):
     min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
     max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)
     max_extra: int = setting(16, "tokens added to the length limit, see max_ratio", ge=0, le=10_000)
+    max_tokens: Amount = setting(0, "output tokens, EOS included, of any source, besides max_ratio; 0: no such limit")
     seed: Seed = setting(1, "seed of sampling, combined with the text of the line")
     unknown: str = setting("drop", "word vocabularies: how to treat <unk> in the output")
     scores: bool = setting(True, "compute scores; false: engines may return nan if that is faster")

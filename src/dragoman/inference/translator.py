@@ -423,6 +423,8 @@ class Translator(Predictor[Seq2Seq]):
             warnings.append(f"longer than any sentence of training ({compared})")
         if not result.finished:
             limits = "model.max_length allows" if length == self.max_tokens else "search.max_ratio and max_extra allow"
+            if options.search.max_tokens and options.search.max_tokens <= length < self.max_tokens:
+                limits = "search.max_tokens allows"
             warnings.append(f"cut at {length} tokens, the most that {limits}")
         flags = list(postprocess.find_flags(segment.text, text, (source_length, length), self.statistics))
         flags += [postprocess.FLAG_UNKNOWN] if UNK in result.tokens and unknown == "drop" else []
@@ -480,6 +482,7 @@ def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: Se
     the maximum that the model's positions allow.
     """
     limit = max(int(search.max_ratio * tokens) + search.max_extra, constraints.min_tokens) + 1
+    limit = min(limit, search.max_tokens or limit)
     return min(limit + len(constraints.prefix) + constraints.needed_tokens, model_limit)
 
 

@@ -53,7 +53,9 @@ QUANTIZATIONS = ["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat
 CACHE_VERSION = 1  # increment when the converted files change for an unchanged model
 BATCH_ROWS = {"cpu": 32, "cuda": 256}
 QUEUED_BATCHES = 3  # per worker; few, since an interrupted call waits until all queued batches are done
-SUPPORTED_SEARCH_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
+SUPPORTED_SEARCH_SETTINGS = {
+    "method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "max_tokens", "scores",
+}  # fmt: skip
 IGNORED_SEARCH_SETTINGS = {  # settings of other decoding methods, and settings that the caller applies to the results
     *SampleSettings.model_fields, *(SearchSettings.model_fields.keys() - BaseSearchSettings.model_fields.keys()),
     "seed", "unknown", "coverage",
