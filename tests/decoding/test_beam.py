@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, find_candidates
+from dragoman.decoding.methods import SearchSettings, check_search_settings
 from dragoman.decoding.protocol import SearchResult, forbid_invalid_tokens
+from dragoman.errors import UserError
 from dragoman.types import BOS, EOS, PAD
 from toy_requests import beam_search
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
@@ -148,6 +150,37 @@ def test_number_of_steps_until_the_stop_rule_applies(stop: str, alpha: float, st
     SHORT_OR_LONG.steps = 0
     search_one(SHORT_OR_LONG, 9, width=2, alpha=alpha, stop=stop)
     assert SHORT_OR_LONG.steps == steps
+
+
+@pytest.mark.parametrize(("finish", "steps"), [(0, 3), (1, 1), (2, 2), (3, 3)])
+def test_finish_is_the_number_of_hypotheses_at_which_the_search_stops(finish: int, steps: int) -> None:
+    """One hypothesis is finished at each step: EOS and one other token are the only possible ones."""
+    model = Script([NEG_INF, NEG_INF, NEG_INF, -0.7, -0.7])
+    model.steps = 0
+    answers = search_one(model, 9, width=3, nbest=1 if finish else 3, finish=finish)
+    assert model.steps == steps
+    assert answers[0].finished
+    many = search_one(model, 9, width=3, nbest=3, finish=finish)  # as reranking asks for, whatever the user's nbest
+    assert len(many) == steps
+    assert all(answer.finished for answer in many)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"finish": 5}, "search.finish=5 must be at least the number of answers and at most the beam, 1 to 4"),
+        ({"finish": 1, "nbest": 2}, "search.finish=1 must be at least the number of answers"),
+        ({"finish": 2, "stop": "best"}, "search.finish has no use with search.stop=best"),
+        ({"finish": 2, "method": "diverse"}, "search.finish has no use with search.method=diverse"),
+        (
+            {"finish": 2, "method": "mbr", "candidates": "beam"},
+            "search.finish=2 must be at least the number of answers",
+        ),
+    ],
+)
+def test_a_useless_finish_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_search_settings(SearchSettings(**given))
 
 
 def test_the_search_stops_when_the_last_sentence_is_done() -> None:

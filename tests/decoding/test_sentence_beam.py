@@ -24,9 +24,10 @@ from toy_steps import Broken, Toy
     width=st.integers(2, 5),
     levels=st.sampled_from([2, 5, 1 << 20]),
     alpha=st.sampled_from([0.0, 0.6, 1.0]),
+    finish=st.integers(0, 2),
 )
 def test_reference_and_fast_search_agree_to_the_bit(
-    stop: str, norm: str, seed: int, width: int, levels: int, alpha: float
+    stop: str, norm: str, seed: int, width: int, levels: int, alpha: float, finish: int
 ) -> None:
     """The cases include ties, limits, empty jobs and rules."""
     model = Toy(seed=seed, levels=levels)
@@ -36,7 +37,13 @@ def test_reference_and_fast_search_agree_to_the_bit(
         DecodingConstraints(),
         DecodingConstraints(prefix=(5,)),
     ]
-    options: dict[str, Any] = {"stop": stop, "length_norm": norm, "length_penalty": alpha, "no_repeat": 3}
+    options: dict[str, Any] = {
+        "stop": stop,
+        "length_norm": norm,
+        "length_penalty": alpha,
+        "no_repeat": 3,
+        "finish": finish,
+    }
     request = make_toy_request(model, [4, 5, 6, 7], [6, 9, 0, 3], constraints, beam=width, nbest=width, **options)
     assert search_reference(request) == decode_beam(request)
 

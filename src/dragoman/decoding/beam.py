@@ -63,7 +63,7 @@ class BeamSearch(Search):
         assert settings.nbest <= settings.beam
         self.norm_T = LENGTH_NORMS[settings.length_norm](max_length, settings.length_penalty)
         self.device_norm_T = self.norm_T.to(device)
-        self.should_stop = STOP_RULES[settings.stop]
+        self.should_stop, self.finish = STOP_RULES[settings.stop], settings.finish or self.width
 
     @property
     def done_B(self) -> Tensor:
@@ -111,6 +111,7 @@ class BeamSearch(Search):
         new_logp_BW = torch.where(done_B[:, None], old.logp_BW, logp_BW)
         length_B = old.length_B + (~done_B).long()
         best_possible_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
+        nbest = min(self.settings.nbest, self.finish)
         self.state = BeamState(
             torch.where(done_B[:, None, None], old.token_BWT, token_BWT),
             new_logp_BW,
@@ -120,7 +121,9 @@ class BeamSearch(Search):
             end_score_BW,
             end_length_BW,
             old.limit_B,
-            done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, best_possible_B, self.settings.nbest),
+            done_B
+            | (length_B >= old.limit_B)
+            | self.should_stop(end_score_BW[:, : self.finish], best_possible_B, nbest),
         )
         first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
         token_BW = token_BW.masked_fill(logp_BW == NEG_INF, EOS)  # no prefix: any id that the model can read
@@ -130,8 +133,8 @@ class BeamSearch(Search):
         """Return up to `nbest` results per slot: finished ones by score, then unfinished ones.
 
         A stop rule ends a sentence only if `nbest` hypotheses are finished or no beam is active, so an unfinished
-        hypothesis is returned only if it has reached the limit. Only the returned tokens are converted to lists, which
-        is slow.
+        hypothesis is returned only if it has reached the limit. If `finish` ends it earlier, only the finished ones are
+        returned. Only the returned tokens are converted to lists, which is slow.
         """
         state = BeamState(*[tensor.cpu() for tensor in state])
         lengths_BW = state.length_B[:, None].expand_as(state.logp_BW)
@@ -142,6 +145,8 @@ class BeamSearch(Search):
             (False, state.token_BWT, lengths_BW, state.logp_BW, unfinished_score_BW),
         ):
             for b, rows in enumerate(zip(*(number_BW.tolist() for number_BW in numbers), strict=True)):
+                if not finished and self.settings.finish and results[b]:
+                    continue
                 for w, (length, logp, score) in enumerate(zip(*rows, strict=True)):
                     if score > NEG_INF and len(results[b]) < self.settings.nbest:
                         results[b].append(SearchResult(token_BWT[b, w, :length].tolist(), logp, score, finished))
@@ -196,6 +201,7 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
 def stop_when_full(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:
     """Stop when W hypotheses are finished, or when no prefix can beat the nbest-th hypothesis any more.
 
+    W is the beam width or, if less, the setting `finish`: callers give the scores of so many hypotheses.
     This is the default, because the number of steps is proportional to the length of the result and not to the limit.
     With width 1 it makes beam search greedy. A longer hypothesis with a better score may be missed.
     """

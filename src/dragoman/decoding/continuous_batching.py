@@ -314,7 +314,8 @@ class GpuScheduler(Scheduler):
         search = make_search(max_length, self.device)
         assert isinstance(search, BeamSearch)
         options = search.settings
-        settings = (options.beam, options.nbest, options.length_penalty, options.length_norm, options.stop)
+        names = ("beam", "nbest", "length_penalty", "length_norm", "stop", "finish")
+        settings = tuple(getattr(options, name) for name in names)
         key = (queue.width, max_length, settings)
         if key not in self.pools:
             cache = self.encode_sources(queue, [FREE])[0].make_indirect(capacity=max_length + 1)  # of one row

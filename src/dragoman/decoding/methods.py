@@ -255,9 +255,17 @@ def decode_exhaustively(request: Request) -> list[list[SearchResult]]:
 
 
 def check_beam(settings: SearchSettings) -> None:
-    beam, nbest = settings.beam, settings.nbest
+    beam, nbest, finish = settings.beam, settings.nbest, settings.finish
     if nbest > beam:
         raise UserError(f"{nbest} answers cannot come from a beam of {beam}; ask for --beam {nbest} or more")
+    if finish and settings.stop != "enough":
+        raise UserError(
+            f"search.finish has no use with search.stop={settings.stop}; set stop to enough, or finish to 0"
+        )
+    if finish and not nbest <= finish <= beam:
+        raise UserError(
+            f"search.finish={finish} must be at least the number of answers and at most the beam, {nbest} to {beam}"
+        )
 
 
 def check_greedy(settings: SearchSettings) -> None:
@@ -270,7 +278,9 @@ def check_mbr(settings: SearchSettings) -> None:
     """Refuse an `nbest` larger than the number of candidates."""
     samples, nbest = settings.samples, settings.nbest
     if settings.candidates == "beam":
-        check_beam(settings)
+        check_beam(
+            settings.model_copy(update={"nbest": max(nbest, settings.beam)})
+        )  # all hypotheses of the beam are candidates
     elif nbest > samples:
         raise UserError(f"{nbest} answers cannot come from search.samples={samples}; set it to {nbest} or more")
 
@@ -278,6 +288,10 @@ def check_mbr(settings: SearchSettings) -> None:
 def check_diverse(settings: SearchSettings) -> None:
     """Refuse an `nbest` larger than the beam, and a beam that is not a multiple of the number of groups."""
     check_beam(settings)
+    if settings.finish:
+        raise UserError(
+            "search.finish has no use with search.method=diverse, whose groups stop separately; leave it out"
+        )
     beam, groups = settings.beam, settings.groups
     if beam % groups:
         multiple = groups * (beam // groups + 1)
@@ -304,7 +318,7 @@ class Method:
 
 METHODS = {
     "beam": Method(decode_beam, check_beam, is_beam_search=True, needs_full_beam=True),
-    "greedy": Method(decode_beam, check_greedy, is_beam_search=True, fixed={"beam": 1, "stop": "enough"}),
+    "greedy": Method(decode_beam, check_greedy, is_beam_search=True, fixed={"beam": 1, "stop": "enough", "finish": 0}),
     "sample": Method(decode_samples),
     "mbr": Method(decode_mbr, check_mbr),
     "diverse": Method(decode_diverse, check_diverse),

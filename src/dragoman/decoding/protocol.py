@@ -148,9 +148,10 @@ class BaseSearchSettings(SampleSettings):
     coverage: float = setting(0.0, "weight of the coverage penalty (Wu et al., 2016)", ge=0, le=100)
     stop: str = setting(
         "enough",
-        "when to stop: enough (`beam` hypotheses are finished, or the results cannot improve), best (the results "
+        "when to stop: enough (`finish` hypotheses are finished, or the results cannot improve), best (the results "
         "cannot improve), limit (at the maximum length)",
     )
+    finish: int = setting(0, "stop=enough: finished hypotheses that are enough; 0: as many as the beam", ge=0, le=1000)
     no_repeat: int = setting(0, "never repeat an n-gram of this length; 0: off", ge=0, le=1000)
     min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
     max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)

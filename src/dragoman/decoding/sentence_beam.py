@@ -59,7 +59,7 @@ class SentenceBeam:
     def __init__(self, job: SearchJob, settings: BaseSearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
         self.max_tokens, self.width, self.nbest = job.max_tokens, width, min(settings.nbest, width)
         self.norm_T = LENGTH_NORMS[settings.length_norm](self.max_tokens, settings.length_penalty)
-        self.should_stop = STOP_RULES[settings.stop]
+        self.should_stop, self.finish = STOP_RULES[settings.stop], settings.finish
         self.active: list[tuple[list[int], float]] = [([], 0.0)]
         self.finished: list[SearchResult] = []
         self.done = self.max_tokens == 0
@@ -103,7 +103,9 @@ class SentenceBeam:
         if not self.done:
             scores = [result.score for result in self.finished] + [NEG_INF] * (self.width - len(self.finished))
             best_possible_B = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.max_tokens]
-            self.done = bool(self.should_stop(torch.tensor([scores]), best_possible_B, self.nbest))
+            enough = min(self.finish or self.width, self.width)
+            score_1W = torch.tensor([scores[:enough]])
+            self.done = bool(self.should_stop(score_1W, best_possible_B, min(self.nbest, enough)))
         return active
 
     def score(self, logp: float, length: int) -> float:
@@ -111,9 +113,11 @@ class SentenceBeam:
         return float(torch.tensor(logp) / self.norm_T[length])
 
     def results(self) -> list[SearchResult]:
-        """Return finished results by score, then, if there are fewer than `nbest`, unfinished ones."""
+        """Return finished results by score, then, if there are fewer than `nbest`, unfinished ones (see BeamSearch)."""
         if self.max_tokens == 0:
             return []
+        if self.finish and self.finished:
+            return self.finished[: self.nbest]
         unfinished = [SearchResult(tokens, logp, self.score(logp, len(tokens)), False) for tokens, logp in self.active]
         return (self.finished + unfinished)[: self.nbest]
 
