@@ -48,6 +48,8 @@ def test_every_choice_of_a_model_is_told(kind: str, menus: dict[str, list[object
             continue
         told = row(MODELS_PAGE, kind, setting)
         for choice in menu:
+            if isinstance(choice, int | float) and not isinstance(choice, bool):
+                continue  # one of many numbers
             name = str(choice).lower() if isinstance(choice, bool) else choice
             assert f"`{name}`" in told, f"{kind}: {setting} {name}"
 
