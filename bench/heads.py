@@ -63,7 +63,7 @@ def measure(run: str, pairs: int, ablation_pairs: int) -> dict[str, Any]:
     with_pronouns = [phrase for phrase in phrases["test"] if phrase.source_coref]
     pronouns = count_pronouns(translator, with_pronouns)
     modules, best = list_attention_modules(translator.model), []
-    for table in (table for table in dev.scores if not HEAD_SCORES[table.name].has_fixed_offset):
+    for table in (table for table in dev.scores if not HEAD_SCORES[table.name].has_fixed_rule):
         layer, head = table.rank_heads()[0]
         found = find_table(test, table)
         row = {

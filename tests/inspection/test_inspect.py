@@ -13,7 +13,9 @@ import dragoman
 from dragoman.errors import UserError
 from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
+from dragoman.inspection.neurons import encode_pairs, find_top_activations
 from dragoman.inspection.sentence import inspect
+from dragoman.types import Pair
 from toy_heads import lm_recipe
 from toy_run import Call, Toy, train_quietly
 
@@ -128,6 +130,23 @@ def test_what_cannot_be_inspected_is_refused(toy: Toy) -> None:
         inspect(dragoman.load([toy.run, toy.run]), "ba del.")
 
 
+def test_tags_are_source_tokens(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    corpora = "[{phrasebook: 200, tag: de}, {phrasebook: 200, reverse: true, tag: en}]"
+    recipe.write_text(
+        f"data: {{train: {corpora}, cache: {tmp_path}}}\n"
+        "tokenizer: {size: 400}\n"
+        "model: {kind: transformer, width: 16, heads: 2, layers: 1}\n"
+        "train: {steps: 2, tokens: 512, device: cpu}\n"
+        "search: {max_ratio: 0.5}\n"
+    )
+    translator = dragoman.load(train_quietly(recipe, tmp_path / "run"), device="cpu")
+    assert inspect(translator, "The dog barks.", tag="de").tokens["source"][0] == "<de>"
+    pairs = [Pair("The dog barks.", "Der Hund bellt.", tag="de")]
+    examples, _ = encode_pairs(translator, pairs)
+    assert find_top_activations(translator, examples)
+
+
 def test_the_command_writes_page_figures_and_data(toy: Toy, call: Call, tmp_path: Path) -> None:
     page, figures = tmp_path / "page.html", tmp_path / "figures"
     result = call("inspect", toy.run, "ba del fo.", "--out", page, "--png", figures, "--json")
@@ -136,5 +155,14 @@ def test_the_command_writes_page_figures_and_data(toy: Toy, call: Call, tmp_path
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [path.read_bytes()[:4] for path in figures.iterdir()] == [b"\x89PNG"] * len(list(figures.iterdir()))
     assert list(figures.iterdir())
-    refused = call("inspect", toy.run, "ba", "del")
-    assert (refused.code, "inspect takes one sentence, not 2" in refused.err) == (2, True)
+    for arguments, message in (
+        (("ba", "del"), "inspect takes one sentence, not 2"),
+        (("ba", "--out", tmp_path), "it is a folder; name a file"),
+        (("ba", "--png", page), "is a file; name a folder for the figures"),
+        (("--training", "--tag", "x"), "--tag belongs to the files"),
+        (("--heads", "--training"), "exclude each other"),
+        (("ba", "--heads"), "--heads shows a model"),
+        (("ba", "--ablate"), "belong to --heads"),
+    ):
+        refused = call("inspect", toy.run, *arguments)
+        assert (refused.code, message in refused.err) == (2, True), refused.err

@@ -43,7 +43,7 @@ class InspectOptions:
     page: Annotated[
         Path | None,
         Option(
-            "-o", "--out", help="page to write; default: inspection.html, with --training training.html",
+            "-o", "--out", help="page to write; default: inspection.html, training.html, or none with --heads",
             **opt.OUTPUT_PATH,
         ),
     ] = None  # fmt: skip
@@ -96,6 +96,8 @@ def show_sentence(options: InspectOptions, texts: list[str], overrides: list[str
     if len(texts) != 1:
         raise UserError(f"inspect takes one sentence, not {len(texts)}; put it in quotation marks")
     page = options.page or (None if options.as_json or options.png else Path("inspection.html"))
+    if options.png and options.png.exists() and not options.png.is_dir():
+        raise UserError(f"--png {str(options.png)!r} is a file; name a folder for the figures")
     opt.check_arguments(runs=[options.run], output=page)
     from dragoman.inference.loading import load
     from dragoman.inspection.page import render_png
@@ -157,6 +159,8 @@ def show_heads(options: InspectOptions) -> None:
 def show_training(options: InspectOptions) -> None:
     """Show gradients, activations and neurons of a run, and the probes that training recorded."""
     source, target = options.source, Path(options.target) if options.target is not None else None
+    if options.tag and not (source and target):
+        raise UserError("--tag belongs to the files of --source and --target; leave it out: the dev set has its own")
     page = options.page or (None if options.as_json else Path("training.html"))
     opt.check_arguments(runs=[options.run], inputs=[file for file in (source, target) if file], output=page)
     recipe = RunFolder(options.run).load_recipe()

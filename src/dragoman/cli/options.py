@@ -65,6 +65,8 @@ def check_arguments(
             raise UserError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if path.is_dir():
             raise UserError(f"{str(path)!r} is a folder; name a text file")
+    if output and output.is_dir():
+        raise UserError(f"cannot write {str(output)!r}: it is a folder; name a file")
     if output and not output.absolute().parent.is_dir():
         raise UserError(f"cannot write {str(output)!r}: there is no folder {str(output.parent)!r}; create it first")
 

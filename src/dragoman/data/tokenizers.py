@@ -470,6 +470,18 @@ def sample_reservoir(items: Iterable[Item], count: int, seed: int) -> tuple[list
     return sampled, total
 
 
+def name_tokens(tokenizer: Tokenizer, ids: Sequence[int], tags: Sequence[str] = ()) -> list[str]:
+    """Return the names of ids, which may include special tokens and, above the vocabulary, tags."""
+    texts = iter(tokenizer.ids_to_tokens([token for token in ids if len(SPECIALS) <= token < tokenizer.size]))
+    names = []
+    for token in ids:
+        if token < len(SPECIALS):
+            names.append(SPECIALS[token])
+        else:
+            names.append(next(texts) if token < tokenizer.size else f"<{tags[token - tokenizer.size]}>")
+    return names
+
+
 @dataclass(frozen=True)
 class Tokenizers:
     """The tokenizers of the two sides; the same object twice if the vocabulary is joint.

@@ -30,6 +30,7 @@ from dragoman.types import EOS
 
 EXHAUSTIVE_ROWS = 32  # prefixes of a sentence that the model reads at the same time
 MIN_LISTED = 16  # continuations of a prefix that are listed at a time; a vocabulary is too large to store them all
+NOT_PROVEN = "not proven to have the highest score"  # how the warning about an inexact result begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,5 @@ class ExhaustiveSearch:
         results = [*self.finished, *(self.unfinished or self.fallback)][: self.nbest]
         if self.is_proven:
             return results
-        warning = (
-            f"not proven to have the highest score: search.max_expansions={self.max_expansions} prefixes were expanded"
-        )
+        warning = f"{NOT_PROVEN}: search.max_expansions={self.max_expansions} prefixes were expanded"
         return [replace(result, warning=warning) for result in results]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.settings import Registries, check_names, get_entry, setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, BeamSearch
-from dragoman.decoding.exhaustive import EXHAUSTIVE_ROWS, ExhaustiveSearch
+from dragoman.decoding.exhaustive import EXHAUSTIVE_ROWS, NOT_PROVEN, ExhaustiveSearch
 from dragoman.decoding.protocol import DecodingConstraints, SearchFactory, SearchJob, SearchResult
 from dragoman.decoding.sampling import SampleSearch
 from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, DiverseSettings, SentenceSearches
@@ -167,7 +167,7 @@ def decode(request: Request) -> list[list[SearchResult]]:
         return method.decode(request)
     constrained = decode_constrained(request)
     if method.is_exact:
-        warning = "not proven to have the highest score: sentences with required terms are decoded by beam search"
+        warning = f"{NOT_PROVEN}: sentences with required terms are decoded by beam search"
         constrained = [[replace(result, warning=warning) for result in results] for results in constrained]
     fallback = method.decode(request.skip_except([not results for results in constrained]))
     return [results or others for results, others in zip(constrained, fallback, strict=True)]

@@ -25,6 +25,8 @@ from dragoman.modules.attention import CrossAttention, MultiHeadAttention, SelfA
 from dragoman.progress import ProgressBar
 from dragoman.types import Score
 
+GREEDY = {"method": "greedy", "coverage": 0.0}  # whatever the search section of the recipe says
+
 
 def list_attention_modules(model: nn.Module) -> dict[str, list[MultiHeadAttention]]:
     """Return the multi-head attention of every layer with an output projection, by part of the model."""
@@ -95,5 +97,5 @@ def translate_greedily(translator: Translator, corpus: Sequence[AnalysedPair], *
     prepared = prepare_model(translator.model, translator.device, "float32")  # packs a copy of the weights
     engine = TorchEngine(prepared, translator.device, translator.tokenizers.target.decode)
     sources, trees = [pair.source for pair in corpus], list_trees(translator, corpus)
-    outputs = replace(translator, engine=engine).translate(sources, beam=1, trees=trees, tag=tag, align=False)
+    outputs = replace(translator, engine=engine).translate(sources, search=GREEDY, trees=trees, tag=tag, align=False)
     return [output.text for output in outputs]

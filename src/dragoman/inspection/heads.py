@@ -177,7 +177,7 @@ class HeadScore(NamedTuple):
     title: str
     find_gold: Callable[[AnalysedPair, str], GoldKeys]
     parts: tuple[str, ...]
-    has_fixed_offset: bool = False  # by definition, so only chance can be the baseline
+    has_fixed_rule: bool = False  # a rule that ignores the words finds all gold keys: only chance can be the baseline
     predicts: bool = False  # in the decoder, queries are the steps that predict a word, not those that read it
 
     def choose_view(self, part: str) -> tuple[str, bool]:
@@ -186,10 +186,10 @@ class HeadScore(NamedTuple):
 
 
 HEAD_SCORES = {
-    "previous": HeadScore("previous word", partial(find_offset, -1), SELF_ATTENTION, has_fixed_offset=True),
-    "next": HeadScore("next word", partial(find_offset, 1), ("encoder",), has_fixed_offset=True),
-    "same": HeadScore("same word", partial(find_offset, 0), SELF_ATTENTION, has_fixed_offset=True),
-    "delimiter": HeadScore("punctuation, BOS or EOS", find_delimiters, (*SELF_ATTENTION, "cross")),
+    "previous": HeadScore("previous word", partial(find_offset, -1), SELF_ATTENTION, has_fixed_rule=True),
+    "next": HeadScore("next word", partial(find_offset, 1), ("encoder",), has_fixed_rule=True),
+    "same": HeadScore("same word", partial(find_offset, 0), SELF_ATTENTION, has_fixed_rule=True),
+    "delimiter": HeadScore("punctuation, BOS or EOS", find_delimiters, (*SELF_ATTENTION, "cross"), has_fixed_rule=True),
     "alignment": HeadScore("aligned word", find_links, ("cross",)),
     "syntax": HeadScore("syntactic head", find_syntactic_heads, SELF_ATTENTION),
     "antecedent": HeadScore("antecedent of a pronoun", find_antecedents, (*SELF_ATTENTION, "cross")),
@@ -227,7 +227,7 @@ class HeadCounts:
         """Return the scores of all heads."""
         chance = 100 * self.chance / self.queries
         baselines = {"chance": chance}
-        if not self.score.has_fixed_offset:
+        if not self.score.has_fixed_rule:
             baselines |= {f"offset {n:+d}": 100 * count / self.queries for n, count in self.offsets.most_common(1)}
             baselines |= {f"word {n + 1}": 100 * count / self.queries for n, count in self.positions.most_common(1)}
         best = max(baselines, key=lambda kind: baselines[kind])
@@ -353,8 +353,13 @@ def score_heads(
         for part in score.parts
         if (name, part) in all_counts and all_counts[name, part].queries
     ]
-    found = {table.name for table in tables}
-    without_gold = [score.title for name, score in HEAD_SCORES.items() if name not in found]
+    found, parts = {(table.name, table.part) for table in tables}, {part for _, part in all_counts}
+    without_gold = [
+        f"{score.title} ({part})"
+        for name, score in HEAD_SCORES.items()
+        for part in score.parts
+        if part in parts and (name, part) not in found
+    ]
     notes += [f"no queries with gold for: {', '.join(without_gold)}"] if without_gold else []
     report = HeadReport(translator.run, corpus_name, len(scored), tables, notes=tuple(notes))
     if not ablate:

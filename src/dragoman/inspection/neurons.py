@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dragoman.data.batches import EXAMPLE_FORMATS, Widths
 from dragoman.data.stream import TextWindows
+from dragoman.data.tokenizers import Tokenizer, name_tokens
 from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.errors import UserError
 from dragoman.inference.predictor import MAX_ATTENTION_CELLS, MAX_TOKENS_WITH_EOS, Predictor, eval_mode
@@ -30,7 +31,7 @@ from dragoman.inference.single_sequence import Generator
 from dragoman.inference.translator import Translator
 from dragoman.inspection.probes import SIDES
 from dragoman.models.base import Model
-from dragoman.types import SPECIALS, Example, Pair
+from dragoman.types import Example, Pair
 
 TOP_NEURONS, TOP_ACTIVATIONS = 8, 8  # neurons of each layer, and tokens of each neuron
 CONTEXT_TOKENS = 6  # shown before and after a token
@@ -131,13 +132,14 @@ def find_top_activations(
             for side, (ids_BT, real_BT) in sides.items():
                 texts[side].add(ids_BT, real_BT)
     tokenizers = {"encoder": predictor.tokenizers.source, "decoder": predictor.tokenizers.target}
+    tags = {"encoder": predictor.tokenizers.tags, "decoder": ()}
     found = []
     for layer, activations in highest.items():
         side = layer.split()[0]
         selectivity_F = activations.compute_selectivity()
         for number in selectivity_F.topk(min(neurons, len(selectivity_F))).indices.tolist():
             pairs = zip(activations.index_FK[number].tolist(), activations.value_FK[number].tolist(), strict=True)
-            top = [texts[side].describe(index, value, tokenizers[side]) for index, value in pairs]
+            top = [texts[side].describe(index, value, tokenizers[side], tags[side]) for index, value in pairs]
             mean = float(activations.sum_F[number] / activations.count)
             found.append(Neuron(layer, number, mean, float(selectivity_F[number]), top))
     return found
@@ -211,12 +213,11 @@ class TokenTexts:
             self.rows.append(ids_T[real_T].tolist())
             self.count += len(self.rows[-1])
 
-    def describe(self, index: int, value: float, tokenizer: Any) -> Activation:
+    def describe(self, index: int, value: float, tokenizer: Tokenizer, tags: Sequence[str]) -> Activation:
         """Return the token with this number and its context."""
         row = bisect_right(self.starts, index) - 1
         ids, position = self.rows[row], index - self.starts[row]
-        ordinary = iter(tokenizer.ids_to_tokens([token for token in ids if token >= len(SPECIALS)]))
-        names = [next(ordinary) if token >= len(SPECIALS) else SPECIALS[token] for token in ids]
+        names = name_tokens(tokenizer, ids, tags)
         start, end = max(position - CONTEXT_TOKENS, 0), position + 1 + CONTEXT_TOKENS
         before, after = ("".join(part).replace("▁", " ") for part in (names[start:position], names[position + 1 : end]))
         return Activation(

@@ -185,11 +185,11 @@ def plot_figures(inspection: Inspection) -> Iterator[tuple[str, Figure]]:
     for attribution in inspection.attributions:
         if attribution.value_TS is not None:
             figure = plot_matrix(attribution.value_TS, targets, source, attribution.title, signed=True)
-            yield f"attribution-{attribution.method}", figure
+            yield f"attribution-{attribution.method.replace(' ', '-')}", figure
         if attribution.prefix_TT is not None:
             title = f"{attribution.title}, decoder input"
             figure = plot_matrix(attribution.prefix_TT, targets, inputs, title, signed=True)
-            yield f"attribution-{attribution.method}-prefix", figure
+            yield f"attribution-{attribution.method.replace(' ', '-')}-prefix", figure
 
 
 def plot_heads(attention: AttentionMap) -> Figure:

@@ -198,8 +198,9 @@ def require_gradients(model: nn.Module) -> Iterator[None]:
 def record_outputs(model: Model) -> Iterator[dict[Depth, list[Tensor]]]:
     """Collect the outputs of all layers, and the scaled embeddings, of a forward pass within the `with` block.
 
-    An output is one tensor, out_BTC. With input feeding, a recurrent decoder is computed step by step, and the output
-    is the list of its states, state_BC. Their gradients include the effect on later steps through the recurrence.
+    An output is one tensor, out_BTC. With input feeding or the context as input, a recurrent decoder is computed step
+    by step, and the output is the list of its states, state_BC. Their gradients include the effect on later steps
+    through the recurrence.
     """
     outputs: dict[Depth, list[Tensor]] = {}
     with ExitStack() as stack:
@@ -213,7 +214,8 @@ def record_outputs(model: Model) -> Iterator[dict[Depth, list[Tensor]]]:
             for number, layer in enumerate(layers, 1):
                 numbers.setdefault(layer, []).append((side, number))
             for layer, depths in numbers.items():
-                if isinstance(layer, Cell) and getattr(part, "feed", None) is not None:
+                is_stepwise = getattr(part, "feed", None) or getattr(part, "feed_context", None)
+                if isinstance(layer, Cell) and is_stepwise:
                     record_steps(layer, depths[0], outputs, stack)
                 else:
                     record_calls(layer, depths, outputs, stack)
@@ -230,17 +232,17 @@ def record_calls(
         if not isinstance(layer, RecurrentLayer):
             outputs[next(keys)] = [output]
             return output
-        out_BTC, _ = output
+        out_BTC, last = output
         outputs[next(keys)] = [out_BTC]
-        return out_BTC, select_final_states(layer, out_BTC, *inputs[1:])
+        return out_BTC, (select_final_states(layer, out_BTC, *inputs[1:]), *last[1:])
 
     stack.callback(module.register_forward_hook(record).remove)
 
 
 def select_final_states(layer: RecurrentLayer, out_BTC: Tensor, ends: SentenceEnds) -> Tensor:
-    """Return the second output of a recurrent layer, last_BC, as a function of the first one.
+    """Return the final hidden state of a recurrent layer, last_BC, as a function of its outputs.
 
-    It initializes the decoder, so the gradient with respect to the first output then includes this use of it.
+    It initializes the decoder, so the gradient with respect to the outputs then includes this use of them.
     """
     if layer.back is None:
         return ends.select_last(out_BTC)
@@ -312,8 +314,9 @@ def measure_attention(recorded: RecordedAttention, real: Mapping[str, Tensor]) -
         real_BQ = real["encoder" if part == "encoder" else "decoder"]
         for layer, weight_BHQK in enumerate(weights, 1):
             weight_HNK = weight_BHQK.transpose(0, 1)[:, real_BQ].double()
-            entropy_H = torch.special.entr(weight_HNK).sum(-1).mean(-1) / math.log(2)
-            maximum = (weight_HNK > 0).sum(-1).double().log2().mean()  # keys that are not masked
+            entropy_H = -(weight_HNK * weight_HNK.clamp(min=1e-300).log2()).sum(-1).mean(-1)
+            # Keys that are not masked; weights that underflow to 0 count as masked.
+            maximum = (weight_HNK > 0).sum(-1).double().log2().mean()
             probes.append(AttentionProbe(part, layer, entropy_H.tolist(), float(maximum)))
     return probes
 

@@ -1,6 +1,6 @@
 """The records that an inspection of one sentence consists of.
 
-`Inspection` holds everything that was computed for a sentence: `inspect` (inspect.py) makes it, and `render_page`
+`Inspection` holds everything that was computed for a sentence: `inspect` (sentence.py) makes it, and `render_page`
 (page.py) shows it. `Inspection.to_json` returns the same data as plain lists and numbers.
 
 Shapes   L layers   H heads   Q queries   K keys   T predicted tokens (or 1: the label of a classifier)   S inputs
@@ -8,6 +8,7 @@ Shapes   L layers   H heads   Q queries   K keys   T predicted tokens (or 1: the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -127,7 +128,7 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return the inspection as dictionaries, lists, numbers and texts."""
-        data: dict[str, Any] = to_plain(self)
+        data: dict[str, Any] = replace_infinities(to_plain(self))
         return data
 
     def to_html(self) -> str:
@@ -159,3 +160,12 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value
+
+
+def replace_infinities(value: Any) -> Any:
+    """Return plain data with None in place of numbers that are not finite, which JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: replace_infinities(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_infinities(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.beam import LENGTH_NORMS, BeamSearch, find_candidates
+from dragoman.decoding.exhaustive import NOT_PROVEN
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, SearchJob, SearchResult
 from dragoman.inference.engines.torch import TorchEngine
@@ -29,6 +30,7 @@ from dragoman.types import BOS, EOS, SPECIALS, Hypothesis
 
 MIN_WIDE_BEAM = 16
 MAX_EXPANSIONS = 300  # of the exhaustive searches of an inspection, which should take less than a second
+MAX_COMPARED_TOKENS = 600  # of a translation that is compared with those of other searches
 SAME_SCORE = 1e-4  # scores of the same translation may differ by this much, because batches round differently
 UNNORMALIZED = "without length normalisation"
 
@@ -161,7 +163,11 @@ def run_searches(translator: Translator, segment: SourceSegment, options: Decode
     # Exhaustive search starts from the results of a beam search, here of the wide one.
     exhaustive = wide.model_copy(update={"method": "exhaustive", "max_expansions": MAX_EXPANSIONS, "coverage": 0.0})
     unnormalized = [variant.model_copy(update={"length_norm": "none"}) for variant in (plain, exhaustive)]
-    for variant in [plain, greedy, wide, exhaustive, *(unnormalized if is_normalized else [])]:
+    variants = [plain, greedy, wide, exhaustive, *(unnormalized if is_normalized else [])]
+    if segment.max_tokens > MAX_COMPARED_TOKENS:
+        own.notes.append(f"not compared with other searches: up to {segment.max_tokens} tokens would take too long")
+        variants = []
+    for variant in variants:
         title = name_search(variant) + (f" {UNNORMALIZED}" if variant.length_norm != search.length_norm else "")
         if any(title == trace.title for trace in traces):
             continue
@@ -169,8 +175,9 @@ def run_searches(translator: Translator, segment: SourceSegment, options: Decode
         [hypotheses] = translator.decode_segments([segment], replace(options, search=variant))
         trace = make_trace(title, hypotheses)
         notes = [note for note in trace.notes if note not in own.notes]
+        is_proven = variant.method == "exhaustive" and not any(note.startswith(NOT_PROVEN) for note in trace.notes)
         if rival and not search.coverage:
-            notes = describe_search_error(trace, rival, is_proven=variant.method == "exhaustive" and not notes) + notes
+            notes = describe_search_error(trace, rival, is_proven=is_proven) + notes
         rival = rival or trace
         traces.append(replace(trace, notes=notes))
     return traces
@@ -196,7 +203,9 @@ def compare_target(
     logp = sum(prediction.logp for prediction in predictions)
     norm = float(LENGTH_NORMS[search.length_norm](len(predictions), search.length_penalty)[-1])
     given, found = SearchResultText(target, logp, logp / norm), trace.results[0]
-    if given.text == found.text:
+    if not METHODS[search.method].is_beam_search or search.coverage:
+        note = f"scores of {trace.title} are not log-probabilities, so that they cannot be compared with this one"
+    elif given.text == found.text:
         note = f"{trace.title} found this translation"
     elif given.score > found.score + SAME_SCORE:
         note = f"search error: its score is higher than that of the translation that {trace.title} found"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
+from dragoman.data.tokenizers import name_tokens
 from dragoman.decoding.protocol import SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.loading import EnsembleModel
@@ -76,9 +77,9 @@ def inspect(
 ) -> Inspection:
     """Return what a model does with a text.
 
-    `target` is a translation to examine (of a language model: the continuation of the text); by default, the model's
-    own translation, which starts with `prefix`. `search` overrides search settings. A long line is translated in parts,
-    of which an inspection shows one: `part`, counted from 1.
+    `target` is a translation to examine (of a language model: the text that follows directly, with its space); by
+    default, the model's own translation, which starts with `prefix`. `search` overrides search settings. A long line is
+    translated in parts, of which an inspection shows one: `part`, counted from 1.
     """
     if not text.strip():
         raise UserError("there is nothing to inspect: the text is empty; give a sentence")
@@ -89,6 +90,8 @@ def inspect(
             raise UserError("a prefix, a tag and search settings are for translation models; leave them out")
         if isinstance(predictor, Classifier):
             return inspect_label(predictor, text, target, part=part)
+        if part != 1:
+            raise UserError("a language model reads the end of a long text, not parts of it; leave the part out")
         return inspect_language_model(predictor, text, target)
     if target is not None and prefix:
         raise UserError("a target and a prefix exclude each other: the prefix starts a translation that is searched")
@@ -162,7 +165,8 @@ def find_translation(
 def choose_part(parts: Sequence[Part], number: int) -> tuple[Part, list[str]]:
     """Return the part with this number, counted from 1, and a note if there are several."""
     if not 1 <= number <= len(parts):
-        raise UserError(f"there is no part {number}: the text is read in {len(parts)}, counted from 1; choose another")
+        count = f"{len(parts)} part{'s' * (len(parts) > 1)}"
+        raise UserError(f"there is no part {number}: the text is read in {count}, counted from 1; choose another")
     note = f"the text is too long for one piece: this is part {number} of {len(parts)} (choose another with --part)"
     return parts[number - 1], [note] if len(parts) > 1 else []
 
@@ -186,7 +190,8 @@ def make_translation_batch(translator: Translator, segment: SourceSegment, targe
 
 def name_source(predictor: Predictor[Model], ids: Sequence[int]) -> dict[str, Sequence[str]]:
     """Return the names of the tokens of a source, and of the projected keys if its encoder attends to those."""
-    names: dict[str, Sequence[str]] = {"source": [*predictor.tokenizers.source.ids_to_tokens(ids), SPECIALS[EOS]]}
+    tokenizers = predictor.tokenizers
+    names: dict[str, Sequence[str]] = {"source": name_tokens(tokenizers.source, [*ids, EOS], tokenizers.tags)}
     settings = predictor.recipe.model
     if isinstance(settings, TransformerSettings) and not PATTERNS[settings.attention].keys_are_tokens:
         names["projected"] = [f"key {number + 1}" for number in range(settings.rank)]
