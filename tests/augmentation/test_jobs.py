@@ -251,7 +251,7 @@ def test_what_does_not_go_together_is_refused(run: Path, lines: Path, tmp_path: 
     assert_user_error(call("translate", run, "--resume", "--output", out), "--input F")
     assert_user_error(call("translate", run, *both, "--stream"), "--stream")
     assert_user_error(call("translate", run, *both, "--conllu", lines), "--conllu")
-    assert_user_error(call("translate", run, "--input", lines, "--output", tmp_path, "--resume"), "regular files")
+    assert_user_error(call("translate", run, "--input", lines, "--output", tmp_path, "--resume"), "it is a folder")
     assert_user_error(call("translate", run, *SHORT, "--input", "nowhere", "--output", out, "--resume"), "'nowhere'")
     assert not (tmp_path / "out.shards").exists()
     (tmp_path / "out.shards").mkdir()
