@@ -68,6 +68,8 @@ def test_a_run_with_probes_is_bit_identical(small: Path, tmp_path: Path, overrid
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of a tensor that the compiler itself looks at
 @pytest.mark.parametrize("compiled", ["true", "false"])
 def test_cuda_graphs_are_not_disturbed(small: Path, tmp_path: Path, compiled: str) -> None:
     """Steps are captured after a few steps of the same shape, so steps before and after a probe are replayed."""
