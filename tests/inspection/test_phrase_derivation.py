@@ -85,7 +85,8 @@ def test_a_given_target_is_decoded_by_force(system: PhraseTranslator) -> None:
         check_derivation(found, score.logp)
         given = found.searches[-1]
         assert (given.title, given.results[0].score) == ("given target", score.logp)
-        assert given.notes[0].startswith("the search found" if hypothesis is options[0] else "model error")
+        found_note = f"{found.searches[0].title} found this translation"
+        assert given.notes[0].startswith(found_note if hypothesis is options[0] else "model error")
     with pytest.raises(UserError, match="cannot produce the target 'nonsense words'"):
         inspect(system, line, target="nonsense words")
 

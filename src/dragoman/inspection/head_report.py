@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from dragoman.evaluation.report import render_template
 from dragoman.inspection.heads import HEAD_SCORES, HeadReport, ScoredHeads
+from dragoman.inspection.page import load_page_template
 from dragoman.inspection.sentence import ATTENTION_TITLES
 
 BEST_HEADS = 3  # heads per score in the tables
@@ -95,8 +95,7 @@ def map_functions(report: HeadReport, part: str) -> list[list[dict[str, Any]]]:
 
 def render_heads_page(report: HeadReport) -> str:
     """Return an HTML page that needs no other file: the map of heads, the best heads, and all scores of all heads."""
-    return render_template(
-        "heads.html",
+    return load_page_template("heads.html").render(
         title=f"Attention heads of {report.run}",
         report=report,
         maps=[(ATTENTION_TITLES[part], map_functions(report, part)) for part in report.sizes],

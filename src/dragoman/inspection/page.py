@@ -27,6 +27,7 @@ from dragoman.inspection.records import AttentionMap, Inspection, to_plain
 from dragoman.io import write_atomically
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -41,18 +42,21 @@ DPI = 110
 # The page
 
 
-def render_page(inspection: Inspection) -> str:
-    """Return the page as one HTML file that needs no other file."""
+def load_page_template(name: str) -> Template:
+    """Return a template of inspection. Base template and style sheet are those of the evaluation: pages look alike."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    # The base template and the style sheet are those of the evaluation, so that all pages look alike
     loader = ChoiceLoader([PackageLoader("dragoman.inspection"), PackageLoader("dragoman.evaluation")])
     environment = Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    title = f"{inspection.run}: {inspection.kind} model"
-    template = environment.get_template("inspection.html")
+    return environment.get_template(name)
+
+
+def render_page(inspection: Inspection) -> str:
+    """Return the page as one HTML file that needs no other file."""
+    title, template = f"{inspection.run}: {inspection.kind} model", load_page_template("inspection.html")
     return template.render(title=title, inspection=inspection, data=collect_page_data(inspection))
 
 

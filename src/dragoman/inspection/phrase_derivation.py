@@ -20,7 +20,7 @@ from dragoman.inspection.records import (
     SearchResultText,
     SearchTrace,
 )
-from dragoman.inspection.search_tree import SAME_SCORE, make_trace
+from dragoman.inspection.search_tree import compare_given, make_trace
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.settings import FEATURE_NAMES
 from dragoman.smt.stacks import StackSearch
@@ -55,7 +55,8 @@ def inspect_phrases(
         source_tokens = system.format_tokens(system.tokenizer.split(segment.text))
         translation = PhraseTranslation(target, system.format_tokens(surface), source_tokens, derivation)
         search = StackSearch.run(system.decoder, words, target=system.casing[1].truecase(surface))
-        searches.append(compare_given(translation, trace))
+        given = SearchResultText(target, derivation.score, derivation.score)
+        searches.append(compare_given(given, trace))
     weight_TS = np.array(translation.alignment(), np.float32)
     values = zip(FEATURE_NAMES, translation.derivation.features.tolist(), system.decoder.weights.tolist(), strict=True)
     return Inspection(
@@ -121,15 +122,3 @@ def trace_stacks(
         f"hypotheses kept/recombined/pruned, by covered words: {', '.join(counts)}",
     ]
     return make_trace(f"stacks of {options.search.beam}", hypotheses, notes, nodes)
-
-
-def compare_given(translation: PhraseTranslation, trace: SearchTrace) -> SearchTrace:
-    """Return a given target as the result of a search, with a note on why the search of `trace` did not find it."""
-    score, found = translation.derivation.score, trace.results[0]
-    if score > found.score + SAME_SCORE:
-        note = "search error: its score is higher than that of the translation that the search found"
-    elif translation.text == found.text:
-        note = "the search found this translation"
-    else:
-        note = "model error, if this translation is better: the model gives a higher score to that of the search"
-    return SearchTrace("given target", [SearchResultText(translation.text, score, score)], notes=[note])

@@ -202,10 +202,17 @@ def compare_target(
     """Return a given target as the result of a search, with a note on why the search of `trace` did not find it."""
     logp = sum(prediction.logp for prediction in predictions)
     norm = float(LENGTH_NORMS[search.length_norm](len(predictions), search.length_penalty)[-1])
-    given, found = SearchResultText(target, logp, logp / norm), trace.results[0]
-    if not METHODS[search.method].is_beam_search or search.coverage:
-        note = f"scores of {trace.title} are not log-probabilities, so that they cannot be compared with this one"
-    elif given.text == found.text:
+    given = SearchResultText(target, logp, logp / norm)
+    if METHODS[search.method].is_beam_search and not search.coverage:
+        return compare_given(given, trace)
+    note = f"scores of {trace.title} are not log-probabilities, so that they cannot be compared with this one"
+    return SearchTrace("given target", [given], notes=[note])
+
+
+def compare_given(given: SearchResultText, trace: SearchTrace) -> SearchTrace:
+    """Return a given translation as the result of a search, with a note on why the search of `trace` missed it."""
+    found = trace.results[0]
+    if given.text == found.text:
         note = f"{trace.title} found this translation"
     elif given.score > found.score + SAME_SCORE:
         note = f"search error: its score is higher than that of the translation that {trace.title} found"

@@ -19,6 +19,7 @@ from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.model_card import read_records
 from dragoman.inference.predictor import Predictor
 from dragoman.inspection.neurons import Neuron, encode_pairs, find_top_activations
+from dragoman.inspection.page import load_page_template
 from dragoman.inspection.probes import (
     SIDES,
     AttentionProbe,
@@ -62,14 +63,7 @@ class TrainingReport:
 
     def to_html(self) -> str:
         """Return the page as one HTML file that needs no other file."""
-        from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-        # The base template and the style sheet are those of the evaluation, so that all pages look alike
-        loader = ChoiceLoader([PackageLoader("dragoman.inspection"), PackageLoader("dragoman.evaluation")])
-        environment = Environment(
-            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-        )
-        template = environment.get_template("training.html")
+        template = load_page_template("training.html")
         neurons: dict[str, list[Neuron]] = {}
         for neuron in self.neurons:
             neurons.setdefault(neuron.layer, []).append(neuron)
