@@ -16,8 +16,12 @@ from types import FrameType
 class UserError(ValueError):
     """A problem the user can fix (input, settings or environment), shown without a traceback.
 
-    The message is one sentence that says what is wrong, where, and what to do.
+    The message is one sentence that says what is wrong, where, and what to do. It may quote user input, so control
+    characters are escaped: the message is always one line.
     """
+
+    def __init__(self, message: object) -> None:
+        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in str(message)))
 
 
 class Stop(Exception):

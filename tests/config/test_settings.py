@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.settings import (
@@ -323,6 +323,7 @@ def assert_one_line(error: UserError, culprit: str = "") -> None:
 
 @settings(max_examples=200)
 @given(VALUE, st.sampled_from(EVERY))
+@example("corpus\x1e.tsv", ("data", "train"))  # a file name with a control character that ends a line
 def test_any_value_is_accepted_or_raises_a_user_error(value: Any, where: tuple[str, str]) -> None:
     """An accepted value is also accepted after it was written and read; the message about another one names it."""
     section, name = where
