@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Protocol, TypeVar
 
 from dragoman.config.settings import get_entry
 from dragoman.errors import UserError
@@ -36,12 +37,25 @@ MAX_PHRASES = 1_000_000_000  # per call: the hashes of all sentences have to fit
 MAX_REPEATS = 1_000_000  # after this many samples in a row without a new sentence, the split counts as exhausted
 
 
+Converted = TypeVar("Converted")
+
+
 @dataclass(frozen=True, slots=True)
 class Phenomenon:
     """A grammatical phenomenon, such as agreement, and the positions of the words whose form or order shows it."""
 
     name: str
     words: tuple[int, ...]
+
+
+class Judged(Protocol):
+    """A sentence pair whose translation can be judged by phenomena of the target."""
+
+    @property
+    def target_words(self) -> tuple[str, ...]: ...
+
+    @property
+    def phenomena(self) -> tuple[Phenomenon, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +120,25 @@ def realize_plans(
     split: str, count: int, seed: int, direction: str = "en-de"
 ) -> Iterator[tuple[SentencePlan, Realizer, Realizer]]:
     """Yield plans of one split with their source and target sentences, without repeating a sentence on either side."""
+    return convert_plans(lambda *sentence: sentence, split, count, seed, direction)
+
+
+def convert_plans(
+    convert: Callable[[SentencePlan, Realizer, Realizer], Converted | None],
+    split: str,
+    count: int,
+    seed: int,
+    direction: str,
+    hash_content: Callable[[SentencePlan], int] | None = None,
+) -> Iterator[Converted]:
+    """Yield what `convert` makes of plans of one split with their source and target sentences.
+
+    Neither of these sentences is repeated. Plans for which `convert` returns None are skipped. `hash_content` returns
+    the number that decides the split; by default, it is the sum of the hashes of the plan's content words.
+    """
     random = Random(hash_stably(f"phrasebook {seed} {split}".encode())).random
     grammar = Grammar(random, allow_held_out=split == "unseen")
     sources, targets = SentenceSet(count), SentenceSet(count)
-    low, high = PERCENTILES.get(split, (0, 100))
     done = repeats = 0
     while done < count:
         repeats += 1
@@ -119,18 +148,33 @@ def realize_plans(
             plan = grammar.sample_plan()
         except NoFittingWord:
             continue
-        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99, from the lower 64 bits
-        if not (grammar.found_held_out if split == "unseen" else low <= percentile < high):
+        content_hash = hash_content(plan) if hash_content else grammar.content_hash
+        if split == "unseen":
+            # What `convert` makes of a plan may lack the held-out combination; then its words keep it out of train.
+            fits = grammar.found_held_out and not (hash_content and is_in_split(content_hash, "train"))
+        else:
+            fits = is_in_split(content_hash, split)
+        if not fits:
             continue
         english, german = English(), German()
         english.write(plan)
         german.write(plan)
         source_slot, source_fingerprint = sources.find_slot(english.text)
         target_slot, target_fingerprint = targets.find_slot(german.text)
-        if not sources.slots[source_slot] and not targets.slots[target_slot]:
+        if sources.slots[source_slot] or targets.slots[target_slot]:
+            continue
+        converted = convert(plan, *((english, german) if direction == "en-de" else (german, english)))
+        if converted is not None:
             sources.slots[source_slot], targets.slots[target_slot] = source_fingerprint, target_fingerprint
             done, repeats = done + 1, 0
-            yield (plan, english, german) if direction == "en-de" else (plan, german, english)
+            yield converted
+
+
+def is_in_split(content_hash: int, split: str) -> bool:
+    """Return whether a sentence whose content words have this sum of hashes belongs to train, dev or test."""
+    percentile = (content_hash & (2**64 - 1)) * 100 >> 64  # 0 to 99, from the lower 64 bits
+    low, high = PERCENTILES[split]
+    return low <= percentile < high
 
 
 class SentenceSet:
@@ -190,7 +234,7 @@ def split_words(line: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", line)
 
 
-def count_correct_phenomena(phrase: Phrase, hypothesis: str) -> dict[str, tuple[int, int]]:
+def count_correct_phenomena(phrase: Judged, hypothesis: str) -> dict[str, tuple[int, int]]:
     """Return, by name of phenomenon, how many of its occurrences the hypothesis translates correctly, and their number.
 
     An occurrence is correct if its words occur in the hypothesis in the same order, whatever else differs. Words that
@@ -205,7 +249,7 @@ def count_correct_phenomena(phrase: Phrase, hypothesis: str) -> dict[str, tuple[
     return counts
 
 
-def judge_phenomena(phrase: Phrase, hypothesis: str) -> Iterator[tuple[Phenomenon, bool]]:
+def judge_phenomena(phrase: Judged, hypothesis: str) -> Iterator[tuple[Phenomenon, bool]]:
     """Yield every phenomenon of the phrase, and whether the hypothesis translates it correctly."""
     reference = [word.lower() for word in phrase.target_words]
     words = [word.lower() for word in split_words(hypothesis)]

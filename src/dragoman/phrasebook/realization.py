@@ -170,6 +170,10 @@ class Realizer(ABC):
                 self.add_punctuation(",", last.node + Offset.COMMA, last.head)
             self.write_clause(last, root.head)
         self.add_punctuation("?" if root.kind == "question" else ".", root.node + Offset.STOP, root.head)
+        self.join_words()
+
+    def join_words(self) -> None:
+        """Set `words` and `text` from the tokens."""
         self.words = [token[0] for token in self.tokens]
         self.words[0] = self.words[0][0].upper() + self.words[0][1:]
         self.text = " ".join(self.words[:-1]).replace(" ,", ",") + self.words[-1]
