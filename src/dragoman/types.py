@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     import torch
@@ -29,6 +29,51 @@ class Tree(NamedTuple):
     words: tuple[str, ...]  # "" for words that correspond to no letters of the sentence
     heads: tuple[int, ...]  # the head of each word: words are numbered from 1, as in CoNLL-U, and 0 is the root
 
+    def write_brackets(self) -> str:
+        """Return the tree as text, in which each bracket contains one word and, in further brackets, its dependents.
+
+        assert Tree(("The", "man", "sleeps", "."), (2, 3, 0, 3)).write_brackets() == "( ( The ) man ) sleeps ( . )"
+
+        The tree has to be projective: a word and all words that depend on it, directly or not, stand together.
+        """
+
+        def write_subtree(head: int) -> Iterator[str]:
+            for word, its_head in enumerate(self.heads, 1):
+                if word == head:
+                    yield self.words[head - 1]
+                elif its_head == head:
+                    yield from ("(", *write_subtree(word), ")")
+
+        return " ".join(write_subtree(self.heads.index(0) + 1))
+
+    @classmethod
+    def read_brackets(cls, text: str) -> Tree:
+        """Return the tree that `write_brackets` writes as this text.
+
+        The text may have errors, since models write it. Of several words in a bracket, the first is the head of the
+        others. Brackets without a word are ignored, and brackets that are still open at the end are closed there.
+        """
+        words: list[str] = []
+        heads: list[int] = []
+        levels: list[tuple[list[int], list[int]]] = [([], [])]  # of each open bracket: its word, if read; dependents
+        for token in [*text.split(), *[")"] * text.count("(")]:
+            head, dependents = levels[-1]
+            if token == "(":
+                levels.append(([], []))
+            elif token != ")":
+                words.append(token)
+                heads.append(0)
+                (dependents if head else head).append(len(words))
+            elif len(levels) > 1:
+                levels.pop()
+                for dependent in dependents if head else ():
+                    heads[dependent - 1] = head[0]
+                levels[-1][1].extend(head or dependents)
+        head, dependents = levels[0]
+        for dependent in dependents if head else ():
+            heads[dependent - 1] = head[0]
+        return cls(tuple(words), tuple(heads))
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -39,6 +84,11 @@ class Pair:
     tree: Tree | None = None  # dependency tree of the source, if it is known and the model needs it
     tag: str = ""  # kind of the pair, such as the target language; a token for it precedes the source tokens
     alternatives: tuple[str, ...] = ()  # further reference translations, for evaluation
+    # Not part of repr, by which the shards of earlier releases are found (augmentation/jobs.py).
+    context: tuple[str, ...] = field(default=(), repr=False)  # previous sources of the document, oldest first
+    document: str = field(
+        default="", repr=False
+    )  # id of the document, if the corpus has ids; contexts end where it does
 
 
 class TokenFeature(NamedTuple):
@@ -124,6 +174,9 @@ class Line:
     avoid: tuple[str | tuple[str, str], ...] = ()  # terms that must not appear in the translation
     begin: str = ""  # the translation must start with this text
     tag: str = ""  # a tag that the model was trained with, such as the target language
+    # The sentences before the line in its document, oldest first, for models trained with data.context. None: the
+    # previous lines of the list that is translated.
+    context: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

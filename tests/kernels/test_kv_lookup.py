@@ -38,9 +38,10 @@ def test_indirect_cache_equals_reordered_cache(settings: dict[str, object], devi
     assert indirect.caches[0][0].size(2) == T  # the capacity is unchanged
 
 
-def test_a_new_sentence_ignores_the_previous_one_in_its_slot() -> None:
+@pytest.mark.parametrize("copying", [False, True])
+def test_a_new_sentence_ignores_the_previous_one_in_its_slot(copying: bool) -> None:
     """Slots are reused by later sentences, in caches of both kinds."""
-    model: Any = model_of()
+    model: Any = model_of(copying=copying)
     jobs = random_jobs(6, model.project.out_features)
     for use_indirect in (False, True):
         with torch.inference_mode():

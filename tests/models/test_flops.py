@@ -36,6 +36,9 @@ COUNTED = {  # without additive scores and fused cells, whose operations PyTorch
     "hybrid, different widths": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
     "context as an input": RNN | {"attention": "multiplicative", "context_place": "input", "encoder_width": 10},
     "input feeding": RNN | {"attention": "dot", "input_feeding": True},
+    "copying": TRANSFORMER | {"copying": True},
+    "copying rnn": RNN | {"attention": "multiplicative", "copying": True},
+    "copying hybrid": HYBRID | {"copying": True},
 }
 
 
@@ -54,7 +57,7 @@ def test_flops_equal_those_that_pytorch_counts(settings: dict[str, object]) -> N
     model, sentences = build(settings).eval(), examples(1, longest=9, seed=3)
     batch = in_rows([[0]], sentences)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.project(model(batch))
+        model.compute_logits(model(batch))
     source_N, target_N = (np.array([len(side) + 1]) for side in (sentences[0].source, sentences[0].target))
     expected = Cost.from_model(model).count_forward(source_N, target_N)
     assert counter.get_total_flops() == expected

@@ -160,7 +160,7 @@ def test_decoding_step_by_step_equals_the_forward_pass(section: Section) -> None
         token_NT[:, : t + 1] = token_NT[parent_N, : t + 1]
         logps = [previous_NV[parent_N] for previous_NV in (*logps, logp_NV)]
         state = state.select(parent_N)
-    full_NTV = model.project(model(replace(batch, target_in_BT=token_NT))).log_softmax(-1)
+    full_NTV = model.compute_logits(model(replace(batch, target_in_BT=token_NT))).log_softmax(-1)
     real_NT = batch.target_segment_BT > 0
     assert_same(torch.stack(logps, 1)[real_NT], full_NTV[real_NT], torch.float32)
 

@@ -183,7 +183,8 @@ def test_a_multiplicative_score_relates_states_of_different_widths() -> None:
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
     weight_CM, memory_SM = model.decoder.attention.score.key.weight, source.value_BSM[0]
     assert (weight_CM.shape, memory_SM.shape[1]) == ((8, 12), 12)
-    state_TC, out_TO = (found[0] for found in model.decoder(batch.target_in_BT, source, states))
+    (state_TC,) = model.decoder.stack(model.decoder.embed(batch.target_in_BT), states)
+    (out_TO,), _ = model.decoder(batch.target_in_BT, source, states)
     for s_C, out_O in zip(state_TC, out_TO, strict=True):
         score_S = torch.stack([s_C @ weight_CM @ h_M for h_M in memory_SM])
         context_M = sum(weight * h_M for weight, h_M in zip(score_S.softmax(0), memory_SM, strict=True))
@@ -195,7 +196,7 @@ def test_without_attention_only_the_final_state_is_used() -> None:
     model, batch = build_rnn(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
     other = source._replace(key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
-    assert_same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
+    assert_same(model.decoder(batch.target_in_BT, other, states)[0], model(batch))
     other_source = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
     assert_different(model(other_source), model(batch))
 

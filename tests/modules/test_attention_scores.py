@@ -103,12 +103,12 @@ def test_context_vector_precedes_the_decoder_state(name: str) -> None:
     attention = SourceAttention(make_score(name), C)
     query_BTC, memory_BSC = sample_normal(B, T, C), sample_normal(B, S, C, seed=2)
     source = attention.prepare(memory_BSC, REAL_BS)
-    joined = attention(query_BTC, source)
+    joined, weight_BTS = attention(query_BTC, source)
     assert joined.size(-1) == attention.width + C
     assert_same(joined[..., attention.width :], query_BTC)
     if attention.score.has_context:
-        weight_TS = attention.compute_weights(query_BTC, source)[0]
-        expected = [sum(w * h for w, h in zip(weight_S, memory_BSC[0])) for weight_S in weight_TS]
+        assert torch.equal(weight_BTS, attention.compute_weights(query_BTC, source))
+        expected = [sum(w * h for w, h in zip(weight_S, memory_BSC[0])) for weight_S in weight_BTS[0]]
         assert_same(joined[0, :, :C], torch.stack(expected))
 
 
@@ -116,9 +116,9 @@ def test_context_vector_precedes_the_decoder_state(name: str) -> None:
 def test_padding_of_the_source_has_no_influence(name: str) -> None:
     attention = SourceAttention(make_score(name), C)
     memory_BSC = sample_normal(B, S, C, seed=2).requires_grad_()
-    joined = attention(sample_normal(B, T, C), attention.prepare(memory_BSC, REAL_BS))
+    joined, _ = attention(sample_normal(B, T, C), attention.prepare(memory_BSC, REAL_BS))
     other = memory_BSC.detach().masked_fill(~REAL_BS[..., None], 9.0)
-    assert_same(attention(sample_normal(B, T, C), attention.prepare(other, REAL_BS))[:2], joined[:2])
+    assert_same(attention(sample_normal(B, T, C), attention.prepare(other, REAL_BS))[0][:2], joined[:2])
     assert joined.isfinite().all()
     if attention.score.has_context:
         joined[:2].square().sum().backward()

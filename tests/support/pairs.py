@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-TRIES = 60  # random combinations with a pair; if none of them is valid, the pair counts as impossible
+TRIES = 200  # random combinations with a pair; if none of them is valid, the pair counts as impossible
 CANDIDATES = 12  # valid combinations with a pair, of which the one with most new pairs is used
 
 

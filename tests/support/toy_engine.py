@@ -21,12 +21,14 @@ TRANSFORMERS: list[dict[str, Any]] = [
     {"position": "relative"},
     {"decoder_attention": "local", "window": 3},
     {"query_width": 64, "value_width": 16},
+    {"copying": True},
 ]
 MODELS: list[dict[str, Any]] = [
     *TRANSFORMERS,
     {"kind": "rnn", "cell": "lstm", "attention": "additive"},
     {"kind": "rnn", "cell": "gru", "attention": "dot", "input_feeding": False},
     {"kind": "hybrid", "cell": "lstm"},
+    {"kind": "rnn", "cell": "gru", "attention": "additive", "copying": True},
 ]
 
 

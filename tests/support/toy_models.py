@@ -36,16 +36,19 @@ TRANSFORMER: dict[str, Sequence[Any]] = {
     "residual": [True, False, "encoder", "decoder"],
     "scaled": [True, False], "projections": [True, False], "shared": [True, False], "tied": [True, False],
     "norm_epsilon": [0.0, 0.1], "biases": [True, False], "output_projection": [True, False],
+    "copying": [False, True],
 }  # fmt: skip
 RNN: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "attention": [*SCORES], "input_feeding": [True, False], "bidirectional": [True, False],
     "bridge": [*BRIDGES], "initial_state": ["zero", "learned"], "nonlinearity": [*NONLINEARITIES],
     "tied": [True, False], "encoder_width": [0, 6], "context_place": ["output", "input"],
+    "copying": [False, True],
 }  # fmt: skip
 HYBRID: dict[str, Sequence[Any]] = {
     "cell": [*CELLS], "score": [*SCORES], "input_feeding": [True, False], "tied": [True, False],
     "position": [*POSITIONS], "attention": [*PATTERNS], "decoder_layers": [1, 2],
     "context_place": ["output", "input"],
+    "copying": [False, True],
 }  # fmt: skip
 SMALL_TRANSFORMER = {
     "layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "max_length": 40, "window": 3, "block": 2,
@@ -167,7 +170,7 @@ def compute_states(model: Model, batch: Batch) -> list[Tensor]:
 
 def compute_loss(model: Model, batch: Batch) -> Tensor:
     real_BT = batch.target_segment_BT > 0
-    logits_NV = model.project(model(batch)[real_BT]).float()
+    logits_NV = model.compute_logits(model(batch)[real_BT]).float()
     return torch.nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum")
 
 

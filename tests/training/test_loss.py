@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from dragoman.training import loss as loss_module
-from dragoman.training.loss import CHUNK, LOSSES, LossTerms, compute_chunked_loss
+from dragoman.training.loss import CHUNK, LOSSES, LossTerms, compute_chunked_loss, mask_copied_words
+from dragoman.types import BOS, SPECIALS, UNK
 from tolerance import DEVICES, assert_same
+from toy_batch import examples, in_rows
 
 EVERY = pytest.mark.parametrize("name", LOSSES)
 SMOOTHED = LossTerms(smoothing=0.1)
@@ -165,6 +167,30 @@ def test_large_logits_stay_finite(name: str) -> None:
     for tensor in tensors[:2]:
         tensor.data.mul_(1e3)
     assert all(tensor.isfinite().all() for tensor in run(name, tensors, 0.1))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_copied_words_are_masked_on_both_sides_of_their_pair(rate: float) -> None:
+    """A word of both sides is <unk> everywhere in its pair or nowhere; all other tokens stay."""
+    some = examples(40, seed=1, size=14)  # few words, so that many are on both sides
+    batch = in_rows([[3 * row, 3 * row + 1, 3 * row + 2] for row in range(13)], some)
+    torch.manual_seed(1)
+    found, masked, copied = mask_copied_words(batch, 14, rate), 0, 0
+    for row in range(13):
+        for segment in (1, 2, 3):
+            source_S, target_T = batch.source_segment_BS[row] == segment, batch.target_segment_BT[row] == segment
+            source, target = batch.source_BS[row][source_S].tolist(), batch.target_out_BT[row][target_T].tolist()
+            both = {word for word in target if word in source and word >= len(SPECIALS)}
+            new_source = found.source_BS[row][source_S].tolist()
+            unknown = {word for word, new in zip(source, new_source, strict=True) if word != new}
+            assert unknown <= both
+            assert new_source == [UNK if word in unknown else word for word in source]
+            new_target = [UNK if word in unknown else word for word in target]
+            assert found.target_out_BT[row][target_T].tolist() == new_target
+            assert found.target_in_BT[row][target_T].tolist() == [BOS, *new_target[:-1]]
+            masked, copied = masked + len(unknown), copied + len(both)
+    assert copied > 20
+    assert abs(masked / copied - rate) < 0.2 if 0 < rate < 1 else masked == rate * copied
 
 
 def test_second_backward_is_refused() -> None:

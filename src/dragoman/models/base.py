@@ -2,7 +2,7 @@
 
 Training, decoding and inspection use models only through these classes:
 
-    Model                 maps a batch to states, from which `project` computes logits
+    Model                 maps a batch to states, from which `compute_logits` computes logits
     AutoregressiveModel   can also generate token by token (decoding/protocol.py)
     Seq2Seq               has a source, and attention from target to source tokens
 
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from dragoman.config.settings import Fraction, Layers, Registries, Settings, check_names, setting
 from dragoman.errors import UserError
 from dragoman.kernels.attention import AttentionMask, KeyValue
+from dragoman.modules.copying import CopyGate
 from dragoman.types import Batch
 
 
@@ -35,6 +36,9 @@ class BaseModelSettings(Settings):
     decoder_layers: Layers = setting(0, "number of decoder layers; 0: same as `layers`")
     target_word_dropout: Fraction = setting(0.0, "probability of zeroing a target token's embedding in training")
     tied: bool = setting(True, "one matrix for target embeddings, output and, if tokenizer.joint, source embeddings")
+    copying: bool = setting(
+        False, "let every output token be copied from the source, at the position that attention chooses"
+    )
 
     task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
     compiles: ClassVar[bool] = False  # whether torch.compile makes this kind of model faster
@@ -54,6 +58,11 @@ class BaseModelSettings(Settings):
         self.reject_unused(self.kind_in_words, *self.inapplicable_settings)
         for name in self.checked_choices:
             self.reject_unused(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
+        if self.copying and not self.aligns:
+            raise UserError(
+                "model.copying=true needs attention that distinguishes source tokens, unlike none and mean; choose "
+                "another one, such as additive"
+            )
 
     def find_unread(self, *names: str) -> list[str]:
         """Return the settings that entries of these registries read (their `uses`), but none of the chosen entries."""
@@ -120,15 +129,25 @@ class Model(nn.Module, ABC):
     """A trainable model. The names of the encoder's parameters start with `encoder.`."""
 
     project: nn.Linear  # maps states to logits; not called in `forward`, so that the loss can compute logits in chunks
+    copy_gate: CopyGate | None  # of a model that copies tokens of the source (modules/copying.py)
 
-    def add_projection_and_initialize(self, width: int, size: int, table: nn.Embedding | None = None) -> None:
+    def add_projection_and_initialize(
+        self,
+        width: int,
+        size: int,
+        table: nn.Embedding | None = None,
+        *,
+        copying: bool = False,
+        output_bias: bool = False,
+    ) -> None:
         """Add the projection from `width` to `size` logits and initialize all parameters.
 
         If an embedding table is given, the projection uses its weights. Weights are Xavier-uniform and biases zero.
         Embeddings have a standard deviation of 1/sqrt(width); models multiply them by sqrt(width), which gives each
         component unit variance.
         """
-        self.project = nn.Linear(width, size, bias=False)
+        self.project = nn.Linear(width, size, bias=output_bias)
+        self.copy_gate = CopyGate(width) if copying else None
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -141,7 +160,18 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Return the state of every target position before the projection to the vocabulary: states_BTC."""
+        """Return the state of every target position before the projection to the vocabulary: states_BTC.
+
+        The states of a copying model also have its copy distribution (modules/copying.py).
+        """
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        """Return the logits, of which the softmax is the distribution of the next token, given states of any positions.
+
+        The logits of a copying model are log-probabilities already.
+        """
+        logits: Tensor = self.copy_gate(states, self.project) if self.copy_gate else self.project(states)
+        return logits
 
 
 class AutoregressiveModel(Model):
@@ -160,7 +190,7 @@ class AutoregressiveModel(Model):
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read one more token per row; return the log-probabilities of the next token, logp_NV, and the new state."""
         states_NC, state = self.decoder.step(token_N, state)
-        logp_NV = self.project(states_NC).log_softmax(-1, dtype=torch.float32)
+        logp_NV = self.compute_logits(states_NC).log_softmax(-1, dtype=torch.float32)
         return logp_NV[:, : self.output_size], state
 
 
@@ -207,7 +237,9 @@ class KVCache:
     A state can be used for one step only: `step` and the methods below write into its tensors.
     """
 
-    memory: list[KeyValue | None]  # per layer: keys and values of each source, (B, H, S, D); None: no cross-attention
+    # Per layer: keys and values of each source, (B, H, S, D); None: no cross-attention. In a copying model, one more
+    # pair: the keys of the copy attention, (B, 1, S, C), and the token ids, (B, 1, S, 1).
+    memory: list[KeyValue | None]
     mask: AttentionMask  # hides the padding of the sources
     caches: list[KeyValue]  # per layer: self-attention keys and values of the hypotheses, (N, H, K, D)
     length_B: Tensor  # number of valid positions of `caches`, per sentence

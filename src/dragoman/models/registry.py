@@ -34,6 +34,7 @@ from dragoman.models.single_sequence import (
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.attention import CrossAttention, SelfAttention
 from dragoman.modules.attention_scores import SourceAttention
+from dragoman.modules.copying import CopyAttention
 from dragoman.modules.patterns import Lengths
 from dragoman.types import Batch
 
@@ -86,6 +87,7 @@ WEIGHT_SIDES = {  # part of a weight's name -> what the weight is applied to; al
     "encoder.": "source",
     ".key_value.": "source",
     ".score.key.": "source",
+    ".copy_attention.key.": "source",
 }
 # Parts of names of uncounted weights: patterns (see count_keys), relative positions, initial states.
 UNCOUNTED_WEIGHTS = (".pattern.", ".relate.", ".start")
@@ -130,6 +132,8 @@ class Cost:
                 costs.append(AttentionCost("target", "source", module.query_width + module.value_width))
             elif isinstance(module, SourceAttention):
                 costs.append(AttentionCost("target", "source", module.score.multiply_adds + module.width))
+            elif isinstance(module, CopyAttention):
+                costs.append(AttentionCost("target", "source", module.width))  # only weights, no weighted values
         return cls(**weights, attentions=tuple(costs), passes=passes)
 
     def count_forward(self, source_N: Lengths, target_N: Lengths) -> float:

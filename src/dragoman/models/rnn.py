@@ -29,6 +29,7 @@ from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import BaseModelSettings, Seq2Seq, expand_to_rows
 from dragoman.models.transformer import Encoder, TransformerSettings
 from dragoman.modules.attention_scores import SCORES, EncodedSource, ScoreSettings, SourceAttention
+from dragoman.modules.copying import append_copy_distribution
 from dragoman.modules.dropout import Dropout, WordDropout, sample_dropout_mask
 from dragoman.modules.feedforward import Linear
 from dragoman.modules.recurrent import (
@@ -139,7 +140,7 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     context_place: ContextPlace = setting("output", CONTEXT_PLACE_TEXT)
     input_feeding: bool = setting(False, "feed the output of each step into the next step")
     compiles: ClassVar[bool] = False
-    inapplicable_settings = ("decoder_attention",)
+    inapplicable_settings = ("decoder_attention", "output_bias")
     kind_in_words: ClassVar[str] = "a hybrid, whose decoder is recurrent"
     checked_choices: ClassVar[tuple[str, ...]] = ("norm", "cell", "score")
 
@@ -351,31 +352,32 @@ class RecurrentDecoder(TokenEmbedder):
 
     def forward(
         self, ids_BT: Tensor, source: EncodedSource, states: StackState, visible_BT: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the states of the top layer that attend to the source, query_BTC, and the outputs, out_BTO.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the outputs, out_BTO, and the attention weights, weight_BTS; None if there is no attention.
 
-        These are the states after each token or, if the context is an input of the cell, those before it.
+        The state of the top layer attends to the source after it has read a token or, if the context is an input of the
+        cell, before it.
         """
         x_BTE = self.embed(ids_BT, visible_BT)
         if not self.feed and not self.feed_context:
-            state_BTC = self.stack(x_BTE, states)
-            return state_BTC, self.dropout(self.combine(self.attention(state_BTC, source)))
+            joined_BTJ, weight_BTS = self.attention(self.stack(x_BTE, states), source)
+            return self.dropout(self.combine(joined_BTJ)), weight_BTS
         gates_TBG = self.stack.cells[0].project_input(x_BTE.transpose(0, 1).contiguous())
-        queries, outputs = [], [self.make_first_output(len(x_BTE))]
+        weights, outputs = [], [self.make_first_output(len(x_BTE))]
         mask_BTO = None
         if self.training and self.dropout.rate:  # the masks of all steps are sampled at once, which is faster
             shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
             mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, like=gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
-            query_BC, out_BO, states = self.advance(gates_BG, outputs[-1], states, source)
-            queries.append(query_BC)
+            out_BO, weight_B1S, states = self.advance(gates_BG, outputs[-1], states, source)
+            weights += [] if weight_B1S is None else [weight_B1S]
             outputs.append(out_BO if mask_BTO is None else out_BO * mask_BTO[:, step])
-        return torch.stack(queries, 1), torch.stack(outputs[1:], 1)
+        return torch.stack(outputs[1:], 1), torch.cat(weights, 1) if weights else None
 
     def advance(
         self, gates_NG: Tensor, out_NO: Tensor | None, states: StackState, source: EncodedSource
-    ) -> tuple[Tensor, Tensor, StackState]:
-        """Advance by one token; return the state that attends to the source, the output, and the states of all layers.
+    ) -> tuple[Tensor, Tensor | None, StackState]:
+        """Advance by one token; return the output, the attention weights, weight_BWS, and the states of all layers.
 
         `gates_NG` is the projected input of the lowest cell; `out_NO` is the previous output.
         """
@@ -383,16 +385,30 @@ class RecurrentDecoder(TokenEmbedder):
             gates_NG = gates_NG + self.feed(out_NO)
         if not self.feed_context:
             top_NC, states = self.stack.advance(gates_NG, states)
-            return top_NC, self.combine(self.attend_in_rows(top_NC, source)).flatten(0, 1), states
-        previous_NC = states[-1][0]
-        context_NM = self.attend_in_rows(previous_NC, source)[..., : self.attention.width].flatten(0, 1)
+            joined_BWJ, weight_BWS = self.attend_in_rows(top_NC, source)
+            return self.combine(joined_BWJ).flatten(0, 1), weight_BWS, states
+        joined_BWJ, weight_BWS = self.attend_in_rows(states[-1][0], source)
+        context_NM = joined_BWJ[..., : self.attention.width].flatten(0, 1)
         top_NC, states = self.stack.advance(gates_NG + self.feed_context(context_NM), states)
-        return previous_NC, self.combine(torch.cat([context_NM, top_NC], -1)), states
+        return self.combine(torch.cat([context_NM, top_NC], -1)), weight_BWS, states
 
-    def attend_in_rows(self, query_NC: Tensor, source: EncodedSource) -> Tensor:
-        """Return the context and the query of each row, joined_BWJ: the W rows of a sentence attend to it together."""
-        joined_BWJ: Tensor = self.attention(query_NC.view(len(source.value_BSM), -1, query_NC.size(-1)), source)
-        return joined_BWJ
+    def attend_in_rows(self, query_NC: Tensor, source: EncodedSource) -> tuple[Tensor, Tensor | None]:
+        """Return the context and the query of each row, joined_BWJ, and the attention weights, weight_BWS.
+
+        The W rows of a sentence attend to it together.
+        """
+        attended: tuple[Tensor, Tensor | None] = self.attention(
+            query_NC.view(len(source.value_BSM), -1, query_NC.size(-1)), source
+        )
+        return attended
+
+    def append_copies(self, out: Tensor, weight_BTS: Tensor | None, source: EncodedSource) -> Tensor:
+        """Return the outputs of a decoder; if it copies, with its copy distribution (modules/copying.py)."""
+        if not self.settings.copying:
+            return out
+        assert weight_BTS is not None
+        assert source.ids_BS is not None
+        return append_copy_distribution(out, weight_BTS, source.ids_BS, self.embedding)
 
     def make_first_output(self, rows: int) -> Tensor:
         """Return zeros as the previous output of the first step, for input feeding.
@@ -402,11 +418,12 @@ class RecurrentDecoder(TokenEmbedder):
         return self.embedding.weight.new_zeros(rows, self.settings.output_width)
 
     def step(self, token_N: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:
-        """Return the output after one more token per row, out_NO, and the new state."""
+        """Return the output after one more token per row, out_NO, with copies, and the new state."""
         assert state.source
         gates_NG = self.stack.cells[0].project_input(self.embed(token_N))
-        _, out_NO, layers = self.advance(gates_NG, state.out_NO, state.layers, state.source)
-        return out_NO, RnnState(layers, state.source, out_NO if self.feed else None)
+        out_NO, weight_BWS, layers = self.advance(gates_NG, state.out_NO, state.layers, state.source)
+        states = self.append_copies(out_NO, weight_BWS, state.source)
+        return states, RnnState(layers, state.source, out_NO if self.feed else None)
 
 
 class RecurrentLmDecoder(TokenEmbedder):
@@ -443,18 +460,24 @@ class RecurrentSeq2Seq(Seq2Seq):
     def encode(self, source_BS: Tensor, rows: RowLayout) -> tuple[EncodedSource, StackState]:
         """Encode the sources; return what the decoder attends to, and the decoder's initial states."""
         memory_BSM, final = self.encoder.encode(source_BS, rows)
-        source = self.decoder.attention.prepare(memory_BSM, rows.real_BT)
+        # A copy, since continuous batching replaces the sources of a decoder state in place.
+        copied_BS = source_BS.clone() if self.decoder.settings.copying else None
+        source = self.decoder.attention.prepare(memory_BSM, rows.real_BT, copied_BS)
         return source, self.decoder.bridge(final, self.decoder.stack.make_initial_state(len(source_BS)))
 
     def forward(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
-        out_BTO: Tensor = self.decoder(batch.target_in_BT, source, states, batch.target_visible_BT)[1]
-        return out_BTO
+        out_BTO, weight_BTS = self.decoder(batch.target_in_BT, source, states, batch.target_visible_BT)
+        return self.decoder.append_copies(out_BTO, weight_BTS, source)
 
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:  # noqa: ARG002 - there is one attention
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
-        query_BTC, _ = self.decoder(batch.target_in_BT, source, states)
-        return self.decoder.attention.compute_weights(query_BTC, source).float()
+        _, weight_BTS = self.decoder(batch.target_in_BT, source, states)
+        if weight_BTS is None:  # without attention, all source tokens have the same weight
+            allowed_B1S = source.allowed_B1S.float()
+            return (allowed_B1S / allowed_B1S.sum(-1, True)).expand(-1, batch.target_in_BT.size(1), -1)
+        alignment_BTS: Tensor = weight_BTS.float()
+        return alignment_BTS
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
         """Encode the sources, with features of their tokens by name; return the state before the first target token."""
@@ -470,13 +493,15 @@ class Rnn(RecurrentSeq2Seq):
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         one_table = joint and settings.tied
         # One table for both sides also has rows for tags of sources, such as the target language; outputs exclude them.
-        size = source_size if one_table else target_size
+        # So do logits with copying, whose ids are those of sources.
+        size = source_size if one_table or settings.copying else target_size
         table = nn.Embedding(size, settings.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
         self.decoder = RecurrentDecoder(settings, table)
         source_table = table if one_table else nn.Embedding(source_size, settings.embedded_width)
         self.encoder = RecurrentEncoder(settings, source_table)
-        self.add_projection_and_initialize(settings.output_width, size, table if settings.tied else None)
+        tied_table = table if settings.tied else None
+        self.add_projection_and_initialize(settings.output_width, size, tied_table, copying=settings.copying)
 
 
 class HybridEncoder(Encoder):
@@ -508,12 +533,14 @@ class Hybrid(RecurrentSeq2Seq):
         decoder = settings.make_decoder_settings()
         one_table = joint and settings.tied and decoder.embedded_width == settings.width
         # One table for both sides also has rows for tags of sources, such as the target language; outputs exclude them.
-        size = source_size if one_table else target_size
+        # So do logits with copying, whose ids are those of sources.
+        size = source_size if one_table or settings.copying else target_size
         table = nn.Embedding(size, decoder.embedded_width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
         self.decoder = RecurrentDecoder(decoder, table)
         self.encoder = HybridEncoder(settings, table if one_table else nn.Embedding(source_size, settings.width))
-        self.add_projection_and_initialize(decoder.output_width, size, table if settings.tied else None)
+        tied_table = table if settings.tied else None
+        self.add_projection_and_initialize(decoder.output_width, size, tied_table, copying=settings.copying)
 
 
 BRIDGES: dict[str, type[Bridge]] = {

@@ -26,7 +26,7 @@ from dragoman.types import Batch
 
 # Settings of a recurrent decoder with a source, and settings of all decoders.
 SOURCE_SETTINGS = ("encoder_width", "bridge", "attention", "attention_width", "context_place", "input_feeding")
-TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")
+TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout", "copying")
 
 
 class LmFields(BaseModelSettings):
@@ -41,7 +41,8 @@ class LmFields(BaseModelSettings):
 
 class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    inapplicable_settings = ("encoder_layers", "attention", "source_word_dropout")  # `attention` is the encoder's
+    # `attention` is the encoder's
+    inapplicable_settings = ("encoder_layers", "attention", "source_word_dropout", "copying", "output_bias")
 
     def check(self) -> None:
         super().check()
@@ -65,7 +66,7 @@ class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
     context: Count = setting(256, "tokens per training window; generation has no such limit")
     bidirectional: bool = setting(False, "not available: a language model reads from left to right")
     has_fixed_context: ClassVar[bool] = False
-    inapplicable_settings = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
+    inapplicable_settings = ("encoder_layers", "bidirectional", "source_word_dropout", "copying", *SOURCE_SETTINGS)
 
 
 class ClassifierFields(BaseModelSettings):
@@ -83,7 +84,7 @@ class ClassifierFields(BaseModelSettings):
 
 class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # type: ignore[misc]
     backbone: Literal["transformer"] = "transformer"
-    inapplicable_settings = ("decoder_attention", *TARGET_SETTINGS)
+    inapplicable_settings = ("decoder_attention", "output_bias", *TARGET_SETTINGS)
 
     def check(self) -> None:
         super().check()

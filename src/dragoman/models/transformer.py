@@ -30,6 +30,7 @@ from dragoman.kernels.attention import (
 )
 from dragoman.models.base import BaseModelSettings, KVCache, Seq2Seq
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext
+from dragoman.modules.copying import CopyAttention, append_copy_distribution
 from dragoman.modules.dropout import Dropout, LayerDropout, WordDropout
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForwardSettings, Residual, Sublayer
 from dragoman.modules.norms import NORMS
@@ -56,6 +57,7 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
     residual: Literal["encoder", "decoder"] | bool = setting(
         True, "residual connections: add each sublayer's input to its output; of both sides, or of one only"
     )
+    output_bias: bool = setting(False, "add a bias to every logit, as MarianMT models do")
     compiles: ClassVar[bool] = True
     checked_choices: ClassVar[tuple[str, ...]] = ("norm",)
 
@@ -104,6 +106,8 @@ class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSetti
             )
         if not self.projections:
             self.reject_unused("a model with model.projections=false, which has none at all", "output_projection")
+        if self.output_bias and self.copying:
+            raise UserError("model.output_bias=true does not work with model.copying=true; leave one of them out")
         if not self.output_projection and (self.value_width or self.width) != self.width:
             raise UserError(
                 f"model.output_projection=false needs values of the width of the token states, got "
@@ -250,13 +254,47 @@ class Encoder(TransformerStack):
 
 
 class Decoder(TransformerStack):
-    """A stack of causal layers that returns one state per target token, with cross-attention if there is a source."""
+    """A stack of causal layers that returns one state per target token, with cross-attention if there is a source.
+
+    With the setting `copying`, its states also have the copy distribution (modules/copying.py).
+    """
 
     causal = True
 
+    def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool = False) -> None:
+        super().__init__(settings, embedding, cross=cross)
+        self.copy_attention = CopyAttention(settings.width) if settings.copying else None
+
     def forward(
+        self,
+        ids_BT: Tensor,
+        rows: RowLayout,
+        memory_BSC: Tensor | None = None,
+        source: RowLayout | None = None,
+        source_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Return the states of all tokens. `source_BS` has the tokens of the source, which only copying needs."""
+        states_BTC = self.compute_states(ids_BT, rows, memory_BSC, source)
+        if self.copy_attention is None:
+            return states_BTC
+        assert memory_BSC is not None
+        assert source is not None
+        assert source_BS is not None
+        weight_BTS = self.compute_copy_weights(states_BTC, rows, memory_BSC, source)
+        return append_copy_distribution(states_BTC, weight_BTS, source_BS, self.embedding)
+
+    def compute_copy_weights(
+        self, states_BTC: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout
+    ) -> Tensor:
+        """Return the weights of the copy attention: weight_BTS."""
+        assert self.copy_attention is not None
+        mask = make_cross_attention_mask(rows, source)
+        return self.copy_attention(states_BTC, self.copy_attention.compute_keys(memory_BSC), mask)
+
+    def compute_states(
         self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor | None = None, source: RowLayout | None = None
     ) -> Tensor:
+        """Return the states of all tokens without a copy distribution."""
         x_BTC, mask = self.embed(ids_BT, rows), self.attention.make_mask(rows)
         cross_mask = make_cross_attention_mask(rows, source) if source else None
         for layer in self.layers:
@@ -274,7 +312,13 @@ class Decoder(TransformerStack):
             x_BTC = layer(x_BTC, rows, mask, memory_BSC, cross_mask)
         return alignment_layer.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
 
-    def start(self, rows: int, memory_BSC: Tensor | None = None, source: RowLayout | None = None) -> KVCache:
+    def start(
+        self,
+        rows: int,
+        memory_BSC: Tensor | None = None,
+        source: RowLayout | None = None,
+        source_BS: Tensor | None = None,
+    ) -> KVCache:
         """Return the state before the first target token, with this number of rows and an empty cache."""
         like = self.embedding.weight if memory_BSC is None else memory_BSC  # has the dtype and device of the state
         mask = make_cross_attention_mask(source, source) if source else AttentionMask()  # hides padding of the source
@@ -284,13 +328,15 @@ class Decoder(TransformerStack):
         for layer in self.layers:
             pair = None if memory_BSC is None or not layer.cross else layer.cross.sublayer.project_memory(memory_BSC)
             memory.append(pair and (pair[0].contiguous(), pair[1].contiguous()))
+        if self.copy_attention and memory_BSC is not None and source_BS is not None:
+            memory.append((self.copy_attention.compute_keys(memory_BSC), source_BS[:, None, :, None].clone()))
         heads, widths = self.settings.heads, (self.settings.head_key_width, self.settings.head_value_width)
         caches = [tuple(like.new_zeros(rows, heads, 0, width) for width in widths) for _ in self.layers]
         length_B = torch.zeros(rows, dtype=torch.long, device=like.device)
         return KVCache(memory, mask, caches, length_B, torch.zeros(rows, 0, dtype=torch.int32, device=like.device))  # type: ignore[arg-type]
 
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
-        """Return the states of one new token per row, states_NC, and the new cache."""
+        """Return the states of one new token per row, states_NC, with copies, and the new cache."""
         if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
             # So many positions that the product of a query and a head's cache is not a SMALL_PRODUCT.
             narrowest = min(self.settings.head_key_width, self.settings.head_value_width)
@@ -305,9 +351,14 @@ class Decoder(TransformerStack):
         else:
             mask = self.attention.make_step_mask(position_N1, state.caches[0][0].size(2), x_N1C.dtype)
             context = StepContext(position_N1, mask)
-        for layer, memory, cache in zip(self.layers, state.memory, state.caches, strict=True):
+        for layer, memory, cache in zip(self.layers, state.memory[: len(self.layers)], state.caches, strict=True):
             x_BWC = layer.step(x_BWC, cache, context, memory, state.mask)
-        return self.norm(x_BWC).flatten(0, 1), replace(state, length_B=state.length_B + 1)
+        states_BWC = self.norm(x_BWC)
+        if self.copy_attention and (copied := state.memory[-1]):
+            key_B1SC, ids_B1S1 = copied
+            weight_BWS = self.copy_attention(states_BWC, key_B1SC, state.mask)
+            states_BWC = append_copy_distribution(states_BWC, weight_BWS, ids_B1S1[:, 0, :, 0], self.embedding)
+        return states_BWC.flatten(0, 1), replace(state, length_B=state.length_B + 1)
 
 
 class Transformer(Seq2Seq):
@@ -320,12 +371,16 @@ class Transformer(Seq2Seq):
         self.settings, self.output_size = settings, target_size
         one_table = joint and settings.tied
         # One table for both sides also has rows for tags of sources, such as the target language; outputs exclude them.
-        size = source_size if one_table else target_size
+        # So do logits with copying, whose ids are those of sources.
+        size = source_size if one_table or settings.copying else target_size
         table = nn.Embedding(size, settings.width)
         # The decoder comes first, so that one table for both sides gets the name decoder.embedding.
         self.decoder = Decoder(settings, table, cross=True)
         self.encoder = Encoder(settings, table if one_table else nn.Embedding(source_size, settings.width))
-        self.add_projection_and_initialize(settings.width, size, table if settings.tied else None)
+        tied_table = table if settings.tied else None
+        self.add_projection_and_initialize(
+            settings.width, size, tied_table, copying=settings.copying, output_bias=settings.output_bias
+        )
 
     @property
     def supports_indirect_cache(self) -> bool:
@@ -337,7 +392,7 @@ class Transformer(Seq2Seq):
         """Return the states of every target position before the projection to the vocabulary: states_BTC."""
         source = RowLayout.from_source(batch)
         memory_BSC = self.encoder(batch.source_BS, source)
-        return self.decoder(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
+        return self.decoder(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source, batch.source_BS)
 
     @property
     def attention_layers(self) -> int:  # type: ignore[override]
@@ -346,10 +401,13 @@ class Transformer(Seq2Seq):
     def compute_alignment(self, batch: Batch, layer: int | None = None) -> Tensor:
         source, target = RowLayout.from_source(batch), RowLayout.from_target(batch)
         memory_BSC = self.encoder(batch.source_BS, source)
+        if layer is None and self.decoder.copy_attention:
+            states_BTC = self.decoder.compute_states(batch.target_in_BT, target, memory_BSC, source)
+            return self.decoder.compute_copy_weights(states_BTC, target, memory_BSC, source).float()
         layer_index = self.settings.alignment_layer if layer is None else layer
         return self.decoder.compute_alignment(batch.target_in_BT, target, memory_BSC, source, layer_index)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> KVCache:
         """Encode the sources, one per row, and return the state before the first target token."""
         rows = RowLayout.from_padding_mask(real_BS, features)
-        return self.decoder.start(len(source_BS), self.encoder(source_BS, rows), rows)
+        return self.decoder.start(len(source_BS), self.encoder(source_BS, rows), rows, source_BS)

@@ -210,18 +210,20 @@ def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slic
 
 
 class EncodedSource(NamedTuple):
-    """Keys, values and padding mask of the source sentences."""
+    """Keys, values, padding mask and, for copying, the tokens of the source sentences."""
 
     key_BSA: Tensor
     value_BSM: Tensor
     allowed_B1S: Tensor
+    ids_BS: Tensor | None = None  # the tokens, for copying
 
     def keep_sentences(self, sentences_K: Tensor) -> EncodedSource:
-        return EncodedSource(*(part.index_select(0, sentences_K) for part in self))
+        return EncodedSource(*(None if part is None else part.index_select(0, sentences_K) for part in self))  # type: ignore[arg-type]
 
     def replace_sentences(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
         for old, new in zip(self, fresh, strict=True):
-            old.index_copy_(0, sentences_K, new)
+            if old is not None and new is not None:
+                old.index_copy_(0, sentences_K, new)
         return self
 
 
@@ -233,19 +235,24 @@ class SourceAttention(nn.Module):
         self.score = score
         self.width = memory_width if score.has_context else 0  # width of the context vector
 
-    def prepare(self, memory_BSM: Tensor, real_BS: Tensor) -> EncodedSource:
+    def prepare(self, memory_BSM: Tensor, real_BS: Tensor, ids_BS: Tensor | None = None) -> EncodedSource:
         """Compute keys, values and mask of the source, once per sentence. `real_BS` is False at padding."""
-        return EncodedSource(self.score.compute_keys(memory_BSM), memory_BSM, unmask_empty_queries(real_BS[:, None]))
+        allowed_B1S = unmask_empty_queries(real_BS[:, None])
+        return EncodedSource(self.score.compute_keys(memory_BSM), memory_BSM, allowed_B1S, ids_BS)
 
     def compute_weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
         score_BTS: Tensor = self.score(query_BTC, source.key_BSA)
         return score_BTS.masked_fill(~source.allowed_B1S, -torch.inf).softmax(-1)
 
-    def forward(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Return the context vector and the decoder state, concatenated; without attention, only the state."""
+    def forward(self, query_BTC: Tensor, source: EncodedSource) -> tuple[Tensor, Tensor | None]:
+        """Return the context vector and the decoder state, concatenated, and the attention weights, weight_BTS.
+
+        Without attention, return only the state, and None.
+        """
         if not self.score.has_context:
-            return query_BTC
-        return torch.cat([self.compute_weights(query_BTC, source) @ source.value_BSM, query_BTC], -1)
+            return query_BTC, None
+        weight_BTS = self.compute_weights(query_BTC, source)
+        return torch.cat([weight_BTS @ source.value_BSM, query_BTC], -1), weight_BTS
 
 
 SCORES: dict[str, type[AttentionScore]] = {

@@ -158,6 +158,13 @@ class GeluFeedForward(FeedForward):
         return F.gelu(self.wide(x_BTC))
 
 
+class SwishFeedForward(FeedForward):
+    """Feed-forward network with x * sigmoid(x), also called SiLU (Ramachandran 2017), as MarianMT models have."""
+
+    def compute_hidden(self, x_BTC: Tensor) -> Tensor:
+        return F.silu(self.wide(x_BTC))
+
+
 class SwiGluFeedForward(FeedForward):
     """Feed-forward network with SwiGLU: one half of the first layer's output gates the other half (Shazeer 2020).
 
@@ -203,6 +210,7 @@ class Residual(nn.Module, Generic[Sublayer]):
 FEEDFORWARDS: dict[str, type[FeedForward] | None] = {
     "relu": ReluFeedForward,
     "gelu": GeluFeedForward,
+    "swish": SwishFeedForward,
     "swiglu": SwiGluFeedForward,
     "identity": FeedForward,
     "none": None,  # layers without a feed-forward network

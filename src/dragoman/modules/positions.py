@@ -18,6 +18,7 @@ They need the feature "tree" of source tokens, which becomes the tensors "tree_d
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -94,11 +95,32 @@ class Sinusoidal(PositionEmbedding):
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         T = rows.position_BT.size(1)
         if T == 1:  # in a decoding step the position may be greater than T
-            wave_BTC = make_sinusoids(rows.position_BT, self.settings.width)
+            wave_BTC = self.make_waves(rows.position_BT)
         else:  # positions are below T: compute each only once
             position_T = torch.arange(T, device=rows.position_BT.device)
-            wave_BTC = make_sinusoids(position_T, self.settings.width)[rows.position_BT]
+            wave_BTC = self.make_waves(position_T)[rows.position_BT]
         return x_BTC + wave_BTC.to(x_BTC.dtype)
+
+    def make_waves(self, position_BT: Tensor) -> Tensor:
+        """Return the vectors that are added at these positions, wave_BTC."""
+        return make_sinusoids(position_BT, self.settings.width)
+
+
+class FairseqSinusoidal(Sinusoidal):
+    """Sinusoids as in fairseq, for imported M2M100 and NLLB models: positions from 2, and other wavelengths."""
+
+    @classmethod
+    def check(cls, settings: PositionSettings) -> None:
+        super().check(settings)
+        if settings.width < 4:
+            raise UserError(f"model.position=fairseq needs a model.width of 4 at least, got {settings.width}")
+
+    def make_waves(self, position_BT: Tensor) -> Tensor:
+        half = self.settings.width // 2
+        number = torch.arange(half, device=position_BT.device, dtype=torch.float32)
+        frequency = torch.exp(number * -(math.log(10_000.0) / (half - 1)))
+        angle = (position_BT + 2)[..., None].float() * frequency
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 
 
 class Learned(PositionEmbedding):
@@ -329,6 +351,7 @@ class PositionScheme(NamedTuple):
 POSITIONS = {
     "none": PositionScheme(),
     "sinusoidal": PositionScheme(embedding=Sinusoidal),
+    "fairseq": PositionScheme(embedding=FairseqSinusoidal),
     "sinusoidal_qkv": PositionScheme(attention=SinusoidalQkv),
     "learned": PositionScheme(embedding=Learned),
     "relative": PositionScheme(attention=Relative),

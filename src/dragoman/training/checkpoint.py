@@ -246,6 +246,8 @@ def write_provenance(folder: RunFolder, prepared: RunData, format_name: str, *, 
         if init_from
         else None,
     }
+    if init_from and (origin := parent.load_provenance().get("origin")):  # a published model and its licence
+        provenance["origin"] = origin
     write_text(folder.provenance_file, format_json(provenance))
 
 

@@ -23,9 +23,11 @@ from torch.nn import functional as F
 
 from dragoman.config.settings import Settings, TrainSettings
 from dragoman.errors import UserError
+from dragoman.kernels.attention import make_segment_mask
+from dragoman.models.base import Model
 from dragoman.modules.dropout import sample_dropout_mask
 from dragoman.modules.feedforward import compute_weight_gradient, fast_linear
-from dragoman.types import BOS, EOS, Batch
+from dragoman.types import BOS, EOS, SPECIALS, UNK, Batch
 
 CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are computed at a time; on a CPU, these fit into the cache
 IGNORED_TARGET = -1  # stands for all targets below 0
@@ -56,7 +58,12 @@ GradFunction = Callable[..., tuple[Tensor, Tensor]]  # logits_PNV, target_N, ter
 
 def compute_plain_loss(states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, terms: LossTerms) -> Sums:
     """Return the sums of loss, nll and divergence (reference implementation)."""
-    logits_PNV, is_used_N1 = to_float32(F.linear(states_PNC, weight_VC)), (target_N >= 0)[:, None]
+    return sum_losses(F.linear(states_PNC, weight_VC), target_N, terms)
+
+
+def sum_losses(logits_PNV: Tensor, target_N: Tensor, terms: LossTerms) -> Sums:
+    """Return the sums of loss, nll and divergence, given all logits."""
+    logits_PNV, is_used_N1 = to_float32(logits_PNV), (target_N >= 0)[:, None]
     target_N = target_N.clamp(min=IGNORED_TARGET)
     cross_entropy = partial(F.cross_entropy, target=target_N, reduction="sum", ignore_index=IGNORED_TARGET)
     loss = divergence = logits_PNV.new_zeros(())
@@ -190,6 +197,21 @@ Loss = Callable[[Tensor, Tensor, Tensor, LossTerms], Sums]
 LOSSES: dict[str, Loss] = {"chunked": compute_chunked_loss, "plain": compute_plain_loss}
 
 
+def compute_model_loss(model: Model, states_PNC: Tensor, target_N: Tensor, terms: LossTerms, loss: Loss) -> Sums:
+    """Return the sums of loss, nll and divergence of the states that a model returned.
+
+    `loss` is for models whose logits are a matrix product. A copying model mixes two distributions (modules/copying.py)
+    and has one implementation, which holds all logits at once.
+    """
+    if model.copy_gate:
+        return sum_losses(model.compute_logits(states_PNC), target_N, terms)
+    weight_VC, bias_V = model.project.weight, model.project.bias
+    if bias_V is not None:  # the weights of a state that is always 1
+        states_PNC = torch.cat([states_PNC, torch.ones_like(states_PNC[..., :1])], -1)
+        weight_VC = torch.cat([weight_VC, bias_V[:, None]], 1)
+    return loss(states_PNC, weight_VC, target_N, terms)
+
+
 def compile_consistency_loss(loss: Loss) -> Loss:
     """Compile the gradient of a loss of two passes: a chunk on a GPU then takes two or three kernels, not a dozen."""
     compiled = partial(compute_chunked_loss, compute_grad=torch.compile(compute_consistency_gradient))
@@ -210,6 +232,29 @@ def repeat_rows(batch: Batch, terms: LossTerms, hidden_fraction: float) -> Batch
         repeated,
         source_visible_BS=sample_visibility_mask(repeated.source_BS, hidden_fraction),
         target_visible_BT=sample_visibility_mask(repeated.target_in_BT, hidden_fraction),
+    )
+
+
+def mask_copied_words(batch: Batch, size: int, rate: float) -> Batch:
+    """Replace each word that occurs in both source and target of a pair by <unk>, on both sides, at this rate.
+
+    All occurrences of a word in a row are replaced or none. Thus a copying model learns to copy words that it does not
+    know. `size` is the size of the vocabulary.
+    """
+    source_BS, target_BT = batch.source_BS, batch.target_out_BT
+    same_BTS = make_segment_mask(batch.target_segment_BT, batch.source_segment_BS)
+    same_BTS = same_BTS & (target_BT[:, :, None] == source_BS[:, None]) & (source_BS >= len(SPECIALS))[:, None]
+    like = torch.ones((), device=source_BS.device)
+    masked_BV = sample_dropout_mask((len(source_BS), size), rate, like) == 0
+    masked_BS = same_BTS.any(1) & masked_BV.gather(1, source_BS)
+    masked_BT = same_BTS.any(2) & masked_BV.gather(1, target_BT)
+    # The decoder reads each target token in the next step.
+    masked_in_BT = masked_BT.roll(1, 1) & (batch.target_in_BT != BOS)
+    return replace(
+        batch,
+        source_BS=source_BS.masked_fill(masked_BS, UNK),
+        target_in_BT=batch.target_in_BT.masked_fill(masked_in_BT, UNK),
+        target_out_BT=target_BT.masked_fill(masked_BT, UNK),
     )
 
 

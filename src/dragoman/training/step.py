@@ -31,7 +31,15 @@ from dragoman.models.base import Model, collect_weights
 from dragoman.modules.dropout import use_dropout_rows
 from dragoman.process_group import ProcessGroup
 from dragoman.training.execution import PARALLEL, ExecutionPlan, is_sharded, to_full, to_local
-from dragoman.training.loss import CONSISTENCY, LOSSES, Loss, compile_consistency_loss, repeat_rows
+from dragoman.training.loss import (
+    CONSISTENCY,
+    LOSSES,
+    Loss,
+    compile_consistency_loss,
+    compute_model_loss,
+    mask_copied_words,
+    repeat_rows,
+)
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_if_finite
 from dragoman.types import Batch
 
@@ -104,7 +112,7 @@ class Learner(nn.Module):
 
     def __init__(self, model: Model, settings: TrainSettings) -> None:
         super().__init__()
-        self.model, self.hidden_fraction = model, settings.cut
+        self.model, self.hidden_fraction, self.mask_copied = model, settings.cut, settings.mask_copied
         self.loss: Loss = LOSSES[settings.loss]
         self.loss_terms = CONSISTENCY[settings.consistency]._replace(
             smoothing=settings.label_smoothing, consistency_weight=settings.consistency_weight
@@ -114,12 +122,15 @@ class Learner(nn.Module):
         """Return loss, nll and divergence (training/loss.py), summed over all target tokens except padding."""
         passes = self.loss_terms.passes
         # A row gets the same dropout mask however the batch is split.
+        if self.mask_copied:
+            with use_dropout_rows(batch.first_row, batch.total_rows):
+                batch = mask_copied_words(batch, len(self.model.project.weight), self.mask_copied)
         with use_dropout_rows(batch.first_row, batch.total_rows, passes):
             batch = repeat_rows(batch, self.loss_terms, self.hidden_fraction)
             states_BTC = self.model(batch)
         states_MC, target_M = select_real_tokens(states_BTC, batch)
         states_PNC, target_N = states_MC.view(passes, -1, states_MC.size(-1)), target_M.chunk(passes)[0]
-        return torch.stack(self.loss(states_PNC, self.model.project.weight, target_N, self.loss_terms))
+        return torch.stack(compute_model_loss(self.model, states_PNC, target_N, self.loss_terms, self.loss))
 
     def compile_layers(self) -> None:
         """Compile each layer separately: all layers of one kind share one compilation."""
