@@ -344,6 +344,14 @@ def read_lines(path: Path, watch: WatchPosition | None = None, *, longest: float
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file; an OSError becomes a UserError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
+
+
 def decode_lines(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
     """Decode the lines of an open binary file. Refuse a line of more than `longest` bytes. `name` is for messages."""
     number = 0

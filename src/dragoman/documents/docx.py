@@ -1,0 +1,303 @@
+"""DOCX: the paragraphs of a document, its headers, footers, notes and text boxes; changes of format are inline tags.
+
+A text of a paragraph stands in runs, each with a format. The format of most of the text is the base; a run of another
+format is a pair of tags that end the base run and begin the other one, and the other way round. So a translation is
+spliced into the XML of the paragraph, and everything else keeps its bytes. The paragraphs of a text box are units of
+their own, and the text box is a tag of the paragraph around it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from bisect import bisect
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dragoman.documents.document import (
+    Document,
+    MarkedText,
+    Slot,
+    Splice,
+    TextFile,
+    UnitBuilder,
+)
+from dragoman.documents.markup_language import (
+    Token,
+    check_xml,
+    find_element_end,
+    read_xml,
+    render_xml,
+    tokenize_markup,
+    unescape_xml,
+)
+from dragoman.errors import UserError
+
+TEXT_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
+# What zipfile raises for damaged files; ValueError for offsets before the beginning.
+DAMAGE = (
+    zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError,
+)  # fmt: skip
+MAX_PART_BYTES = 256 << 20  # of all members, unpacked
+MAX_TEXT_BYTES = 32 << 20  # of those with text
+MAX_TAGS = 1_000_000  # of those with text: a tag of four characters becomes a record of some 250 bytes
+MAX_MEMBERS = 20_000
+MAX_NESTING = 40  # of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated
+# Properties, markers of spelling and saving: they are left out where a paragraph is written anew.
+IGNORED = {"proofErr", "lastRenderedPageBreak", "softHyphen"}
+CONTAINERS = {"hyperlink", "ins", "smartTag", "sdt", "sdtContent", "fldSimple", "moveTo", "dir", "bdo"}
+EMPTY_RUN = re.compile(
+    r"<w:r(?: [^<>]*)?>(?:<w:rPr>(?:(?!</w:rPr>).)*+</w:rPr>|<w:rPr/>)?<w:t(?: [^<>]*)?></w:t></w:r>", re.S
+)
+
+
+@dataclass(slots=True)
+class DocxDocument(Document):
+    """The units of the XML parts of a DOCX file, whose texts are joined into one."""
+
+    data: bytes = b""
+    parts: dict[str, tuple[int, int, TextFile]] = field(default_factory=dict)  # name -> place in the joined text
+
+    def write(self, translations: Sequence[MarkedText | None]) -> bytes:
+        """Return the file with the translations; its other members are copied."""
+        new_text = self.write_text(translations)
+        if new_text == self.file.text:
+            return self.data
+        pieces = new_text.split(PART_SEPARATOR)
+        output = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(self.data)) as old, zipfile.ZipFile(output, "w") as new:
+            new.comment = old.comment
+            for member in old.infolist():
+                content = old.read(member)
+                if member.filename in self.parts:
+                    file = self.parts[member.filename][2]
+                    text = pieces[[*self.parts].index(member.filename)]
+                    check_xml(text, f"the translated {member.filename}")
+                    content = file.encode(text, "xmlcharrefreplace")
+                new.writestr(member, content, compress_type=member.compress_type)
+        return output.getvalue()
+
+
+PART_SEPARATOR = "\0"  # cannot be in XML
+
+
+def read_docx(data: bytes, name: str, source_language: str = "", target_language: str = "") -> DocxDocument:
+    """Return the paragraphs of a DOCX file as units."""
+    files: dict[str, TextFile] = {}
+    text_bytes = tags = 0
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            if len(members) > MAX_MEMBERS or sum(member.file_size for member in members) > MAX_PART_BYTES:
+                raise UserError(f"{name} unpacks to more than {MAX_PART_BYTES >> 20} MiB, which is refused; split it")
+            if "word/document.xml" not in archive.namelist():
+                raise UserError(f"{name} has no word/document.xml, so it is no DOCX file; save it as DOCX")
+            for member in members:
+                content = archive.read(member)  # of all members: damage is found now, not when they are copied
+                if TEXT_PARTS.fullmatch(member.filename) and member.filename not in files:
+                    text_bytes += len(content)
+                    tags += content.count(b"<")
+                    if text_bytes > MAX_TEXT_BYTES or tags > MAX_TAGS:
+                        raise UserError(f"{name} has too much text or too many tags for one document; split it")
+                    files[member.filename] = read_xml(content, f"{name}: {member.filename}")
+    except UserError:
+        raise
+    except DAMAGE as error:
+        raise UserError(f"{name} is no intact DOCX file ({error}); save it again without a password") from None
+    except Exception as error:
+        if type(error).__name__ not in ("error", "LZMAError"):  # of zlib and lzma
+            raise
+        raise UserError(f"{name} is damaged ({error}); save it again") from None
+    joined = TextFile(name, PART_SEPARATOR.join(file.text for file in files.values()))
+    document = DocxDocument(joined, source_language=source_language, target_language=target_language, data=data)
+    offset = 0
+    for part, file in files.items():
+        document.parts[part] = (offset, offset + len(file.text), file)
+        add_paragraphs(document, list(tokenize_markup(file.text)), offset)
+        offset += len(file.text) + 1
+    return document
+
+
+def add_paragraphs(document: DocxDocument, tokens: Sequence[Token], offset: int) -> None:
+    """Add the paragraphs of a part of the file, which begins at `offset`, to the units."""
+    around: list[Paragraph] = []  # from the outermost to the innermost paragraph
+    for index, token in enumerate(tokens):
+        if token.kind != "open" or token.name != "p" or not token.raw.startswith("<w:p"):
+            continue
+        while around and around[-1].last < index:
+            around.pop()
+        if len(around) == MAX_NESTING:
+            continue
+        outer = next((paragraph for paragraph in reversed(around) if paragraph.objects is not None), None)
+        units = outer.find_object(token.start + offset) if outer else []
+        around.append(Paragraph(document, tokens, index, offset))
+        if units is not None:
+            units += around[-1].add()
+
+
+class Piece(NamedTuple):
+    """A part of a paragraph.
+
+    `kind` is text; object (in a run) or element (beside the runs), which are written as they are; open or close, the
+    start or the end of a container.
+    """
+
+    kind: str
+    raw: str
+    format: str = ""  # the properties of the run
+    start: int = 0  # in the text of the document
+
+
+class TagObject(NamedTuple):
+    """An object in a paragraph, and the units of the paragraphs inside it."""
+
+    start: int
+    end: int
+    tag: int
+    tag_start: int  # where the tag would begin if the file had it before `start`
+    units: list[int]
+
+
+class Paragraph:
+    """A paragraph as a list of pieces, and as a unit."""
+
+    def __init__(self, document: DocxDocument, tokens: Sequence[Token], index: int, offset: int) -> None:
+        self.document, self.tokens, self.offset = document, tokens, offset
+        self.first, self.last = index, find_element_end(tokens, index)
+        self.pieces: list[Piece] = []
+        self.objects: list[TagObject] | None = None  # in their order; None if the paragraph is no unit
+        self.start = self.end = -1  # tokens of the first and the last run or container
+
+    def raw(self, first: int, last: int) -> str:
+        return "".join(token.raw for token in self.tokens[first : last + 1])
+
+    def find_object(self, place: int) -> list[int] | None:
+        """Return the units of the object that contains a place in the document; None if no object does."""
+        objects = self.objects or []
+        before = bisect(objects, place, key=lambda each: each.start)
+        return objects[before - 1].units if before and place < objects[before - 1].end else None
+
+    def add(self) -> list[int]:
+        """Add the paragraph to the units of the document, if it has letters and its structure is known.
+
+        Return its index, or nothing.
+        """
+        if not self.list_pieces(self.first + 1, self.last):
+            return []
+        texts: Counter[str] = Counter()
+        depth = 0
+        for piece in self.pieces:
+            depth += {"open": 1, "close": -1}.get(piece.kind, 0)
+            if piece.kind == "text" and not depth:
+                texts[piece.format] += len(piece.raw)
+        base = texts.most_common(1)[0][0] if texts else ""
+        builder, objects = build_paragraph(self.pieces, base)
+        if not builder.has_letters():
+            return []
+        self.objects = objects
+        start = self.tokens[self.start].start + self.offset
+        end = self.tokens[self.end].end + self.offset
+        opening, closing = make_run(base)
+
+        def make_splices(translation: MarkedText) -> list[Splice]:
+            runs = opening + render_xml(translation, builder.spellings) + closing
+            return [Splice(start, end, EMPTY_RUN.sub("", runs))]
+
+        inner = {each.tag: (each.tag_start, each.units) for each in objects}  # the units are added later
+        return [self.document.add(builder.build(), Slot(make_splices, inner=inner))]
+
+    def list_pieces(self, first: int, last: int, depth: int = 0) -> bool:
+        """Add the pieces of the tokens from `first` to before `last`; return whether the structure is known."""
+        index = first
+        while index < last:
+            token = self.tokens[index]
+            end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
+            is_content = token.kind in ("open", "empty") and token.name != "pPr" and token.name not in IGNORED
+            if is_content and token.name != "rPr":
+                self.start = index if self.start < 0 else self.start
+                self.end = end
+            if token.name == "r" and token.kind == "open":
+                self.list_run(index, end)
+            elif token.kind == "open" and token.name in CONTAINERS:
+                self.pieces.append(Piece("open", token.raw))
+                if depth == MAX_NESTING or not self.list_pieces(index + 1, end, depth + 1):
+                    return False
+                self.pieces.append(Piece("close", self.tokens[end].raw))
+                self.end = end  # not the last element inside
+            elif is_content:
+                self.pieces.append(Piece("element", self.raw(index, end), start=token.start + self.offset))
+            elif not token.name and token.kind not in ("text", "comment", "instruction"):
+                return False
+            index = end + 1
+        self.end = max(self.end, self.start)
+        return True
+
+    def list_run(self, first: int, last: int) -> None:
+        """Add the pieces of a run: its texts, and objects such as tabs, pictures and references to notes."""
+        properties, index = "", first + 1
+        while index < last:
+            token = self.tokens[index]
+            end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
+            if token.name == "rPr":
+                properties = self.raw(index, end)
+            elif token.name == "t" and token.kind == "open":
+                text = "".join(inner.raw for inner in self.tokens[index + 1 : end])
+                self.pieces.append(Piece("text", text, properties))
+            elif token.kind in ("open", "empty") and token.name not in IGNORED and token.name != "t":
+                self.pieces.append(Piece("object", self.raw(index, end), properties, token.start + self.offset))
+            index = end + 1
+
+
+def make_run(properties: str) -> tuple[str, str]:
+    """Return the start and the end of a run with a text."""
+    return f'<w:r>{properties}<w:t xml:space="preserve">', "</w:t></w:r>"
+
+
+def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, list[TagObject]]:
+    """Return the text of a paragraph, with tags where the format changes and where an object stands, and the objects.
+
+    Inside a container, such as a link, its first format is the base.
+    """
+    builder, bases, current = UnitBuilder(), [base], base
+    count, objects = 0, list[TagObject]()
+
+    def change_format(new: str) -> None:
+        """End the pair of the current format, and begin one of the new format."""
+        nonlocal current, count
+        if new == current:
+            return
+        if current != bases[-1]:
+            builder.add_tag(make_run("")[1] + make_run(bases[-1])[0], "close", str(count))
+        if new != bases[-1]:
+            count += 1
+            builder.add_tag(make_run("")[1] + make_run(new)[0], "open", str(count))
+        current = new
+
+    containers: list[str] = []
+    for index, piece in enumerate(pieces):
+        if piece.kind == "text":
+            change_format(piece.format)
+            builder.add_text(unescape_xml(piece.raw))
+            continue
+        change_format(bases[-1])
+        if piece.kind == "open":
+            inside = next((later.format for later in pieces[index:] if later.kind == "text"), base)
+            containers.append(f"container {index}")
+            builder.add_tag(make_run("")[1] + piece.raw + make_run(inside)[0], "open", containers[-1])
+            bases.append(inside)
+            current = inside
+        elif piece.kind == "close":
+            bases.pop()
+            current = bases[-1]
+            builder.add_tag(make_run("")[1] + piece.raw + make_run(current)[0], "close", containers.pop())
+        else:
+            before, after = ("<w:r>" + piece.format, "</w:r>") if piece.kind == "object" else ("", "")
+            before, after = make_run("")[1] + before, after + make_run(bases[-1])[0]
+            tag = builder.add_tag(before + piece.raw + after)
+            end = piece.start + len(piece.raw)
+            objects.append(TagObject(piece.start, end, tag, piece.start - len(before), []))
+    change_format(bases[-1])
+    return builder, objects

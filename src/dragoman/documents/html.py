@@ -1,0 +1,204 @@
+"""HTML: the text of blocks with its inline tags, and attributes that are shown or read out."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from dragoman.documents.document import (
+    Document,
+    MarkedText,
+    Slot,
+    Splice,
+    TextFile,
+    UnitBuilder,
+    decode_file,
+    render,
+)
+from dragoman.documents.markup_language import (
+    DECLARED_ENCODING,
+    Token,
+    add_escaped,
+    check_xml,
+    make_escaper,
+    tokenize_markup,
+)
+
+META_CHARSET = re.compile(rb"<meta\s[^>]*?charset\s*=\s*[\"']?([\w.:\-]+)", re.IGNORECASE)
+INLINE = re.compile(
+    "a|abbr|acronym|b|bdi|bdo|big|br|cite|del|dfn|em|font|i|img|ins|input|kbd|label|mark|q|ruby|rb|rp|rt|s|samp|small|"
+    "span|strike|strong|sub|sup|time|tt|u|var|wbr|code|svg|math|data|output|meter|progress"
+)
+VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+RAW_TEXT = frozenset({"script", "style", "textarea", "title", "xmp"})
+PROTECTED_ELEMENTS = re.compile("script|style|code|pre|textarea|xmp|svg|math|kbd|samp|var|tt|template")
+SHOWN_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label", "summary")
+META_NAMES = {"description", "keywords", "og:title", "og:description", "twitter:title", "twitter:description"}
+BUTTONS = {"button", "submit", "reset"}
+
+
+def read_html(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
+    """Return the blocks of an HTML page as units, and its attributes with text, such as alt and title."""
+    head = data[:4096]
+    declared = META_CHARSET.search(head) or DECLARED_ENCODING.match(head)
+    file = decode_file(data, name, declared[1].decode() if declared else "")
+    document = Document(file, source_language=source_language, target_language=target_language)
+    document.errors = "xmlcharrefreplace"
+    read_blocks(document, is_block=lambda name: not INLINE.fullmatch(name))
+    return document
+
+
+def read_fragment(text: str, kind: str, ignored: Collection[str] = (), splitting: Collection[str] = ()) -> Document:
+    """Return a text with tags of kind "html" or "xml" as a document. The elements `ignored` are not translated.
+
+    In XML every tag is inline, except those of the elements `splitting`.
+    """
+    document = Document(TextFile("the text", text))
+    if kind == "xml":
+        check_xml(f"<text>{text}</text>", "the text")
+        read_blocks(document, is_block=splitting.__contains__, ignored=ignored, is_html=False)
+    else:
+        read_blocks(document, is_block=lambda name: not INLINE.fullmatch(name), ignored=ignored)
+    return document
+
+
+def read_blocks(
+    document: Document, *, is_block: Callable[[str], bool], ignored: Collection[str] = (), is_html: bool = True
+) -> None:
+    """Add the texts between block tags to the units of a document, and the attributes that are shown."""
+    tokens = list(tokenize_markup(document.file.text, RAW_TEXT if is_html else frozenset()))
+    ends = match_elements(tokens)
+    block, index = HtmlBlock(document, collapse=is_html), 0
+    while index < len(tokens):
+        token = tokens[index]
+        name = token.name.lower() if is_html else token.name
+        if name == "html" and token.kind == "open":
+            set_page_language(document, token)
+        protected = token.kind == "open" and (name in ignored or (is_html and is_protected(token)))
+        end = ends.get(index, index) if protected else index
+        if protected and is_html and end == index and not VOID.fullmatch(name):  # not closed: up to the next block
+            while end + 1 < len(tokens) and not (tokens[end + 1].name and is_block(tokens[end + 1].name.lower())):
+                end += 1
+        attributes = list_shown_attributes(token) if is_html and token.kind in ("open", "empty") else []
+        units = [add_attribute(document, *span) for span in attributes]
+        if token.kind in ("text", "cdata"):
+            block.add_text(token)
+        elif token.name and is_block(name):
+            block.finish()
+        elif token.name or block.is_open:  # a comment inside a paragraph is like a tag
+            block.add_tag(token, tokens[end].end, units)
+        index = end + 1
+    block.finish()
+
+
+def match_elements(tokens: Sequence[Token]) -> dict[int, int]:
+    """Return the index of the closing tag for that of each opening tag of an element that is not translated."""
+    ends: dict[int, int] = {}
+    open_tags: dict[str, list[int]] = {}
+    for index, token in enumerate(tokens):
+        name = token.name.lower()
+        if token.kind == "open" and not VOID.fullmatch(name):
+            open_tags.setdefault(name, []).append(index)
+        elif token.kind == "close" and open_tags.get(name):
+            ends[open_tags[name].pop()] = index
+    return ends
+
+
+def is_protected(token: Token) -> bool:
+    """Return whether an opening tag begins an element that is not translated."""
+    if token.kind != "open":
+        return False
+    if PROTECTED_ELEMENTS.fullmatch(token.name.lower()):
+        return True
+    return "translate" in token.raw and (token.get("translate") == "no" or "notranslate" in token.get("class").split())
+
+
+def set_page_language(document: Document, token: Token) -> None:
+    """Take the source language from <html lang="...">, and set the target language there."""
+    for attribute in ("lang", "xml:lang"):
+        if attribute in token.attributes:
+            value, start, end = token.attributes[attribute]
+            document.source_language = document.source_language or value
+            if document.target_language:
+                document.settled.append(Splice(start, end, document.target_language))
+
+
+def list_shown_attributes(token: Token) -> list[tuple[str, int, int]]:
+    """Return the values of attributes that are shown or read out, with their offsets."""
+    if "=" not in token.raw:
+        return []
+    attributes = {name.lower(): value for name, value in token.attributes.items()}
+    names, name = list(SHOWN_ATTRIBUTES), token.name.lower()
+    if name == "meta" and (token.get("name") or token.get("property")).lower() in META_NAMES:
+        names.append("content")
+    if name == "input" and token.get("type").lower() in BUTTONS:
+        names.append("value")
+    if name in ("option", "optgroup", "track"):
+        names.append("label")
+    found = [attributes[attribute] for attribute in names if attribute in attributes]
+    return sorted((value for value in found if any(map(str.isalpha, value[0]))), key=lambda value: value[1])
+
+
+def add_attribute(document: Document, value: str, start: int, end: int) -> int:
+    """Add the value of an attribute to the units of a document; return its index."""
+    builder = UnitBuilder()
+    add_escaped(builder, value, html.unescape)
+    quote = "" if document.file.text[start - 1] in "\"'" else '"'
+    escape = make_escaper(builder.spellings, always="&<\"'")
+
+    def make_splices(translation: MarkedText) -> list[Splice]:
+        return [Splice(start, end, quote + render(translation, escape) + quote)]
+
+    return document.add(builder.build(note="attribute"), Slot(make_splices))
+
+
+class HtmlBlock:
+    """The unit that is being read: the texts and inline tags between two block tags."""
+
+    def __init__(self, document: Document, *, collapse: bool) -> None:
+        self.document, self.collapse = document, collapse
+        self.reset()
+
+    def reset(self) -> None:
+        self.builder, self.start, self.end = UnitBuilder(collapse=self.collapse), -1, -1
+        self.inner: dict[int, tuple[int, list[int]]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self.start >= 0
+
+    def add_text(self, token: Token) -> None:
+        text = token.raw
+        if not (self.collapse and text.isspace()):
+            blank = " \t\r\n\f" if self.collapse else ""
+            if self.start < 0:
+                self.start = token.start + len(text) - len(text.lstrip(blank) if blank else text)
+            self.end = token.start + len(text.rstrip(blank) if blank else text)
+        add_escaped(self.builder, text, html.unescape)
+
+    def add_tag(self, token: Token, end: int, units: list[int]) -> None:
+        """Add an inline tag, or an element that is not translated and ends at offset `end`."""
+        if self.start < 0:
+            self.start = token.start
+        self.end = end
+        name = token.name.lower()
+        is_whole = end > token.end or token.kind == "empty" or bool(VOID.fullmatch(name))
+        kind = "close" if token.kind == "close" else "open" if token.kind == "open" and not is_whole else "standalone"
+        number = self.builder.add_tag(self.document.file.text[token.start : end], kind, name)  # type: ignore[arg-type]
+        if name == "br":
+            self.builder.add_break()
+        if units:
+            self.inner[number] = (token.start, units)
+
+    def finish(self) -> None:
+        """Add the text since the last block tag to the units of the document, if it has letters."""
+        if self.builder.has_letters():
+            start, end, escape = self.start, self.end, make_escaper(self.builder.spellings)
+
+            def make_splices(translation: MarkedText) -> list[Splice]:
+                return [Splice(start, end, render(translation, escape))]
+
+            self.document.add(self.builder.build(), Slot(make_splices, inner=self.inner))
+        if self.is_open or self.builder.length:
+            self.reset()

@@ -1,0 +1,312 @@
+"""Markdown: paragraphs, headings, list items and table cells, with emphasis, links and code as inline tags.
+
+Code blocks, inline code, addresses, front matter, HTML and definitions of references are not translated.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from dragoman.documents.document import Document, Kind, MarkedText, Slot, Splice, UnitBuilder, decode_file, render
+
+QUOTE = re.compile(r"(?:[ \t]{0,3}>[ \t]?)*")
+LIST_MARKER = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)")
+INDENT = re.compile(r"[ \t]*")
+FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`]*$)|~{3,})")
+HEADING = re.compile(r"[ ]{0,3}#{1,6}[ \t]++")
+UNDERLINE = re.compile(r"[ ]{0,3}(?:=+|-+)[ \t]*$")
+RULE = re.compile(r"[ ]{0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
+DELIMITER_ROW = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+$")
+CELL = re.compile(r"(?:[^|\\`]|\\.|`[^`]*`|`|\\$)+")
+DEFINITION = re.compile(r"^[ ]{0,3}\[(?!\^)([^\[\]\n]{1,200})\]:", re.MULTILINE)
+FOOTNOTE = re.compile(r"[ ]{0,3}\[\^[^\]\s]+\]:[ \t]*")
+DIRECTIVE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S|[ \t]*:{3,}|[ \t]*\{%|[ \t]*\$\$|\[TOC\]")
+HTML_BLOCK = re.compile(r"[ ]{0,3}<(?:[!?]|/?[A-Za-z][\w\-]*(?:[\s/>]|$))")
+INLINE_TAG_LINE = re.compile(
+    r"[ ]{0,3}</?(?:a|abbr|b|br|code|em|i|img|kbd|mark|q|s|small|span|strong|sub|sup|u)\b", re.I
+)
+INLINE_TOKEN = re.compile(
+    r"""
+      (?P<hard>(?<![ ])[ ]{2,}+\n|\\\n)
+    | \\(?P<escaped>[!-/:-@\[-`{-~])
+    | (?P<code>(?:(?<!`)|(?<=\\`))(?P<ticks>`++)[^`](?:(?!(?P=ticks)).){0,3000}?(?P=ticks)(?!`))
+    | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
+    | (?P<html><!--.{0,3000}?-->|</?(?P<name>[A-Za-z][\w\-]*)(?:\s[^<>]*|/)?>)
+    | (?P<footnote>\[\^[^\]\s]{1,100}\])
+    | (?P<opening>!?\[)
+    | (?P<closing>\]
+        (?:\([^()\n]{0,2000}(?:\([^()\n]{0,1000}\)[^()\n]{0,1000})?\)|\[[^\[\]\n]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
+    | (?P<emphasis>\*{1,3}|_{1,3}|~~)
+    | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
+    | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+MAX_LABEL = 1000  # characters of a reference with its white space
+MAX_PREFIX = 100  # characters before a line of a paragraph, which are repeated after each hard line break
+SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
+
+
+def read_markdown(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
+    """Return the paragraphs, headings, list items and table cells of a Markdown file as units."""
+    file = decode_file(data, name)
+    document = Document(file, source_language=source_language, target_language=target_language)
+    MarkdownReader(document).read()
+    return document
+
+
+class MarkdownReader:
+    """Finds the blocks of a Markdown file line by line."""
+
+    def __init__(self, document: Document) -> None:
+        self.document, self.text = document, document.file.text
+        self.lines = [match.span() for match in re.finditer(r"[^\r\n]*(?:\r\n|\n|\r|\Z)", self.text)]
+        self.paragraph: list[tuple[int, int]] = []  # the parts of lines of the open paragraph
+        self.item_indent = 0  # columns of indentation that belong to the list item
+        definitions = DEFINITION.finditer(self.text)
+        self.labels = {" ".join(match[1].casefold().split()) for match in definitions}
+
+    def read(self) -> None:
+        index = self.skip_front_matter()
+        while index < len(self.lines):
+            index = self.read_block(index)
+        self.finish()
+
+    def get_line(self, index: int) -> str:
+        start, end = self.lines[index]
+        return self.text[start:end].rstrip("\r\n")
+
+    def skip_front_matter(self) -> int:
+        """Return the index of the first line after a block between two lines of --- or +++ at the start."""
+        mark = self.get_line(0).rstrip()
+        if mark in ("---", "+++"):
+            for index in range(1, len(self.lines)):
+                if self.get_line(index).rstrip() in (mark, "..."):
+                    return index + 1
+        return 0
+
+    def read_block(self, index: int) -> int:
+        """Read a line, or a block of several lines; return the index of the line after it."""
+        line, start = self.get_line(index), self.lines[index][0]
+        quote = QUOTE.match(line).end()  # type: ignore[union-attr]
+        rest = line[quote:]
+        indent = len(INDENT.match(rest)[0].expandtabs(4))  # type: ignore[index]
+        if not rest.strip():
+            self.finish()
+            return index + 1
+        if not self.paragraph and indent < self.item_indent and not LIST_MARKER.match(rest):
+            self.item_indent = 0
+        if not self.paragraph and indent >= self.item_indent + 4:
+            return index + 1  # a code block
+        if FENCE.match(rest):
+            self.finish()
+            return self.skip_fence(index)
+        if (self.paragraph and UNDERLINE.match(rest)) or RULE.match(rest) or DIRECTIVE.match(rest):
+            self.finish()
+            self.item_indent = indent + 4 if re.match(r"[ \t]*[!?=]{3}", rest) else self.item_indent
+            return index + 1
+        if not self.paragraph and HTML_BLOCK.match(rest) and not INLINE_TAG_LINE.match(rest):
+            return self.skip_html(index)
+        if not self.paragraph and DEFINITION.match(rest):
+            return index + 1
+        if heading := HEADING.match(rest):
+            self.finish()
+            first, end = heading.end(), find_heading_end(rest, heading.end())
+            self.paragraph = [(start + quote + first, start + quote + end)]
+            self.finish()
+            return index + 1
+        next_line = self.get_line(index + 1)[quote:] if index + 1 < len(self.lines) else ""
+        if "|" in rest and "|" in next_line and DELIMITER_ROW.match(next_line):
+            self.finish()
+            return self.read_table(index)
+        self.read_paragraph_line(start + quote, rest)
+        return index + 1
+
+    def read_paragraph_line(self, start: int, rest: str) -> None:
+        """Add a line to the open paragraph, or begin one, in a list item if it has a marker."""
+        marker = LIST_MARKER.match(rest)
+        offset = 0
+        while marker:
+            self.finish()
+            self.item_indent, offset = len(marker[0].expandtabs(4)) + offset, marker.end()
+            marker = LIST_MARKER.match(rest, offset)
+        if footnote := FOOTNOTE.match(rest, offset):
+            self.finish()
+            offset = footnote.end()
+        body = rest[offset:]
+        offset += len(body) - len(body.lstrip())
+        if offset < len(rest):
+            self.paragraph.append((start + offset, start + len(rest)))
+
+    def skip_fence(self, index: int) -> int:
+        """Return the index of the line after a fenced code block."""
+        opening = FENCE.match(self.get_line(index)[QUOTE.match(self.get_line(index)).end() :])  # type: ignore[union-attr]
+        assert opening
+        closing = re.compile(rf"[ \t>]*{re.escape(opening[1][0])}{{{len(opening[1])},}}[ \t]*$")
+        for last in range(index + 1, len(self.lines)):
+            if closing.match(self.get_line(last)):
+                return last + 1
+        return len(self.lines)
+
+    def skip_html(self, index: int) -> int:
+        """Return the index of the line after a block of HTML, which ends at an empty line or with its script."""
+        line = self.get_line(index).lower()
+        raw = re.match(r"[ >]*<(script|pre|style|textarea)\b", line)
+        end = f"</{raw[1]}>" if raw else "-->" if "<!--" in line else ""
+        while index < len(self.lines):
+            line = self.get_line(index).lower()
+            if (end and end in line) or (not end and not line.strip()):
+                break
+            index += 1
+        return index + 1
+
+    def read_table(self, index: int) -> int:
+        """Add the cells of a table as units; return the index of the line after it."""
+        header = index
+        while index < len(self.lines) and "|" in (line := self.get_line(index)):
+            start = self.lines[index][0]
+            if index != header + 1:
+                for cell in CELL.finditer(line, QUOTE.match(line).end()):  # type: ignore[union-attr]
+                    stripped = cell[0].strip()
+                    left = start + cell.start() + len(cell[0]) - len(cell[0].lstrip())
+                    self.paragraph = [(left, left + len(stripped))] if stripped else []
+                    self.finish(is_cell=True)
+            index += 1
+        return index
+
+    def finish(self, *, is_cell: bool = False) -> None:
+        """Add the open paragraph to the units of the document, if it has letters."""
+        spans, self.paragraph = self.paragraph, []
+        if not spans:
+            return
+        between = [self.text[a[1] : b[0]] for a, b in pairwise(spans)]
+        prefix = between[0].lstrip("\r\n")[:MAX_PREFIX] if between else ""
+        newline = "\r\n" if any("\r\n" in gap for gap in between) else "\n"
+        joined = "\n".join(self.text[start:end] for start, end in spans)
+        builder, literals = parse_inline(joined, self.labels, newline + prefix)
+        if not builder.has_letters():
+            return
+        start, end = spans[0][0], spans[-1][1]
+        end -= len(self.text[start:end]) - len(self.text[start:end].rstrip())
+        escape = make_markdown_escaper(literals, "|" if is_cell else "", builder.spellings)
+        first = joined[:1]
+
+        def make_splices(translation: MarkedText) -> list[Splice]:
+            text = render(translation, escape)
+            if not translation.markup or translation.markup[0].position:
+                text = escape_block_start(text, first)
+            return [Splice(start, end, text)]
+
+        self.document.add(builder.build(), Slot(make_splices))
+
+
+def find_heading_end(line: str, start: int) -> int:
+    """Return the end of the text of a heading, before the attributes in braces and the #s that may close it."""
+    content = line.rstrip(" \t")
+    brace = content.rfind("{")
+    if content.endswith("}") and content[brace + 1 : brace + 2] in ("#", ".", ":") and "}" not in content[brace:-1]:
+        content = content[:brace].rstrip(" \t")
+    without = content.rstrip("#")
+    if without.endswith((" ", "\t")):
+        content = without.rstrip(" \t")
+    return max(start, len(content))
+
+
+def escape_block_start(text: str, first: str) -> str:
+    """Escape the start of a paragraph that would make it a heading, a list item or another block."""
+    if match := re.match(r"(#{1,6}|[-+>]|=+|~{3,}|:{3,})(?=\s|$)|(?=>)", text):
+        return text if first and text.startswith(first) else f"\\{text}" if match else text
+    if match := re.match(r"(\d{1,9})([.)])(?=\s|$)", text):
+        return f"{match[1]}\\{text[match.end(1) :]}"
+    return text
+
+
+def make_markdown_escaper(literals: set[str], always: str, spellings: dict[str, str]) -> Callable[[str], str]:
+    """Return a function that escapes the special characters of a text, except those that the source has as text."""
+    table = {ord(mark): f"\\{mark}" for mark in SPECIAL if mark not in literals or mark == "\\"}
+    table |= {ord(key): value for key, value in spellings.items() if len(key) == 1}
+    table |= {ord(mark): f"\\{mark}" for mark in always}
+    inside_word = re.compile(r"(?<=\w)\\_(?=\w)")
+    return lambda text: inside_word.sub("_", text.replace("\n", " ").replace("\r", " ").translate(table))
+
+
+def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBuilder, set[str]]:
+    """Return the text and the tags of a paragraph, and the special characters that stand in it as text.
+
+    `after_break` is what follows a hard line break: the line end, and what a line of the paragraph begins with.
+    """
+    matches = list(INLINE_TOKEN.finditer(text))
+    kinds = pair_delimiters(matches, text, labels)
+    builder, literals, position = UnitBuilder(collapse=True), set[str](), 0
+    index = 0
+    while index < len(matches):
+        match = matches[index]
+        before = text[position : match.start()]
+        builder.add_text(before)
+        literals.update(mark for mark in SPECIAL if mark in before)
+        position, group = match.end(), match.lastgroup
+        kind, key, last = kinds.get(index, ("standalone", "", index))
+        if last > index:  # a reference such as [label], with everything in it
+            position = matches[last].end()
+            builder.add_tag(text[match.start() : position])
+            index = last
+        elif match["hard"]:
+            builder.add_tag(match[0][:-1] + after_break)
+            builder.add_break()
+        elif match["escaped"]:
+            builder.add_text(match["escaped"])
+            builder.spellings.setdefault(match["escaped"], match[0])
+        elif match["entity"]:
+            character = html.unescape(match[0])
+            builder.add_text(character)
+            if character != match[0] and not character.isascii():
+                builder.spellings.setdefault(character, match[0])
+        elif index in kinds or group not in ("opening", "closing", "emphasis"):
+            builder.add_tag(match[0].replace("\n", after_break), kind, key)
+        else:
+            builder.add_text(match[0])
+            literals.update(match[0])
+        index += 1
+    builder.add_text(text[position:])
+    literals.update(mark for mark in SPECIAL if mark in text[position:])
+    return builder, literals - {*builder.spellings}
+
+
+def pair_delimiters(matches: list[re.Match[str]], text: str, labels: set[str]) -> dict[int, tuple[Kind, str, int]]:
+    """Return the kind and the key of each delimiter with a partner, and the last token of each reference.
+
+    Pairs are nested. Delimiters without a partner are not in the result: they are text.
+    """
+    kinds: dict[int, tuple[Kind, str, int]] = {}
+    stack: list[tuple[str, int]] = []
+    for index, match in enumerate(matches):
+        opens = closes = ""
+        if match["opening"]:
+            opens = "["
+        elif match["closing"]:
+            closes = "["
+        elif match["name"] and not match[0].endswith("/>"):
+            opens, closes = ("", match["name"].lower()) if match[0][1] == "/" else (match["name"].lower(), "")
+        elif match["emphasis"]:
+            before, after = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
+            inside = match[0][0] == "_" and before.isalnum() and after.isalnum()
+            opens = match[0] if after.strip() and not inside and not (match[0][0] == "_" and before.isalnum()) else ""
+            closes = match[0] if before.strip() and not inside and not (match[0][0] == "_" and after.isalnum()) else ""
+        found = next((i for i in range(len(stack) - 1, max(-1, len(stack) - 100), -1) if stack[i][0] == closes), -1)
+        if closes and found >= 0:
+            partner = stack[found][1]
+            del stack[found:]
+            if closes != "[" or match[0][1:]:
+                kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
+            elif (
+                labels
+                and match.start() - matches[partner].end() <= MAX_LABEL
+                and " ".join(text[matches[partner].end() : match.start()].casefold().split()) in labels
+            ):
+                kinds[partner] = ("standalone", "", index)
+        elif opens:
+            stack.append((opens, index))
+    return kinds

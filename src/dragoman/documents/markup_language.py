@@ -1,0 +1,230 @@
+"""The tokens of XML and HTML with their offsets, attributes, entities, and the check that XML is harmless.
+
+Entities are never declared nor fetched: a document with declarations of its own is refused.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+from xml.parsers import expat
+
+from dragoman.documents.document import MarkedText, TextFile, UnitBuilder, decode_file, render
+from dragoman.errors import UserError
+
+# Linear on any text: every alternative is decided by its first characters, and nothing that failed is tried again.
+TOKEN_PATTERN = re.compile(
+    r"""
+      (?P<comment> <!--.*?(?:-->|\Z) )
+    | (?P<cdata> <!\[CDATA\[.*?(?:\]\]>|\Z) )
+    | (?P<instruction> <\?.*?(?:>|\Z) )
+    | (?P<doctype> <![A-Za-z][^>]*(?:>|\Z) )
+    | <(?P<close>/?)(?P<name>[^\s/>!?<&"'=][^\s/><"'=]*)(?P<attributes>(?:[^"'<>]|"[^"]*"|'[^']*')*+)>
+    | (?P<text> [^<]+ | < )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=`]+)))?""")
+ENTITY = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,7}|[A-Za-z_][\w.\-]{0,40});")
+DECLARED_ENCODING = re.compile(rb"""^\s*<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._:\-]+)["']""")
+XML_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
+
+
+class Token(NamedTuple):
+    """A tag, a text or another token of a markup language; `name` is that of a tag, without its prefix."""
+
+    kind: str  # text, cdata, comment, instruction, doctype, open, close, empty
+    start: int
+    end: int
+    raw: str
+    name: str = ""
+    attribute_start: int = 0
+
+    @property
+    def attributes(self) -> dict[str, tuple[str, int, int]]:
+        """The values of the attributes as the file writes them, with their start and end in the file."""
+        found: dict[str, tuple[str, int, int]] = {}
+        for match in ATTRIBUTE.finditer(self.raw, self.attribute_start - self.start, len(self.raw) - 1):
+            group = next((group for group in (2, 3, 4) if match[group] is not None), 0)
+            if group:
+                start, end = match.span(group)
+                found.setdefault(match[1], (match[group], self.start + start, self.start + end))
+        return found
+
+    def get(self, name: str) -> str:
+        """Return the value of an attribute, without entities; "" if the tag does not have it."""
+        value = self.attributes.get(name)
+        return html.unescape(value[0]) if value else ""
+
+
+def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> Iterator[Token]:
+    """Yield the tokens of XML or HTML; together they are the text.
+
+    The content of `raw_elements`, such as script, is one token of text.
+    """
+    position = 0
+    while match := TOKEN_PATTERN.match(text, position):
+        kind, start, position, raw = match.lastgroup or "", match.start(), match.end(), match[0]
+        if kind != "attributes":
+            yield Token(kind, start, position, raw)
+            continue
+        kind = "close" if match["close"] else "empty" if raw.endswith("/>") else "open"
+        name = match["name"].rpartition(":")[2]
+        yield Token(kind, start, position, raw, name, match.end("name"))
+        if raw_elements and kind == "open" and name.lower() in raw_elements:
+            closing = re.compile(rf"</{re.escape(name)}\b", re.IGNORECASE).search(text, position)
+            end = closing.start() if closing else len(text)
+            if end > position:
+                yield Token("text", position, end, text[position:end])
+            position = end
+
+
+def read_xml(data: bytes, name: str) -> TextFile:
+    """Return the text of an XML file; raise a UserError if it is not well-formed or declares entities."""
+    declared = DECLARED_ENCODING.match(data.removeprefix(b"\xef\xbb\xbf")[:400])
+    guess = "utf-16" if data[:2] in (b"<\0", b"\0<") else ""
+    file = decode_file(data, name, declared[1].decode() if declared else guess)
+    check_xml(file.text, name)
+    return file
+
+
+def check_xml(text: str, name: str) -> None:
+    """Raise a UserError if XML is not well-formed or has declarations of its own, which can be bombs."""
+    parser = expat.ParserCreate("utf-8")
+
+    def refuse(*_: object) -> NoReturn:
+        raise UserError(f"{name} has declarations of its own (<!DOCTYPE ... [...]>), which are refused; remove them")
+
+    def check_doctype(_name: str, _system: str | None, _public: str | None, has_declarations: bool) -> None:
+        if has_declarations:
+            refuse()
+
+    parser.StartDoctypeDeclHandler = check_doctype
+    parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(text.encode(), True)
+    except expat.ExpatError as error:
+        where = f"line {error.lineno}, column {error.offset + 1}"
+        reason = expat.ErrorString(error.code)
+        raise UserError(f"{name} is not well-formed XML: {reason} in {where}; correct it") from None
+
+
+def unescape_xml(raw: str) -> str:
+    """Return the text of an XML text without entities; what only looks like a character reference stays."""
+
+    def replace_entity(match: re.Match[str]) -> str:
+        if match[0] in XML_ENTITIES:
+            return XML_ENTITIES[match[0]]
+        return html.unescape(match[0]) if match[0][1] == "#" else match[0]
+
+    return ENTITY.sub(replace_entity, raw) if "&" in raw else raw
+
+
+def add_escaped(builder: UnitBuilder, raw: str, unescape: Callable[[str], str]) -> None:
+    """Add a text with entities, and remember how it writes its characters. Unknown entities are tags."""
+    position = 0
+    for match in ENTITY.finditer(raw) if "&" in raw else ():
+        builder.add_text(raw[position : match.start()])
+        character = unescape(match[0])
+        if character == match[0]:
+            builder.add_tag(match[0])
+        else:
+            builder.add_text(character)
+            builder.spellings.setdefault(character, match[0])
+        position = match.end()
+    builder.add_text(raw[position:])
+
+
+# Characters that XML 1.0 does not allow, which a model may nevertheless produce.
+FORBIDDEN_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+
+
+def make_escaper(spellings: Mapping[str, str], *, always: str = "&<>") -> Callable[[str], str]:
+    """Return a function that escapes text for XML or HTML, with the spellings of the source where it has them."""
+    spelled = {ord(key): value for key, value in spellings.items() if len(key) == 1 and not key.isspace()}
+    spelled |= {ord(key): value for key, value in spellings.items() if key == "\xa0"}
+    defaults = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
+    table = {ord(key): defaults[key] for key in always} | spelled
+    return lambda text: FORBIDDEN_CHARACTER.sub("", text).translate(table)
+
+
+def render_xml(content: MarkedText, spellings: Mapping[str, str]) -> str:
+    """Return a text with its tags as XML."""
+    return render(content, make_escaper(spellings))
+
+
+def find_element_end(tokens: Sequence[Token], start: int) -> int:
+    """Return the index of the token that closes the element which begins at index `start`; `start` if it is empty."""
+    depth, index = 0, start
+    while True:
+        depth += {"open": 1, "close": -1}.get(tokens[index].kind, 0)
+        if not depth:
+            return index
+        index += 1
+
+
+def list_children(tokens: Sequence[Token], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last index of each child element of the element from index `start` to `end`."""
+    index = start + 1
+    while index < end:
+        last = index
+        if tokens[index].kind in ("open", "empty"):
+            last = find_element_end(tokens, index)
+            yield index, last
+        index = last + 1
+
+
+def set_attribute(token: Token, name: str, value: str) -> str:
+    """Return a tag with an attribute set, and everything else as it is."""
+    if name in token.attributes:
+        _, start, end = token.attributes[name]
+        return token.raw[: start - token.start] + value + token.raw[end - token.start :]
+    position = token.attribute_start - token.start
+    return f'{token.raw[:position]} {name}="{value}"{token.raw[position:]}'
+
+
+# Inline elements of XLIFF and TMX. Codes contain markup of another format, which is not translated.
+CODES = {"bpt", "ept", "ph", "it", "ut"}
+OPENING, CLOSING = {"bpt", "bx", "sc", "sm"}, {"ept", "ex", "ec", "em"}
+PAIR_KEYS = ("startRef", "rid", "i", "id")  # attributes that name the pair of an opening or a closing code
+
+
+def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
+    """Return the content of an element of XLIFF or TMX: its text and inline tags."""
+    builder, index = UnitBuilder(), 0
+    while index < len(tokens):
+        token = tokens[index]
+        end = index
+        if token.kind == "text":
+            add_escaped(builder, token.raw, unescape_xml)
+        elif token.kind == "cdata":
+            builder.add_text(token.raw[9:-3])
+        elif token.kind in ("open", "empty"):
+            is_protected = token.kind == "open" and "no" in (token.get("translate"), PROTECTED.get(token.get("mtype")))
+            if token.name in CODES or is_protected:
+                end = find_element_end(tokens, index)
+            raw, key = text[token.start : tokens[end].end], next(filter(None, map(token.get, PAIR_KEYS)), "")
+            if token.name in OPENING:
+                builder.add_tag(raw, "open", key)
+            elif token.name in CLOSING:
+                builder.add_tag(raw, "close", key)
+            else:
+                is_pair = token.kind == "open" and end == index
+                builder.add_tag(raw, "open" if is_pair else "standalone", f"<{token.name}>")
+        elif token.kind == "close":
+            builder.add_tag(token.raw, "close", f"<{token.name}>")
+        else:
+            builder.add_tag(token.raw)
+        index = end + 1
+    return builder
+
+
+PROTECTED = {"protected": "no"}  # value of mtype -> value of translate
+
+
+def is_same_language(first: str, second: str) -> bool:
+    """Return whether two codes are of one language: en, en-US and EN_us are."""
+    a, b = (code.lower().replace("_", "-") for code in (first, second))
+    return bool(a and b) and (a == b or a.startswith(b + "-") or b.startswith(a + "-"))

@@ -1,0 +1,103 @@
+"""Plain text, in which every line is a unit, and SubRip subtitles (SRT), in which every cue is one."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+from dragoman.documents.document import Document, MarkedText, Slot, Splice, UnitBuilder, decode_file, render
+from dragoman.errors import UserError
+
+TEXT_LINE = re.compile(r"[^\r\n]+")
+CUE = re.compile(
+    r"""
+    ^[ \t]*+ (?:\d++ [ \t]*+ \r?\n [ \t]*+)?                       # the number of the cue
+    (?P<time>\d{1,3}:\d{2}:\d{2}[,.]\d{1,3}[ \t]*-->[^\r\n]*) (?:\r?\n|\Z)
+    (?P<text>(?:[ \t]*+ [^\s] [^\r\n]*+ (?:\r?\n|\Z))*+)            # up to an empty line
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+SUBTITLE_TAG = re.compile(r"<(/?)(i|b|u|s|font|c|v)\b[^<>\r\n]*>|\{\\[^{}\r\n]*\}", re.IGNORECASE)
+OTHER_BREAKS = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+SPEAKER_LINE = re.compile(r"[ \t]*(?:<[^<>]*>)*[-–—‐][ \t]*")  # a line of one of several speakers
+
+
+def read_text(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
+    """Return the lines of a text that are not empty as its units."""
+    document = Document(decode_file(data, name), source_language=source_language, target_language=target_language)
+    for match in TEXT_LINE.finditer(document.file.text):
+        if match[0].strip():
+            add_lines(document, match.start(), match.end(), re.compile(r"(?!)"))
+    return document
+
+
+def read_srt(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
+    """Return the cues of subtitles as units; a line that begins with a dash, of another speaker, is its own unit."""
+    document = Document(decode_file(data, name), source_language=source_language, target_language=target_language)
+    text, found = document.file.text, False
+    for match in CUE.finditer(text):
+        found = True
+        start, time = match.start("text"), match["time"]
+        for line in TEXT_LINE.finditer(match["text"]):
+            if line.start() and SPEAKER_LINE.match(line[0]):
+                add_cue(document, start, match.start("text") + line.start(), time)
+                start = match.start("text") + line.start()
+        add_cue(document, start, match.end("text"), time)
+    if text.strip() and not found:
+        raise UserError(f"{name} has no subtitle with a time such as 00:00:01,000 --> 00:00:02,000; correct it")
+    return document
+
+
+def add_cue(document: Document, start: int, end: int, time: str) -> None:
+    """Add a part of a cue, without the dash before it, as a unit."""
+    text = document.file.text
+    dash = SPEAKER_LINE.match(text, start, end)
+    if dash and "<" not in dash[0]:
+        start = dash.end()
+    raw = text[start:end]
+    start, end = start + len(raw) - len(raw.lstrip()), end - len(raw) + len(raw.rstrip())
+    if start < end:
+        add_lines(document, start, end, SUBTITLE_TAG, note=time)
+
+
+def add_lines(document: Document, start: int, end: int, tag_pattern: re.Pattern[str], note: str = "") -> None:
+    """Add a part of a text as a unit. Its line breaks are kept; a translation is broken into as many lines."""
+    raw = document.file.text[start:end]
+    builder, position = UnitBuilder(), 0
+    for tag in tag_pattern.finditer(raw):
+        builder.add_text(raw[position : tag.start()])
+        position = tag.end()
+        if tag[2]:
+            builder.add_tag(tag[0], "close" if tag[1] else "open", tag[2].lower())
+        else:
+            builder.add_tag(tag[0])
+    builder.add_text(raw[position:])
+    if not builder.text.strip():
+        return
+    line_break = "\r\n" if "\r\n" in raw else "\n"
+    lines = raw.count("\n") + 1
+
+    def make_splices(translation: MarkedText) -> list[Splice]:
+        content = MarkedText(OTHER_BREAKS.sub(" ", translation.text), translation.markup)
+        new = break_lines(render(content, str), lines, line_break) if lines > 1 else render(content, str)
+        return [Splice(start, end, new if lines > 1 else new.replace("\n", " "))]
+
+    document.add(builder.build(note=note), Slot(make_splices))
+
+
+def break_lines(text: str, count: int, line_break: str) -> str:
+    """Break a text without line breaks into up to `count` lines of similar length, at spaces outside tags."""
+    if "\n" in text:
+        return text
+    spaces = [match.start() for match in re.finditer(r"<[^<>]*>| ", text) if match[0] == " "]
+    pieces, position = [], 0
+    for number in range(1, count):
+        ideal = len(text) * number / count
+        first, nearest = bisect_right(spaces, position), bisect_right(spaces, ideal)
+        candidates = spaces[max(first, nearest - 1) : max(first, nearest) + 1]
+        if not candidates:
+            break
+        best = min(candidates, key=lambda space: abs(space - ideal))
+        pieces.append(text[position:best])
+        position = best + 1
+    return line_break.join([*pieces, text[position:]])

@@ -1,0 +1,173 @@
+"""PO files of gettext: messages without a translation get one, in all plural forms.
+
+The header, obsolete messages, fuzzy ones and those with a translation are left alone.
+"""
+
+from __future__ import annotations
+
+import gettext
+import re
+from dataclasses import dataclass, field
+
+from dragoman.documents.document import Document, MarkedText, Slot, Splice, Unit, decode_file
+from dragoman.errors import UserError
+
+CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
+PLURAL_FORMS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
+KEYWORD = re.compile(r'\s*(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d{1,9})\])?\s*(?=")')
+STRING = re.compile(r'[ \t]*"((?:[^"\\\r\n]|\\.)*)"[ \t]*\r?(?:\n|\Z)')
+ESCAPES_OF_PO = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+ESCAPE_SEQUENCE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
+MAX_LINE = 77  # characters of a line, as gettext writes them
+
+
+@dataclass(slots=True)
+class Field:
+    """One string of a message, such as its msgstr, and its position in the file."""
+
+    keyword: str
+    number: int
+    start: int  # of the first quotation mark
+    end: int  # after the last one
+    text: str
+    line: int
+
+
+@dataclass(slots=True)
+class Message:
+    """A message of a PO file."""
+
+    fields: list[Field] = field(default_factory=list)
+    translations: list[Field] = field(default_factory=list)  # each msgstr, which is not among the fields
+    is_fuzzy: bool = False
+
+    def find(self, keyword: str) -> Field | None:
+        return next((entry for entry in self.fields if entry.keyword == keyword), None)
+
+
+def read_po(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
+    """Return the messages of a PO file that have no translation."""
+    declared = CHARSET.search(data[: 1 << 16])
+    charset = declared[1].decode() if declared and declared[1] != b"CHARSET" else ""
+    document = Document(
+        decode_file(data, name, charset), source_language=source_language, target_language=target_language
+    )
+    messages = parse_messages(document.file.text, name)
+    count, singular = 2, 0  # number of plural forms, and the form of the number 1
+    for message in messages:
+        identifier, translations = message.find("msgid"), message.translations
+        if not identifier or not translations:
+            continue
+        if not identifier.text and not message.find("msgctxt"):
+            count, singular = read_plural_forms(translations[0].text, name)
+            language = re.search(r"^Language:[ \t]*([\w@.\-]+)", translations[0].text, re.MULTILINE)
+            document.target_language = document.target_language or (language[1] if language else "")
+        elif message.is_fuzzy or any(entry.text for entry in translations) or not identifier.text.strip():
+            document.skipped += 1
+        else:
+            add_message(document, message, singular if count > 1 else -1)
+    return document
+
+
+def parse_messages(text: str, name: str) -> list[Message]:
+    """Return the messages of a PO file in their order, without obsolete ones."""
+    messages, position, line = [Message()], 0, 1
+    while position < len(text):
+        end = text.find("\n", position) + 1 or len(text)
+        row = text[position:end]
+        match = KEYWORD.match(text, position, end)
+        if match:
+            if match[1] in ("msgid", "msgctxt") and messages[-1].translations:
+                messages.append(Message())
+            position, line = parse_strings(messages[-1], match, text, line, name)
+            continue
+        if row.startswith("#"):
+            if messages[-1].translations:
+                messages.append(Message())
+            if row.startswith("#,") and "fuzzy" in row:
+                messages[-1].is_fuzzy = True
+        elif row.strip():
+            raise UserError(f"{name} line {line} is not a comment, keyword or string of a PO file; correct it")
+        position, line = end, line + 1
+    return messages
+
+
+def parse_strings(message: Message, match: re.Match[str], text: str, line: int, name: str) -> tuple[int, int]:
+    """Add a keyword and its strings to a message; return the position and the line after them."""
+    position, first, strings, last = match.end(), line, [], match.end()
+    while string := STRING.match(text, position):
+        strings.append(string[1])
+        last = string.start() + string[0].rindex('"') + 1
+        position, line = string.end(), line + 1
+    if not strings:
+        raise UserError(f"{name} line {line} has a string that does not end, or text after it; correct it")
+    value = ESCAPE_SEQUENCE.sub(replace_escape, "".join(strings))
+    entry = Field(match[1], int(match[2] or 0), match.end(), last, value, first)
+    (message.translations if entry.keyword == "msgstr" else message.fields).append(entry)
+    return position, line
+
+
+def replace_escape(match: re.Match[str]) -> str:
+    """Return the character of an escape sequence."""
+    if match[3]:
+        return ESCAPES_OF_PO.get(match[3], match[3])
+    return chr(int(match[1], 8) if match[1] else int(match[2], 16))
+
+
+def read_plural_forms(header: str, name: str) -> tuple[int, int]:
+    """Return the number of plural forms, and the form that the number 1 takes."""
+    match = PLURAL_FORMS.search(header)
+    if not match:
+        return 2, 0
+    try:
+        return int(match[1]), int(gettext.c2py(match[2])(1))
+    except (ValueError, OverflowError, ZeroDivisionError, RecursionError):
+        raise UserError(
+            f"{name} has Plural-Forms that cannot be computed: {match[2][:80]}; correct its header"
+        ) from None
+
+
+def add_message(document: Document, message: Message, singular: int) -> None:
+    """Add a message to the units of a document, and its plural form as another unit.
+
+    `singular` is the number of the plural form that has the translation of the singular; -1 if there is none.
+    """
+    identifier, plural, context = message.find("msgid"), message.find("msgid_plural"), message.find("msgctxt")
+    assert identifier
+    note = context.text if context else f"line {identifier.line}"
+    translations = message.translations
+    of_singular = [entry for entry in translations if not plural or entry.number == singular]
+    of_plural = [entry for entry in translations if plural and entry.number != singular]
+    for source, fields in ((identifier, of_singular), (plural, of_plural)):
+        if source and fields and source.text.strip():
+            document.add(Unit(source.text, (), note, wraps=False), make_slot(document, source, fields))
+
+
+def make_slot(document: Document, source: Field, fields: list[Field]) -> Slot:
+    newline = "\r\n" if "\r\n" in document.file.text[source.start : source.end + 2] else "\n"
+
+    def make_splices(translation: MarkedText) -> list[Splice]:
+        strings = format_po(translation.text, newline)
+        return [Splice(entry.start, entry.end, strings) for entry in fields]
+
+    return Slot(make_splices, in_place=False)
+
+
+PO_ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", **{char: f"\\{key}" for key, char in ESCAPES_OF_PO.items()}})
+
+
+def format_po(text: str, newline: str = "\n") -> str:
+    """Return a text as strings of a PO file, on several lines if it has several or is long, as gettext writes it."""
+    lines = [line.translate(PO_ESCAPES) for line in re.findall(r"[^\n]*\n|[^\n]+", text)]
+    if len(lines) <= 1 and len(lines[0] if lines else "") <= MAX_LINE - len('msgstr ""'):
+        return f'"{lines[0] if lines else ""}"'
+    rows = [""]
+    for line in lines:
+        row = ""
+        for word in re.findall(r"[^ ]* +|[^ ]+", line):
+            if row and len(row) + len(word.rstrip()) > MAX_LINE - 2:
+                rows.append(row)
+                row = ""
+            row += word
+        rows += [row] if row else []
+    return newline.join(f'"{row}"' for row in rows)
