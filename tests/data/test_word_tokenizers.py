@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.tokenizers import ByteTokenizer, CharTokenizer, SpaceTokenizer, TokenizerSettings, WordTokenizer
+from dragoman.data.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    CodeTokenizer,
+    SpaceTokenizer,
+    TokenizerSettings,
+    WordTokenizer,
+)
 
 MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "हिन्दी", *".,!?()„“\"'-–…。", " "]))
 
 
-@given(MARKED.map(lambda parts: " ".join("".join(parts).split())))
-def test_known_words_and_marks_decode_with_their_spaces(text: str) -> None:
-    tokenizer = WordTokenizer.train([text], TokenizerSettings(kind="word"))
+@pytest.mark.parametrize("cls", [WordTokenizer, CodeTokenizer])
+@given(text=MARKED.map(lambda parts: " ".join("".join(parts).split())))
+def test_known_words_and_marks_decode_with_their_spaces(cls: type[WordTokenizer], text: str) -> None:
+    tokenizer = cls.train([text], TokenizerSettings(kind="word"))
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -28,6 +36,13 @@ def test_known_words_and_marks_decode_with_their_spaces(text: str) -> None:
 )
 def test_punctuation_marks_have_the_joiners(text: str, tokens: list[str]) -> None:
     assert WordTokenizer.split(text) == tokens
+
+
+def test_a_value_of_a_query_is_the_word_of_the_question() -> None:
+    query = 'SELECT MAX( CITYalias0.CITY_NAME ) FROM CITY WHERE name = "salt lake city" ;'
+    tokens = ["SELECT", "MAX", "￭(", "CITYalias0.CITY_NAME", ")", "FROM", "CITY", "WHERE", "name", "="]
+    assert CodeTokenizer.split(query) == [*tokens, '"￭', *CodeTokenizer.split("salt lake city"), '￭"', ";"]
+    assert CodeTokenizer.split('f("x_1",y.z)') == ["f", "￭(", '￭"￭', "x_1", '￭"', "￭,￭", "y.z", "￭)"]
 
 
 @pytest.mark.parametrize("cls", [CharTokenizer, WordTokenizer])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Self, TypeVar
 
-from dragoman.config.settings import Fraction, Settings, get_entry, setting
+from dragoman.config.settings import get_entry
+from dragoman.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from dragoman.data.subwords import (
     SPACE_MARK,
     SubwordSampler,
@@ -34,89 +35,16 @@ from dragoman.data.subwords import (
     segment_unigram,
     unescape,
 )
+from dragoman.data.tokenizer import Tokenizer as Tokenizer
+from dragoman.data.tokenizer import TokenizerSettings as TokenizerSettings
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK, Pair
 
 Item = TypeVar("Item")
+TARGET_MARK = "=>"  # a word of a tag that begins with it names the first token of the target, not of the source
 MAX_TRAINING_LINES = 1_000_000  # maximum number of lines that a tokenizer is trained on, sampled from all
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-class TokenizerSettings(Settings):
-    """The `tokenizer` section of a recipe."""
-
-    kind: str = setting("bpe", "type of tokenizer")
-    size: int = setting(8000, "vocabulary size; for words and characters, the maximum", ge=8, le=1_000_000)
-    joint: bool = setting(True, "share one vocabulary between source and target")
-    target_kind: str = setting("", "type of the target tokenizer if joint=false; by default the same as `kind`")
-    target_size: int = setting(0, "vocabulary size of the target if joint=false; 0: same as `size`", ge=0, le=1_000_000)
-    byte_fallback: bool = setting(True, "encode characters outside the vocabulary as bytes, so that no text is lost")
-    sampling: Fraction = setting(
-        0.0, "subword sampling in training; bpe: merge dropout rate; unigram: smoothing of the distribution"
-    )
-
-    def for_target(self) -> TokenizerSettings:
-        """Return the settings of the target side; they must not differ if the vocabulary is joint."""
-        kind, size = self.target_kind or self.kind, self.target_size or self.size
-        target = self.model_copy(update={"kind": kind, "size": size})
-        if self.joint and target != self:
-            raise UserError("tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint=false")
-        return target
-
-
-class Tokenizer(ABC):
-    """The vocabulary of one side: converts raw text to ids and back. `content` is the content of its file."""
-
-    suffix: ClassVar[str] = ".json"  # of the file
-    can_sample: ClassVar[bool] = False  # whether a text has several segmentations, of which `sample` returns one
-    splits_punctuation: ClassVar[bool] = True  # whether punctuation marks are tokens apart from the words beside them
-    size: int  # number of ids
-    lossless: bool  # whether decode(encode(text)) == text for every text
-    token_texts: list[str]  # one readable string for each id; a space is shown as "▁"
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-
-    @classmethod
-    @abstractmethod
-    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Tokenizer:
-        """Return a tokenizer whose vocabulary is learned from these lines."""
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without <s> and </s>."""
-
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
-    @abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the ids; the four special tokens are left out."""
-
-    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return one readable string for each id; a space is shown as "▁"."""
-        return list(map(self.token_texts.__getitem__, ids))
-
-    def token_bytes(self) -> list[bytes]:
-        """Return the bytes that each id decodes to; those of a word begin with a space, those of specials are empty."""
-        ordinary = range(len(SPECIALS), self.size)
-        return [b""] * len(SPECIALS) + [self.ids_to_tokens([i])[0].replace(SPACE_MARK, " ").encode() for i in ordinary]
-
-    def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
-        """Return a random segmentation of the text: a pure function of text, rate and key = (seed, epoch, line).
-
-        Kinds with a single segmentation return it.
-        """
-        return self.encode(text)
-
-    def locate_tokens(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
-        """Return where each token begins, in bytes of the text without its spaces; None if that is unknown."""
-        return None
-
-    def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
-        """Pickle only the content, from which another process rebuilds the tokenizer."""
-        return type(self), (self.content,)
 
 
 class CharTokenizer(Tokenizer):
@@ -179,6 +107,9 @@ PUNCTUATION = (  # character ranges: ASCII, Latin-1, Arabic, danda, general, sym
     r"\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\U0001f000-\U0001faff"
 )
 WORD_OR_MARK = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
+CODE_WORD_OR_MARK = re.compile(
+    rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-._][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]"
+)  # names such as city.max_size are words
 JOINER = "￭"  # marks a side of a punctuation mark without a space: "walks." has the tokens "walks" and "￭."
 
 
@@ -206,10 +137,10 @@ class WordTokenizer(Tokenizer):
     def from_symbols(cls, symbols: Sequence[str]) -> Self:
         return cls(to_json({"symbols": list(symbols)}))
 
-    @staticmethod
-    def split(text: str) -> list[str]:
+    @classmethod
+    def split(cls, text: str) -> list[str]:
         """Return words and punctuation marks; a mark has a joiner on each side that has no space."""
-        matches = list(WORD_OR_MARK.finditer(text))
+        matches = list(cls.token_pattern.finditer(text))
         is_word = [match["word"] is not None for match in matches]
         tokens = [match[0] for match in matches]
         for i in range(1, len(matches)):
@@ -242,14 +173,28 @@ class WordTokenizer(Tokenizer):
         return [count_letter_bytes(text[: match.start()]) for match in self.token_pattern.finditer(text)]
 
 
+class CodeTokenizer(WordTokenizer):
+    """One id per word or punctuation mark of queries and programs, in which a name such as city.max_size is one word.
+
+    Quotation marks and brackets are tokens of their own. So a value in a query has the same id as in a question.
+    """
+
+    token_pattern = CODE_WORD_OR_MARK
+
+    @classmethod
+    def from_symbols(cls, symbols: Sequence[str]) -> Self:
+        # The kind distinguishes the content, and so the fingerprint, from that of a WordTokenizer with these symbols.
+        return cls(to_json({"kind": "code", "symbols": list(symbols)}))
+
+
 class SpaceTokenizer(WordTokenizer):
     """One id per run of characters between spaces, for text that is already tokenized: phones, actions, SQL."""
 
     splits_punctuation = False
     token_pattern = re.compile(r"\S+")
 
-    @staticmethod
-    def split(text: str) -> list[str]:
+    @classmethod
+    def split(cls, text: str) -> list[str]:
         return text.split()
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -280,6 +225,7 @@ def to_json(values: dict[str, object]) -> bytes:
     return (json.dumps(values, ensure_ascii=False, indent=0) + "\n").encode()
 
 
+MIN_PARALLEL_TEXTS = 32  # texts that are tokenized by several threads
 MAX_TRAINING_CHUNK = 4000  # longer lines are divided, because SentencePiece aborts at a word of 65,536 characters
 
 
@@ -351,6 +297,8 @@ class SubwordTokenizer(Tokenizer):
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        if len(texts) < MIN_PARALLEL_TEXTS:  # SentencePiece starts threads whenever it is given a list
+            return [self.processor.encode(escape(text)) for text in texts]
         ids: list[list[int]] = self.processor.encode([escape(text) for text in texts])
         return ids
 
@@ -434,8 +382,11 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "byte": ByteTokenizer,
     "word": WordTokenizer,
     "space": SpaceTokenizer,
+    "code": CodeTokenizer,
 }
-SAVED_TOKENIZERS = TOKENIZERS | {"labels": LabelTokenizer}  # the kinds in run folders; a recipe cannot choose labels
+IMPORTED_TOKENIZERS: dict[str, type[Tokenizer]] = {"sentencepiece": SentencePieceTokenizer}  # of published models
+# The kinds in run folders, which include some that a recipe cannot choose.
+SAVED_TOKENIZERS = TOKENIZERS | IMPORTED_TOKENIZERS | {"labels": LabelTokenizer}
 
 
 def train_tokenizer(
@@ -504,12 +455,29 @@ class Tokenizers:
         return {"source_size": self.source.size + len(self.tags), "target_size": self.target.size}
 
     def with_tags(self, tags: Iterable[str]) -> Tokenizers:
-        """Return the tokenizers with these tags added; existing tags keep their ids."""
-        return replace(self, tags=tuple(dict.fromkeys([*self.tags, *tags])))
+        """Return the tokenizers with these tags added; existing tags keep their ids.
+
+        The words that a published model has language tokens for are known already.
+        """
+        new = [word for word in tags if not self.knows_tag(word)]
+        return replace(self, tags=tuple(dict.fromkeys([*self.tags, *new])))
 
     def tag_ids(self, tag: str) -> list[int]:
-        """Return the ids that precede a source with this tag: one for each word of the tag."""
-        return [self.source.size + self.tags.index(word) for word in tag.split()]
+        """Return the ids that precede a source with this tag: one for each word of the tag, apart from target words."""
+        words = [word for word in tag.split() if not self.find_target_token(word)]
+        special = map(self.source.find_special, words)
+        return [self.source.size + self.tags.index(word) if i is None else i for word, i in zip(words, special)]
+
+    def target_tag_ids(self, tag: str) -> list[int]:
+        """Return the ids with which a target begins, for the words of the tag that are TARGET_MARK and a token."""
+        return [token for word in tag.split() if (token := self.find_target_token(word))]
+
+    def find_target_token(self, word: str) -> int | None:
+        return self.target.find_special(word.removeprefix(TARGET_MARK)) if word.startswith(TARGET_MARK) else None
+
+    def knows_tag(self, tag: str) -> bool:
+        """Return whether all words of a tag name language tokens of a published model."""
+        return all(self.find_target_token(word) or self.source.find_special(word) for word in tag.split())
 
     @property
     def joint(self) -> bool:
