@@ -170,6 +170,11 @@ def check_model(recipe: Recipe) -> Recipe:
             f"data.max_length={longest} must be smaller than model.max_length={limit}, to leave room for the "
             "end-of-sentence token; lower data.max_length or raise model.max_length"
         )
+    if recipe.model.kind != "smt" and recipe.model.copying and not recipe.tokenizer.joint:
+        raise UserError(
+            "model.copying=true copies tokens of the source, so both sides need one vocabulary; set "
+            "tokenizer.joint=true"
+        )
     return recipe
 
 

@@ -137,13 +137,16 @@ def test_overlap_of_a_test_set_with_training(folder: Path, call: Call) -> None:
         "other_pairs": 3,
         "shared_sources": 2,
         "shared_pairs": 1,
-        "source": {"words": 6, "unknown": 1, "examples": ["yak"]},
-        "target": {"words": 6, "unknown": 3, "examples": ["ein", "Kater", "Yak"]},
+        "source": {"words": 6, "unknown": 1, "types": 5, "unknown_types": 1, "examples": ["yak"], "shift": None},
+        "target": {
+            **{"words": 6, "unknown": 3, "types": 5, "unknown_types": 3},
+            **{"examples": ["ein", "Kater", "Yak"], "shift": None},
+        },
     }
     assert any("2 of 3 sources are also in train.tsv" in note for note in found["notes"])
     output = call(*way).out
     assert "2 sources, 1 pairs" in output
-    assert "1 of 6 (16.67%), such as yak" in output
+    assert "1 of 6 (16.67%); different ones: 1 of 5 (20.00%), such as yak" in output
     alone = json.loads(call("data", "stats", "--tsv", "test.tsv", "--json").out)
     assert alone["against"] is None
     split = call("data", "split", "--corpus", "recipe.yaml", "--out", "part", "--dev", "2", "--test", "3")
@@ -152,6 +155,27 @@ def test_overlap_of_a_test_set_with_training(folder: Path, call: Call) -> None:
     after = json.loads(call("data", "stats", "--corpus", parts[0], "--against", parts[1], "--json").out)
     assert (after["against"]["shared_sources"], after["against"]["other_pairs"]) == (0, len(PAIRS) - 5)
     assert_user_error(call("data", "stats", "--tsv", "test.tsv", "--against", "train.tsv"), "--against", "'train.tsv'")
+
+
+def test_perplexities_of_a_test_set_and_of_training_text_are_compared(call: Call) -> None:
+    way = ("data", "stats", "--corpus", "{phrasebook: 200, split: test}", "--against", "{phrasebook: 2000}")
+    found = json.loads(call(*way, "--json").out)["against"]
+    for side in ("source", "target"):
+        shift = found[side]["shift"]
+        assert shift["ratio"] == pytest.approx(shift["perplexity"] / shift["held_out_perplexity"])
+        assert 0.8 < shift["ratio"] < 1.25
+    assert f"{found['source']['shift']['ratio']:.2f} times that of unseen lines of the other corpus" in call(*way).out
+
+
+def test_statistics_against_a_corpus_do_not_need_the_extra(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in [name for name in sys.modules if name.startswith("dragoman.smt.")]:
+        monkeypatch.delitem(sys.modules, name)
+    answer = call("data", "stats", "--corpus", "{phrasebook: 20, split: test}", "--against", "{phrasebook: 200}")
+    assert answer.code == 0
+    assert "perplexities are left out" in answer.err
+    assert "dragoman[smt]" in answer.err
+    assert "source words not shared" in answer.out
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "日本", "c-d", "é.", "!"]), max_size=4).map(" ".join)

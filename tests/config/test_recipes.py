@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import lzma
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -64,10 +66,19 @@ def test_a_recipe_is_valid(path: Path) -> None:
 @pytest.mark.parametrize("path", TASKS, ids=name)
 def test_recipes_for_tokenized_text_use_bleu_tokens(path: Path) -> None:
     """The metric `bleu` would tokenize the text again."""
-    recipe, head = read_recipe(path), path.read_text().split("\ndata:")[0]
-    if "BLEU on the tokens as they are" in head:
+    recipe = read_recipe(path)
+    if any("shakespeare-modern" in file for corpus in recipe.data.test for file in corpus.files):
         assert "bleu" not in recipe.data.metrics
         assert recipe.data.metrics[0] == recipe.train.metric == "bleu_tokens"
+
+
+@pytest.mark.parametrize("path", [path for path in TASKS if path.stem.endswith(("-lstm", "-transformer"))], ids=name)
+def test_the_recipes_of_a_task_differ_only_in_model_and_training(path: Path) -> None:
+    """Otherwise the results of a Transformer and an LSTM could not be compared."""
+    one, other = read_recipe(path), read_recipe(path.with_stem(path.stem.rsplit("-", 1)[0]))
+    assert (one.data, one.search, one.train.metric) == (other.data, other.search, other.train.metric)
+    assert one.tokenizer == other.tokenizer
+    assert hasattr(one.model, "cell") == path.stem.endswith("-lstm") != hasattr(other.model, "cell")
 
 
 def make_rows(corpus: CorpusSettings, split: str) -> Iterator[list[tuple[str, str]]]:
@@ -167,5 +178,33 @@ def test_the_benchmark_reports_results(bench: ModuleType, tmp_path: Path) -> Non
     one.write_tables()
     [row] = json.loads((tmp_path / "out" / "tasks.json").read_text())
     assert (row["task"], row["metric"], row["reached"], row["values"]) == ("geo", "exact", 65.0, [60.0, 70.0])
+    one.result("geo-transformer", 1).write_text(json.dumps(result(50.0)))
+    one.write_tables()
+    rows = json.loads((tmp_path / "out" / "tasks.json").read_text())
+    assert [(row["task"], row["model"], row["reached"]) for row in rows] == [
+        ("geo", "LSTM", 65.0),
+        ("geo-transformer", "Transformer", 50.0),
+    ]
     text = (tmp_path / "out" / "tasks.md").read_text()
-    assert "| geo | t.tsv | exact | 65.00 (60.00 to 70.00) | 2 | 63 (attention), 71 (copying) |" in text
+    assert "| geo | LSTM | t.tsv | exact | 65.00 (60.00 to 70.00) | 2 | 63 (attention), 71 (copying) |" in text
+
+
+def test_the_benchmark_stops_at_its_time_limit(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running process gets a signal, and nothing is started that took longer before than the time that is left."""
+    (tmp_path / "started").touch()
+    program = "import sys, time; open('../started', 'a').write(' '.join(sys.argv[1:]) + '\\n'); time.sleep(60)"
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(bench.sys, "executable", str(tmp_path / "python"))
+    one = bench.Bench(tmp_path / "out", tmp_path, [1, 2], [], minutes=2 / 60)
+    seconds = {"seconds": 60.0, "run_seconds": 70.0, "parameters": 1000, "tests": []}
+    one.result("geo", 1).write_text(json.dumps(seconds))
+    start = time.monotonic()
+    one.run_all([("geo", 1), ("geo", 2), ("atis", 1), ("scan-simple", 1)], at_once=1)
+    assert time.monotonic() - start < 30
+    [line] = (tmp_path / "started").read_text().splitlines()
+    assert "atis.yaml" in line
+    assert not one.processes
+    assert not one.result("atis", 1).exists()

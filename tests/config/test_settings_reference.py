@@ -148,7 +148,7 @@ def test_a_word_is_found_in_descriptions(call: Call) -> None:
 
 
 def test_settings_of_another_kind_of_model_follow_its_name(call: Call) -> None:
-    assert call("settings", "context").out.startswith("# with model.kind=lm and model.backbone=transformer:\nmodel:\n")
+    assert call("settings", "pool").out.startswith("# with model.kind=classifier")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import UserError
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.smt.decoder import NgramScorer
 from dragoman.smt.ngram import SPECIAL, read_arpa, train_ngrams, write_arpa
-from dragoman.smt.perplexity import SentenceScore, measure_perplexity, open_ngrams
+from dragoman.smt.perplexity import MIN_SHIFT_LINES, SentenceScore, measure_perplexity, measure_shift, open_ngrams
 from toy_pairs import TARGET
 
 LINES = [*TARGET, "", "the zzz dog", "yyy", "the </s> dog <s> <unk>", "the dog\u3000runs"]
@@ -52,6 +53,38 @@ def test_perplexity_by_hand() -> None:
     assert measured.perplexity == pytest.approx((8 * 10) ** 0.25)
     assert measured.known_perplexity == pytest.approx(2.0)
     assert measure_perplexity([]).perplexity == 1.0
+
+
+def test_a_text_of_the_same_distribution_has_about_the_perplexity_of_held_out_text() -> None:
+    """Another domain has a higher one: other combinations of words, other word order, another language."""
+    train, test, unseen = (
+        [[word.lower() for word in phrase.source_words] for phrase in generate_phrases(split, count)]
+        for split, count in (("train", 4000), ("test", 500), ("unseen", 500))
+    )
+    backwards = [line[::-1] for line in test]
+    german = [list(phrase.target_words) for phrase in generate_phrases("test", 500)]
+    ratios = []
+    for text in (test, unseen, backwards, german):
+        shift = measure_shift(train, text)
+        assert shift is not None
+        ratios.append(shift.ratio)
+    assert ratios[0] == pytest.approx(1.0, abs=0.1)
+    assert ratios[0] + 0.15 < ratios[1] < ratios[2] < ratios[3]
+    assert ratios[2] > 3
+
+
+def test_repeated_lines_do_not_hide_a_shift() -> None:
+    """A line that occurs twice is never both held out and trained on."""
+    lines = [list(phrase.source_words) for phrase in generate_phrases("train", 1000)]
+    assert measure_shift(lines * 2, lines) == measure_shift(lines, lines)
+
+
+def test_too_few_lines_have_no_shift() -> None:
+    lines = [[str(number), "a"] for number in range(MIN_SHIFT_LINES)]
+    assert measure_shift(lines, lines) is not None
+    assert measure_shift(lines[1:], lines) is None
+    assert measure_shift([*lines[1:], lines[1]], lines) is None
+    assert measure_shift(lines, [[], []]) is None
 
 
 def test_bad_files_are_refused(tmp_path: Path) -> None:

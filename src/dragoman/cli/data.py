@@ -19,6 +19,7 @@ from dragoman.errors import UserError
 from dragoman.progress import log, results_console
 
 if TYPE_CHECKING:
+    from dragoman.data.cleaning import MeasureShift
     from dragoman.data.preparation import CorpusList
 
 data = CommandGroup(help="Describe, filter, split and generate corpora.")
@@ -87,7 +88,7 @@ def stats(
         list[str] | None,
         Option(
             metavar="CORPUS",
-            help="another corpus, as for --corpus: count shared sources and pairs, and words not in it",
+            help="another corpus, as for --corpus: count what is shared, words not in it, and compare perplexities",
         ),
     ] = None,
     as_json: Json = False,
@@ -96,7 +97,13 @@ def stats(
     from dragoman.data.preparation import compute_corpus_statistics
     from dragoman.data.statistics import render_statistics
 
-    statistics = compute_corpus_statistics(corpora.parse(), against or [])
+    measure: MeasureShift | None = None
+    if against:
+        try:
+            from dragoman.smt.perplexity import measure_shift as measure
+        except UserError as error:  # Numba is not installed
+            log(f"perplexities are left out: {error}")
+    statistics = compute_corpus_statistics(corpora.parse(), against or [], measure)
     if as_json:
         print(json.dumps(asdict(statistics), ensure_ascii=False))
     else:
@@ -137,7 +144,9 @@ def split(
 
 @data.command()
 def phrasebook(
-    out_prefix: Annotated[Path, Option("-o", "--out", help="writes OUT.en and OUT.de")],
+    out_prefix: Annotated[
+        Path, Option("-o", "--out", help="writes OUT.en and OUT.de; with --view OUT.source and OUT.target")
+    ],
     count: Annotated[int, Option(min=1, help="number of pairs")] = 20000,
     split: Annotated[str, Option(help="train, dev, test or unseen")] = "train",
     seed: Annotated[int, Option()] = 1,
@@ -146,11 +155,33 @@ def phrasebook(
     links: Annotated[
         bool, Option("--links", help="also OUT.words.en and OUT.words.de, tokenized, and OUT.align: gold word links")
     ] = False,
+    documents: Annotated[
+        bool,
+        Option(
+            "--documents",
+            help="documents of two sentences, separated by empty lines; a pronoun of the second refers to the first",
+        ),
+    ] = False,
+    view: Annotated[
+        str, Option(help="another task than translation: tree, simplify, paraphrases or dropped-pronouns")
+    ] = "translation",
+    direction: Annotated[
+        str, Option(help="with --view: en-de or de-en; the source is in the first language")
+    ] = "en-de",
 ) -> None:
     """Generate English-German pairs from the built-in grammar."""
-    from dragoman.data.preparation import write_phrasebook
+    from dragoman.data.preparation import write_phrasebook, write_view
 
-    write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu, links=links)
+    if view != "translation":
+        if conllu or links or documents:
+            raise UserError("--conllu, --links and --documents are for translation; leave out either them or --view")
+        write_view(out_prefix, view=view, count=count, split=split, seed=seed, direction=direction, gold=gold)
+        log(f"{count:,} pairs in {out_prefix}.source and {out_prefix}.target")
+        return
+    if direction != "en-de":
+        raise UserError("--direction is for --view; both languages of translation pairs are written anyway")
+    options = {"gold": gold, "conllu": conllu, "links": links, "documents": documents}
+    write_phrasebook(out_prefix, count=count, split=split, seed=seed, **options)
     log(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
 
 

@@ -334,6 +334,9 @@ class TrainSettings(Settings):
     consistency: str = setting("none", "train two passes over a batch to agree: rdrop (other dropout), simcut (`cut`)")
     consistency_weight: Positive = setting(1.0, "weight of the divergence between the two passes in the loss")
     cut: Fraction = setting(0.05, "consistency=simcut: fraction of tokens whose embeddings are 0 in the second pass")
+    mask_copied: Fraction = setting(
+        0.0, "probability that a word in both source and target is <unk> in both; teaches a copying model unknown words"
+    )
     clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", ge=0)
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "precision of matrix products in training")
     device: str = setting("auto", "device to train on: auto, cpu, cuda, cuda:1, ...")

@@ -1,8 +1,8 @@
 """Corpora: their settings (CorpusSettings, DataSettings) and the readers that turn files into Pairs.
 
 `read_pairs` yields the pairs of a corpus, from the phrasebook or through the reader for its kind of file: parallel
-text, TSV, JSONL, dialogues or plain text (READERS). Files may be compressed (.gz, .xz, .zst) and are read line by line.
-Only a newline, or a carriage return and a newline, ends a line, as in other tools that count lines.
+text, TSV, JSONL, TMX, XLIFF, PO, dialogues or plain text (READERS). Files may be compressed (.gz, .xz, .zst) and are
+read line by line. Only a newline, or a carriage return and a newline, ends a line, as in other tools that count lines.
 
 To add a kind of file, write a field of CorpusSettings that names the file, a function that reads it, and an entry in
 READERS.
@@ -31,14 +31,20 @@ from dragoman.config.settings import (
     MetricName,
     Seed,
     Settings,
+    get_entry,
     parse_settings,
     prefix_errors,
     read_values,
     setting,
 )
+from dragoman.data.context import attach_to_pairs
+from dragoman.data.language_codes import LanguageCode
+from dragoman.documents.bitext import read_po_pairs, read_tmx_pairs, read_xliff_pairs
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, WatchPosition, digest_bytes, read_lines
+from dragoman.phrasebook.documents import generate_document_pairs
 from dragoman.phrasebook.generate import generate_pairs, hash_package
+from dragoman.phrasebook.views import VIEWS, generate_views
 from dragoman.types import Pair
 
 ReadLines = Callable[[Path], Iterator[str]]
@@ -52,6 +58,8 @@ IRRELEVANT_TO_PAIRS = (
     "phrasebook",
     "split",
     "seed",
+    "documents",
+    "view",
 )  # settings that do not change a file's pairs
 
 
@@ -76,7 +84,7 @@ Scalar = Annotated[str, BeforeValidator(convert_to_text)]
 
 
 class CorpusSettings(Settings):
-    """One corpus: two parallel files, one TSV or JSONL file, dialogues, plain text, or the built-in phrasebook.
+    """One corpus: two parallel files, one TSV, JSONL, TMX, XLIFF or PO file, dialogues, plain text, or the phrasebook.
 
     A language model is trained on plain text, or on the targets of pairs. READERS has the options of each kind.
     """
@@ -85,6 +93,9 @@ class CorpusSettings(Settings):
     target: str = setting("", "text file with one target sentence per line, aligned with `source`")
     tsv: str = setting("", "file with tab-separated columns (see `columns`)")
     jsonl: str = setting("", "file with one JSON object per line (see `keys`)")
+    tmx: str = setting("", "translation memory (see `languages`)")
+    xliff: str = setting("", "XLIFF file; its translated units are used")
+    po: str = setting("", "PO file of gettext; its translated messages are used, except fuzzy ones")
     dialogue: str = setting("", 'file with numbered turns, "3 question<tab>answer"; the source is the dialogue so far')
     text: str = setting("", "text file for a language model")
     conllu: str = setting("", "file with the dependency trees of all non-empty sources; for model.position=tree")
@@ -93,14 +104,22 @@ class CorpusSettings(Settings):
     )
     columns: Annotated[tuple[Amount, Amount], AsTuple] = setting((0, 1), "TSV columns of source and target, from 0")
     keys: Annotated[tuple[str, str], AsTuple] = setting(("source", "target"), "JSON keys of source and target")
+    languages: Annotated[tuple[str, str], AsTuple] = setting(
+        ("", ""), "TMX: source and target language, such as [en, de], if the file has more than two"
+    )
     references: Annotated[tuple[str, ...], AsTuple] = setting(
         (), "test set: JSON keys of the references, instead of the second of `keys`"
     )
     where: dict[Scalar, Scalar] = setting({}, "read only rows with these values, {TSV column or JSON key: value}")
+    document_id: Scalar = setting("", "TSV column or JSON key of the document id; for data.context")
     source_words: Amount = setting(0, "truncate each source to this number of words; 0: do not truncate")
     phrasebook: Amount = setting(0, "number of pairs to generate from the built-in phrasebook; 0: none")
     split: str = setting("", "phrasebook: split to generate; by default train, dev or test, where the corpus is listed")
     seed: Seed = setting(1, "phrasebook: seed of the generator")
+    documents: bool = setting(
+        False, "phrasebook: pairs of sentences; a pronoun of the second one refers to a noun of the first"
+    )
+    view: str = setting("translation", f"phrasebook: the task that its pairs are made for ({', '.join(VIEWS)})")
     weight: float = setting(1.0, "passes over the corpus per epoch; 0.5 uses half of its pairs", gt=0, le=1000)
     reverse: bool = setting(False, "swap source and target")
     tag: str = setting("", "tag put before every source, such as de for the target language; several with spaces")
@@ -136,6 +155,8 @@ class CorpusSettings(Settings):
         """A suffix for the name of the corpus: the selected rows and part, the direction and the tag; "" by default."""
         selections = [f"{name}: {value}" for name, value in self.where.items()]
         selections += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
+        selections += ["documents"] if self.documents else []
+        selections += [f"view {self.view}"] if self.view != "translation" else []
         selections += ["reverse"] if self.reverse else []
         selections += [f"tag {self.tag}"] if self.tag else []
         return f" ({', '.join(selections)})" if selections else ""
@@ -153,11 +174,18 @@ class CorpusSettings(Settings):
                 f"{key} needs one of {kinds} or {{phrasebook: N}}, "
                 f"got {self.model_dump(exclude_defaults=True) or 'nothing'}"
             )
-        for name in ("where", "references", "conllu", "source_words", "part"):
+        if self.documents and not self.phrasebook:
+            raise UserError(f"{key}: documents works with phrasebook, not with {given[0]}; leave it out")
+        if self.view != "translation" and self.documents:
+            raise UserError(f"{key}: only the view translation has documents, not {self.view}; leave one of them out")
+        for name in ("where", "references", "document_id", "conllu", "source_words", "part", "languages"):
             works_with = [kind for kind, reader in READERS.items() if name in reader.options]
             if getattr(self, name) != type(self).model_fields[name].default and given[0] not in works_with:
                 hint = "; dragoman data split makes files of parts" if name == "part" else ""
                 raise UserError(f"{key}: {name} works with {' and '.join(works_with)}, not with {given[0]}{hint}")
+        get_entry(VIEWS, self.view, f"view of the phrasebook ({key}.view)")
+        if self.view != "translation" and not self.phrasebook:
+            raise UserError(f"{key}: view works with phrasebook, not with {given[0]}; leave it out")
         if self.part[0] >= self.part[1]:
             raise UserError(
                 f"{key}: part must go from a lower fraction to a higher one, such as [0.0, 0.9], got {list(self.part)}"
@@ -184,9 +212,14 @@ class DataSettings(Settings):
     metrics: Annotated[tuple[MetricName, ...], AsTuple] = setting(
         (), "evaluation metrics; by default those of the task"
     )
+    source_language: LanguageCode = setting("", "language of the sources, such as en; by default that of file names")
+    target_language: LanguageCode = setting("", "language of the targets, such as de or pt-BR")
     direction: str = setting("en-de", "phrasebook: source and target language")
     both_ways: bool = setting(False, "train on every pair in both directions; for pretraining")
     documents: Literal["file", "line"] = setting("file", "language model: a text is a whole file or a single line")
+    context: Amount = setting(
+        0, "number of previous sources of the same document that the model reads before each source"
+    )
     max_length: Count = setting(512, "maximum number of tokens per side; longer pairs are not used in training")
     cache: str = setting("~/.cache/dragoman", "folder that caches the token ids of each corpus and tokenizer")
 
@@ -235,25 +268,32 @@ def read_pairs(
     split: str = "train",
     direction: str = "en-de",
     trees: bool = False,
+    context: int = 0,
     watch: WatchPosition | None = None,
 ) -> Iterator[Pair]:
     """Yield the pairs of one corpus in order, with the trees of the sources if `trees` is set and the corpus has trees.
 
-    Only the phrasebook depends on `split` and `direction`. `watch` is passed to `read_lines`.
+    Only the phrasebook depends on `split` and `direction`. Each pair has up to `context` previous sources of its
+    document. `watch` is passed to `read_lines`.
 
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
     """
     if corpus.phrasebook:
         split, direction = corpus.split or split, phrasebook_direction(corpus, direction)
-        pairs = generate_pairs(split, corpus.phrasebook, seed=corpus.seed, direction=direction, trees=trees)
+        if corpus.view == "translation":
+            generate = generate_document_pairs if corpus.documents else generate_pairs
+            pairs = generate(split, corpus.phrasebook, seed=corpus.seed, direction=direction, trees=trees)
+        else:
+            phrases = generate_views(corpus.view, split, corpus.phrasebook, seed=corpus.seed, direction=direction)
+            pairs = (phrase.pair for phrase in phrases)
     else:
         reader = corpus.reader
         assert reader is not None
         longest = LONGEST_LINE if reader.has_sources else math.inf  # plain text may have lines of any length
         pairs = reader.read(corpus, partial(read_lines, watch=watch, longest=longest))
         if corpus.reverse:
-            pairs = (Pair(pair.target, pair.source) for pair in pairs)
+            pairs = (Pair(pair.target, pair.source, document=pair.document) for pair in pairs)
         elif corpus.conllu and trees:
             from dragoman.data.trees import attach_trees
 
@@ -261,6 +301,8 @@ def read_pairs(
     if corpus.source_words:
         first_words = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
         pairs = (replace(pair, source=first_words.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
+    if context and (corpus.documents or not corpus.phrasebook):  # other sentences of the phrasebook are unrelated
+        pairs = attach_to_pairs(pairs, context)
     return (replace(pair, tag=corpus.tag) for pair in pairs) if corpus.tag else pairs
 
 
@@ -310,7 +352,9 @@ def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
         if not name.isdecimal():
             raise UserError(f"{corpus.tsv}: where names the column {name!r}, but columns are numbered, from 0")
     source, target = map(str, corpus.columns)
-    wanted = list(dict.fromkeys([source, target, *corpus.where]))
+    if corpus.document_id and not corpus.document_id.isdecimal():
+        raise UserError(f"{corpus.tsv}: document_id is {corpus.document_id!r}, but columns are numbered, from 0")
+    wanted = list(dict.fromkeys([source, target, *corpus.where, *([corpus.document_id] if corpus.document_id else [])]))
 
     def parse(line: str, location: str) -> Row:
         fields = line.split("\t")
@@ -335,7 +379,8 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
             values = None
         if not isinstance(values, dict):
             raise UserError(f"{location} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        row = {key: read_texts(values, key, location) for key in (source, target, *corpus.where)}
+        wanted = (source, target, *corpus.where, *([corpus.document_id] if corpus.document_id else []))
+        row = {key: read_texts(values, key, location) for key in wanted}
         if not row[target]:
             raise UserError(f"{location}: {target!r} is an empty list; it must contain one or more correct texts")
         return row
@@ -380,7 +425,8 @@ def read_rows(
         row = parse(line, f"{path} line {number}")
         if all(row[name] == [value] for name, value in corpus.where.items()):
             matching += 1
-            yield Pair(" ".join(row[source]), row[target][0], alternatives=tuple(row[target][1:]))
+            document = " ".join(row[corpus.document_id]) if corpus.document_id else ""
+            yield Pair(" ".join(row[source]), row[target][0], alternatives=tuple(row[target][1:]), document=document)
         elif len(others) < QUOTED_ROWS:
             others[", ".join(f"{name}: {' | '.join(row[name])[:40]}" for name in corpus.where)] = None
     if not number:
@@ -388,6 +434,22 @@ def read_rows(
     if not matching:
         wanted = ", ".join(f"{name}: {value[:40]}" for name, value in corpus.where.items())
         raise UserError(f"{path} has no line with {wanted} (setting `where`); its lines have {'; '.join(others)}")
+
+
+def read_memory(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+    """Read the pairs of a TMX, XLIFF or PO file."""
+    name = corpus.tmx or corpus.xliff or corpus.po
+    lines = lines_in(Path(name))
+    if corpus.tmx:
+        pairs = read_tmx_pairs(lines, name, corpus.languages)
+    else:
+        pairs = read_xliff_pairs(lines, name) if corpus.xliff else read_po_pairs(lines, name)
+    pair = None
+    for pair in pairs:
+        yield Pair(*pair)
+    if pair is None:
+        of_languages = f" of the languages {' and '.join(corpus.languages)}" if any(corpus.languages) else ""
+        raise UserError(f"{name} has no pair of a source and a translation{of_languages}; translate it first")
 
 
 def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
@@ -447,7 +509,7 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
     parts: list[Any] = []
     if corpus.phrasebook:
         parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, hash_package()]
-        parts += [corpus.reverse, corpus.tag]
+        parts += [corpus.view, corpus.reverse, corpus.tag, *(["documents"] if corpus.documents else [])]
     else:
         for setting_name, name in corpus.named_files.items():
             try:
@@ -460,7 +522,9 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
                     f"{name!r} is a pipe or device; training reads a corpus more than once, so save it to a file"
                 )
             parts.append((setting_name, (str(path), stat.st_size, stat.st_mtime_ns)))
-        parts.append(corpus.model_dump(mode="json", exclude={*FILE_SETTINGS, *IRRELEVANT_TO_PAIRS}))
+        # Earlier releases did not have these settings; without them, the digest is the same as theirs.
+        absent = {name for name in ("document_id", "languages") if not any(getattr(corpus, name))}
+        parts.append(corpus.model_dump(mode="json", exclude={*FILE_SETTINGS, *IRRELEVANT_TO_PAIRS, *absent}))
     return digest_bytes(json.dumps(parts).encode())
 
 
@@ -477,8 +541,11 @@ READERS = {
     reader.files[0]: reader
     for reader in (
         CorpusReader(read_parallel, ("source", "target")),
-        CorpusReader(read_tsv, ("tsv",), ("where", "conllu", "source_words")),
-        CorpusReader(read_jsonl, ("jsonl",), ("where", "references", "conllu", "source_words")),
+        CorpusReader(read_tsv, ("tsv",), ("where", "document_id", "conllu", "source_words")),
+        CorpusReader(read_jsonl, ("jsonl",), ("where", "references", "document_id", "conllu", "source_words")),
+        CorpusReader(read_memory, ("tmx",), ("languages", "conllu", "source_words")),
+        CorpusReader(read_memory, ("xliff",)),
+        CorpusReader(read_memory, ("po",)),
         CorpusReader(read_dialogues, ("dialogue",)),
         CorpusReader(read_text_lines, ("text",), ("part",), has_sources=False),
     )

@@ -20,13 +20,15 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from dragoman.config.settings import apply_override, get_entry, parse_settings, parse_yaml
-from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
+from dragoman.data.cleaning import CleanSettings, MeasureShift, OverlapCounter, clean_pairs
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
 from dragoman.data.statistics import CorpusStatistics, compute_statistics
 from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError
 from dragoman.io import hash_stably, move_into_place, report_write_errors, temporary_beside
+from dragoman.phrasebook.documents import DocumentSentence, generate_sentences
 from dragoman.phrasebook.generate import Phrase, generate_phrases
+from dragoman.phrasebook.views import ViewedPhrase, generate_views
 from dragoman.progress import WARNING, ProgressBar, log
 from dragoman.types import Pair, Tree
 
@@ -105,12 +107,14 @@ def parse_corpora(text: str, option: str) -> CorpusList:
     return CorpusList(tuple(corpus.map_paths(os.path.expanduser) for corpus in described))
 
 
-def compute_corpus_statistics(corpora: CorpusList, against: Sequence[str] = ()) -> CorpusStatistics:
+def compute_corpus_statistics(
+    corpora: CorpusList, against: Sequence[str] = (), measure_shift: MeasureShift | None = None
+) -> CorpusStatistics:
     """Return the statistics of corpora, and their overlap with the corpora that `against` describes."""
     others = CorpusList(tuple(corpus for text in against for corpus in parse_corpora(text, "--against").corpora))
     counter = None
     if others.corpora:
-        counter = OverlapCounter(others.read(others.progress("reading the other corpora")), others.title)
+        counter = OverlapCounter(others.read(others.progress("reading the other corpora")), others.title, measure_shift)
     return compute_statistics(corpora.read(corpora.progress("reading")), against=counter)
 
 
@@ -180,12 +184,22 @@ def take_first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
 
 
 def write_phrasebook(
-    prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool, links: bool = False
+    prefix: Path,
+    *,
+    count: int,
+    split: str,
+    seed: int,
+    gold: bool,
+    conllu: bool,
+    links: bool = False,
+    documents: bool = False,
 ) -> None:
     """Write pairs of the phrasebook to PREFIX.en and PREFIX.de.
 
     With `gold`, their analyses are written to PREFIX.jsonl; with `conllu`, their trees to PREFIX.{en,de}.conllu; with
-    `links`, their words to PREFIX.words.{en,de} and the gold links between these words to PREFIX.align.
+    `links`, their words to PREFIX.words.{en,de} and the gold links between these words to PREFIX.align. With
+    `documents`, the pairs are those of documents: an empty line follows each document in the files with one line per
+    sentence, and an analysis has the number of its document and the references to the previous sentence.
     """
     columns: dict[str, Callable[[Phrase], str]] = {"en": lambda p: p.source, "de": lambda p: p.target}
     if gold:
@@ -197,7 +211,47 @@ def write_phrasebook(
         columns["words.en"] = lambda p: " ".join(p.source_words)
         columns["words.de"] = lambda p: " ".join(p.target_words)
         columns["align"] = lambda p: " ".join(f"{i}-{j}" for i, j in p.alignment)
-    phrases = ProgressBar("writing", total=count).iterate(generate_phrases(split, count, seed=seed))
+    bar = ProgressBar("writing", total=count)
+    if documents:
+        sentences = bar.iterate(generate_sentences(split, count, seed=seed))
+        write_columns(prefix, list(columns), render_documents(sentences, columns))
+        return
+    phrases = bar.iterate(generate_phrases(split, count, seed=seed))
+    write_columns(prefix, list(columns), ({ending: render(p) for ending, render in columns.items()} for p in phrases))
+
+
+def render_documents(
+    sentences: Iterable[DocumentSentence], columns: Mapping[str, Callable[[Phrase], str]]
+) -> Iterator[dict[str, str]]:
+    """Yield a row of texts for each sentence, and between documents a row of empty lines.
+
+    JSONL and CoNLL-U have no empty lines: an object names its document, and an empty line of text has no tree.
+    """
+    boundary = {ending: "" for ending in columns if not ending.endswith(("jsonl", "conllu"))}
+    document = 0
+    for sentence in sentences:
+        if sentence.document != document:
+            yield boundary
+            document = sentence.document
+        row = {ending: render(sentence.phrase) for ending, render in columns.items()}
+        if "jsonl" in row:
+            gold = asdict(sentence)
+            row["jsonl"] = json.dumps({**gold.pop("phrase"), **gold}, ensure_ascii=False)
+        yield row
+
+
+def write_view(
+    prefix: Path, *, view: str, count: int, split: str, seed: int, direction: str, gold: bool = False
+) -> None:
+    """Write pairs of a view of the phrasebook to PREFIX.source and PREFIX.target; with `gold` also PREFIX.jsonl."""
+    columns: dict[str, Callable[[ViewedPhrase], str]] = {
+        "source": lambda phrase: phrase.pair.source,
+        "target": lambda phrase: phrase.pair.target,
+    }
+    if gold:
+        columns["jsonl"] = lambda phrase: json.dumps(asdict(phrase), ensure_ascii=False)
+    phrases = generate_views(view, split, count, seed=seed, direction=direction)
+    phrases = ProgressBar("writing", total=count).iterate(phrases)
     write_columns(prefix, list(columns), ({ending: render(p) for ending, render in columns.items()} for p in phrases))
 
 

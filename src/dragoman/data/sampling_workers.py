@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
+from dragoman.data.context import STORED_SEPARATOR, find_separator, join_context
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.hardware import usable_cores
 
@@ -51,7 +52,7 @@ class SamplingTask(NamedTuple):
     tag: str  # of all sources, such as the target language; its ids precede those of a source
     max_tokens: int
     indices: Sequence[int]  # of the pairs, counted over all corpora
-    sources: Sequence[bytes]  # in UTF-8, as in the cached files
+    sources: Sequence[bytes]  # in UTF-8, as in the cached files: context sentences, if any, and the sentence itself
     targets: Sequence[bytes]
 
     @property
@@ -70,21 +71,27 @@ class SampledIds(NamedTuple):
 def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
     """Return sampled segmentations of the sources and of the targets of a task.
 
-    A text that would have more than `max_tokens` tokens gets the deterministic segmentation, which is shorter.
+    A text that would have more than `max_tokens` tokens gets the deterministic segmentation, which is shorter. Context
+    sentences that do not fit are left out.
     """
     tag_ids = tokenizers.tag_ids(task.tag)
     sampled = []
     # The seeds of the two sides differ, so that they are segmented independently.
     for tokenizer, texts, prefix, seed in (
         (tokenizers.source, task.sources, tag_ids, task.seed),
-        (tokenizers.target, task.targets, [], ~task.seed),
+        (tokenizers.target, task.targets, tokenizers.target_tag_ids(task.tag), ~task.seed),
     ):
         side = SampledIds(array("I"), array("I"))
         for index, encoded in zip(task.indices, texts, strict=True):
-            text = encoded.decode()
-            ids = tokenizer.sample(text, rate=task.rate, key=(seed, task.epoch, index))
+            *context, text = [sentence.decode() for sentence in encoded.split(STORED_SEPARATOR)]
+            key = (seed, task.epoch, index)
+            ids = tokenizer.sample(text, rate=task.rate, key=key)
             if len(prefix) + len(ids) > task.max_tokens:
                 ids = tokenizer.encode(text)
+            if context:
+                sentences = [tokenizer.sample(sentence, rate=task.rate, key=key) for sentence in context]
+                room = task.max_tokens - len(prefix) - len(ids)
+                ids = [*join_context(sentences, find_separator(tokenizers), room), *ids]
             side.ids.extend([*prefix, *ids])
             side.ends.append(len(side.ids))
         sampled.append(side)

@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
-from random import Random
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.data.cleaning import LanguageGuesser, Overlap, OverlapCounter, TextSet
+from dragoman.data.cleaning import DomainShift, LanguageGuesser, Overlap, OverlapCounter, PairSample, TextSet
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
@@ -152,8 +151,7 @@ def compute_statistics(pairs: Iterable[Pair], against: OverlapCounter | None = N
     source, target, seen = SideCounts(), SideCounts(), TextSet()
     log_ratios: Counter[float] = Counter()  # in units of RATIO_STEP
     correlation = RunningCorrelation()
-    sample: list[Pair] = []  # a uniform sample of all pairs, by reservoir sampling
-    random = Random(1)
+    sample = PairSample(LANGUAGE_SAMPLE)
     equal = count = 0
     for count, pair in enumerate(pairs, 1):
         source.add(pair.source, count)
@@ -163,15 +161,12 @@ def compute_statistics(pairs: Iterable[Pair], against: OverlapCounter | None = N
         log_source, log_target = (math.log(len(text.encode()) or 1) for text in (pair.source, pair.target))
         correlation.add(log_source, log_target)
         log_ratios[round((log_target - log_source) / RATIO_STEP)] += 1
-        if len(sample) < LANGUAGE_SAMPLE:
-            sample.append(pair)
-        elif (index := random.randrange(count)) < LANGUAGE_SAMPLE:
-            sample[index] = pair
+        sample.add(pair)
         if against:
             against.count(pair)
     if not count:
         raise UserError("the corpus has no pairs; check its files")
-    (source_languages, target_languages), notes = guess_languages(sample)
+    (source_languages, target_languages), notes = guess_languages(sample.pairs)
     ratios = Counter({math.exp(RATIO_STEP * step): number for step, number in log_ratios.items()})
     result = CorpusStatistics(
         pairs=count,
@@ -251,6 +246,13 @@ def render_sparkline(counts: Sequence[int]) -> str:
     return "".join(BARS[math.ceil(count / highest * len(BARS)) - 1] if count else " " for count in counts)
 
 
+def describe_shift(shift: DomainShift) -> str:
+    return (
+        f"{shift.ratio:.2f} times that of unseen lines of the other corpus "
+        f"({shift.perplexity:,.0f} : {shift.held_out_perplexity:,.0f}; 1: same domain)"
+    )
+
+
 def render_statistics(stats: CorpusStatistics) -> RenderableType:
     """Render the statistics as a table."""
     table = Table(title=f"{stats.pairs:,} pairs", title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -280,11 +282,15 @@ def render_statistics(stats: CorpusStatistics) -> RenderableType:
         other = stats.against
         facts.add_row("against", Text(f"{other.name}, {other.other_pairs:,} pairs"))
         facts.add_row("shared", f"{other.shared_sources:,} sources, {other.shared_pairs:,} pairs")
-        for name, side_words in (("source", other.source), ("target", other.target)):
-            unknown, total = side_words.unknown, side_words.words
-            examples = f", such as {' '.join(side_words.examples)}" if side_words.examples else ""
-            text = f"{unknown:,} of {total:,} ({unknown / max(total, 1):.2%}){examples}"
-            facts.add_row(f"{name} words not shared", Text(text))
+        for name, words in (("source", other.source), ("target", other.target)):
+            examples = f", such as {' '.join(words.examples)}" if words.examples else ""
+            rates = [
+                f"{unknown:,} of {total:,} ({unknown / max(total, 1):.2%})"
+                for unknown, total in ((words.unknown, words.words), (words.unknown_types, words.types))
+            ]
+            facts.add_row(f"{name} words not shared", Text(f"{rates[0]}; different ones: {rates[1]}{examples}"))
+            if words.shift:
+                facts.add_row(f"{name} perplexity", Text(describe_shift(words.shift)))
     for note in stats.notes:
         facts.add_row("note", Text(note))
     return Group(table, facts)

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.batches import EXAMPLE_FORMATS, ExampleFormat
+from dragoman.data.context import STORED_SEPARATOR, encode_contexts
 from dragoman.data.features import FEATURES, Annotation
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -89,7 +90,9 @@ class TokenStore:
             self.example_count: int = metadata["pairs"]
             self.digest: str = metadata["digest"]
             self.dropped_counts: dict[str, int] = metadata["dropped"]  # number of pairs left out, by reason
-            self.longest_source: int = metadata["longest"]
+            self.longest_source: int = metadata["longest"]  # with its tag, without context
+            self.documents: int = metadata.get("documents", 0)  # number of sources without context
+            self.shortened_contexts: int = metadata.get("shortened", 0)  # number of contexts that did not fit in full
             self.characters: int = metadata.get("characters", 0)  # of all targets, including the ends of lines
             self.tag: str = metadata.get("tag", "")  # its ids precede those of every source
             self.id_columns = [StoredColumn(folder, f"{side}.ids", metadata["dtype"]) for side in STORED_SIDES]
@@ -162,18 +165,21 @@ def open_store(
     max_length: int,
     text: bool,
     features: Sequence[str] = (),
+    context: int = 0,
     example_format: str = "pairs",
     name: str = "the corpus",
 ) -> TokenStore:
     """Open the store of this corpus and tokenizer, and write it first if it is not cached.
 
     `key` identifies the corpus and `name` names it in messages. With `text`, the texts are stored too. Examples with
-    more than `max_length` tokens on a side are left out.
+    more than `max_length` tokens on a side are left out; the context of a source, up to `context` sentences, is
+    shortened instead.
     """
     # Stores that earlier versions wrote are found by this key, so its format must not change.
     parts = [key, tokenizers.fingerprint(), str(max_length), str(text)]
     parts += [example_format] if example_format != "pairs" else []
     parts += [FEATURES[feature].store_key for feature in features]
+    parts += [f"context {context}"] if context else []
     folder = cache / digest_bytes("|".join(parts).encode(), size=12)
 
     def write(temporary: Path) -> None:
@@ -211,23 +217,31 @@ class StoreWriter(ExitStack):
     def write(self, pairs: Iterator[Pair], format_: ExampleFormat, max_length: int, name: str) -> dict[str, Any]:
         """Write the pairs that need not be skipped; return the content of store.json. `name` is for messages."""
         dropped: Counter[str] = Counter()
-        count = longest = characters = 0
+        count = longest = characters = documents = shortened = 0
         tag = ""
         while chunk := list(islice(pairs, ENCODING_CHUNK)):
             tag = chunk[0].tag  # all pairs of a corpus have the same tag
-            tag_ids = self.tokenizers.tag_ids(tag)
+            tag_ids, begin_ids = self.tokenizers.tag_ids(tag), self.tokenizers.target_tag_ids(tag)
             sources = self.tokenizers.source.encode_all([pair.source for pair in chunk])
             targets = self.tokenizers.target.encode_all([pair.target for pair in chunk])
+            targets = [[*begin_ids, *ids] if begin_ids and ids else ids for ids in targets]
+            room = [max_length - len(tag_ids) - len(ids) for ids in sources]  # of the context
+            contexts = encode_contexts(self.tokenizers, [pair.context for pair in chunk], room)
             kept: list[tuple[Pair, list[int], list[int]]] = []  # pair, source ids, target ids
-            for pair, ids, target in zip(chunk, sources, targets, strict=True):
+            for pair, context, ids, target in zip(chunk, contexts, sources, targets, strict=True):
                 source = [*tag_ids, *ids] if ids else ids
                 if reason := format_.find_reason_to_skip(source, target, max_length):
                     dropped[reason] += 1
-                else:
-                    kept.append((pair, source, [*target, EOS] if format_.stores_eos else target))
+                    continue
+                longest = max(longest, len(source))
+                if pair.context:
+                    source = [*tag_ids, *context, *ids]
+                    separator = context[-1] if context else -1
+                    shortened += context.count(separator) < len(pair.context)
+                documents += not pair.context
+                kept.append((pair, source, [*target, EOS] if format_.stores_eos else target))
             self.write_chunk(kept)
             count += len(kept)
-            longest = max([longest, *(len(source) for _, source, _ in kept)])
             characters += sum(len(pair.target) + 1 for pair, _, _ in kept)
         if not count:
             reasons = [f"{number} {reason}" for reason, number in dropped.items()] or ["nothing read"]
@@ -237,6 +251,7 @@ class StoreWriter(ExitStack):
             )
         metadata = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
         metadata |= {"text": self.has_text, "longest": longest, "characters": characters, "tag": tag}
+        metadata |= {"documents": documents, "shortened": shortened}
         return metadata | self.missing
 
     def write_chunk(self, kept: list[tuple[Pair, list[int], list[int]]]) -> None:
@@ -248,7 +263,11 @@ class StoreWriter(ExitStack):
             ids = columns[f"{side}.ids"] = [np.asarray(line, dtype=self.dtype) for line in tokens]
             self.digest.update(np.asarray(list(map(len, ids)), np.int64).tobytes() + b"".join(map(bytes, ids)))
             if self.has_text:
-                columns[f"{side}.text"] = [getattr(pair, side).encode() for pair in pairs]
+                contexts = [pair.context if side == "source" else () for pair in pairs]
+                columns[f"{side}.text"] = [
+                    STORED_SEPARATOR.join(map(str.encode, [*context, getattr(pair, side)]))
+                    for pair, context in zip(pairs, contexts, strict=True)
+                ]
         for feature in self.features:
             annotations = [feature.make_annotation(pair) for pair in pairs]
             aligned = [

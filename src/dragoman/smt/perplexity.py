@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dragoman.data.cleaning import DomainShift
 from dragoman.errors import UserError
 from dragoman.smt.decoder import NgramScorer
-from dragoman.smt.ngram import END, SPECIAL, UNKNOWN, read_arpa
+from dragoman.smt.ngram import END, SPECIAL, UNKNOWN, read_arpa, train_ngrams
+
+SHIFT_ORDER = 3  # of the n-gram model that compares two texts
+HELD_OUT_EVERY = 10  # one line in so many of the training text is held out from this model
+MIN_SHIFT_LINES = 100  # fewer different lines of training text make perplexities meaningless
 
 
 class SentenceScore(NamedTuple):
@@ -105,3 +110,22 @@ def measure_perplexity(scores: Iterable[SentenceScore]) -> Perplexity:
         sentences, tokens, unknown_words = sentences + 1, tokens + len(score.log_probs), unknown_words + len(unknown)
         log_prob, unknown_log_prob = log_prob + score.log_prob, unknown_log_prob + sum(unknown)
     return Perplexity(sentences, tokens, unknown_words, log_prob, unknown_log_prob)
+
+
+def measure_shift(training: Sequence[list[str]], text: Sequence[list[str]]) -> DomainShift | None:
+    """Compare the perplexity of a text under a model of the training text with that of held-out training text.
+
+    Lines are lists of words; each different line of the training text is used once, so that no held-out line is also
+    in the part that the model is trained on. Unknown words count, with the small probability that smoothing leaves for
+    them. Return None if there are too few lines.
+    """
+    distinct = list(dict.fromkeys(" ".join(words) for words in training if words))
+    lines = [words for words in text if words]
+    if len(distinct) < MIN_SHIFT_LINES or not lines:
+        return None
+    held_out = [line.split() for line in distinct[::HELD_OUT_EVERY]]
+    del distinct[::HELD_OUT_EVERY]
+    scorer = NgramScorer(train_ngrams(distinct, SHIFT_ORDER))
+    model = NgramLanguageModel(SHIFT_ORDER, scorer.score_sentence)
+    perplexity, baseline = (measure_perplexity(map(model.score, part)).perplexity for part in (lines, held_out))
+    return DomainShift(perplexity, baseline, perplexity / baseline)

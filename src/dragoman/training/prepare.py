@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.data.batches import EXAMPLE_FORMATS, RankShard
+from dragoman.data.context import CONTEXT_SEPARATOR, extract_sentence
 from dragoman.data.corpus import SPLITS, CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.data.features import FEATURES
 from dragoman.data.stream import BatchStream, TextWindowStream, WeightedStore
@@ -54,15 +55,22 @@ class RunData:
 
     @cached_property
     def pair_statistics(self) -> PairStatistics:
-        """Statistics of pairs in the training data, by which inference flags unusual translations."""
+        """Statistics of pairs in the training data, by which inference flags unusual translations.
+
+        They are about the sentences themselves: neither tags nor contexts count in texts, nor contexts in lengths.
+        """
         lengths, texts = [], []
+        has_context = CONTEXT_SEPARATOR in self.tokenizers.tags
         for part in self.train:
-            sides = (side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS))
-            lengths += list(zip(*sides, strict=True))
+            if not has_context:
+                sides = (side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS))
+                lengths += list(zip(*sides, strict=True))
             for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
                 pair = part.store.read_example(line)
-                source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]  # without the tag before it
+                source = extract_sentence(self.tokenizers, pair.source.tolist())
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
+                if has_context:  # the lengths of stored sources include it
+                    lengths.append((len(source), len(pair.target)))
         return PairStatistics.measure(lengths, texts)
 
     @property
@@ -100,7 +108,8 @@ def check_data(recipe: Recipe) -> None:
     reason = "" if example_format == "pairs" else "does not translate"  # why tags and a second direction are refused
     if "tree" in recipe.model.source_features:
         reason = "reads trees of one side"  # only sources have dependency trees, in which a tag has no node
-    for is_used, setting in ((any(data.tags), "a tag in data.train"), (data.both_ways, "data.both_ways")):
+    settings = {"a tag in data.train": any(data.tags), "data.both_ways": data.both_ways, "data.context": data.context}
+    for setting, is_used in settings.items():
         if reason and is_used:
             raise UserError(f"{setting} has no effect with model.kind={kind}, which {reason}; leave it out")
     if example_format == "labels" and any(corpus.reverse for corpus in data.train_and_reversed):
@@ -116,6 +125,9 @@ def check_data(recipe: Recipe) -> None:
             "data.both_ways learns both directions without tags; if corpora have tags, list each corpus again with "
             "reverse: true and another tag"
         )
+    dialogues = [corpus.title for split in SPLITS for corpus in getattr(data, split) if corpus.dialogue]
+    if data.context and dialogues:
+        raise UserError(f"{dialogues[0]}: a source of a dialogue is the dialogue so far; leave data.context out")
     for split in ("dev", "test"):
         for corpus in getattr(data, split):
             if corpus.tag not in data.tags:
@@ -171,12 +183,15 @@ def prepare_data(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizer
 
 
 def add_tags(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
-    return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
+    """Return the tokenizers with the tags of the recipe and, if it has data.context, the separator of sentences."""
+    tags = [word for tag in recipe.data.tags for word in tag.split()]
+    return tokenizers.with_tags([*tags, *([CONTEXT_SEPARATOR] if recipe.data.context else [])])
 
 
 def read_corpus(recipe: Recipe, corpus: CorpusSettings, split: str, features: Sequence[str] = ()) -> Iterator[Pair]:
-    """Yield the pairs of a corpus. For a language model their sources are empty."""
-    pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees="tree" in features)
+    """Yield the pairs of a corpus, with context if the recipe has data.context. A language model has no sources."""
+    options: dict[str, Any] = {"direction": recipe.data.direction, "context": recipe.data.context}
+    pairs = read_pairs(corpus, split=split, trees="tree" in features, **options)
     return (Pair("", pair.target) for pair in pairs) if recipe.model.task == "generate" else pairs
 
 
@@ -230,6 +245,7 @@ def encode_corpus(
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,  # keep it, to tokenize it anew in every epoch
         features=features,
+        context=recipe.data.context,
         example_format=recipe.example_format,
         name=f"data.{split} ({corpus.title})",
     )
@@ -237,6 +253,14 @@ def encode_corpus(
     corpus_count = len(recipe.data.train_and_reversed if split == "train" else recipe.data.dev)
     label = f"{split}, {corpus.title}" if corpus_count > 1 else split
     report.log(f"{label}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
+    if recipe.data.context:
+        report.log(f"{label}: {store.documents:,} of them begin a document")
+        if store.documents == 1:
+            hint = "separate documents by empty lines, or name a column or key of their ids with `document_id`"
+            report.log(f"{label}: all pairs are one document; {hint}", WARNING)
+    if store.shortened_contexts:
+        reason = f"longer than data.max_length={recipe.data.max_length} tokens"
+        report.log(f"{label}: {store.shortened_contexts:,} have less context, because it was {reason}")
     if extra and split == "train":
         report.log(f"{label}: {extra:,} further targets are left out; only the first of a pair is learned", WARNING)
     for name, missing in store.missing_counts.items():

@@ -21,7 +21,14 @@ import torch
 from dragoman.config.settings import LIMITS, Registries, apply_override, check_names, get_entry, read_values
 from dragoman.data.corpus import FILE_SETTINGS, SPLITS
 from dragoman.data.stream import StreamPosition
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings, WordTokenizer
+from dragoman.data.tokenizers import (
+    IMPORTED_TOKENIZERS,
+    SAVED_TOKENIZERS,
+    TOKENIZERS,
+    Tokenizers,
+    TokenizerSettings,
+    WordTokenizer,
+)
 from dragoman.errors import UserError
 from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.predictor import Predictor
@@ -55,7 +62,7 @@ MAY_CHANGE = {
         "device", "precision", "compile", "threads",  # where to run: logged, because rounding may differ
         "parallel", "timeout",
     },
-    "data": {"cache", "test", "metrics"},
+    "data": {"cache", "test", "metrics", "source_language", "target_language"},
 }  # fmt: skip
 TRAIN_REGISTRIES: Registries = {
     "optimizer": optim.OPTIMIZERS,
@@ -331,12 +338,20 @@ def check_tokenizer_and_validation(recipe: Recipe) -> None:
     train, tokenizer = recipe.train, recipe.tokenizer
     kinds = [tokenizer.kind, tokenizer.for_target().kind]
     for name, kind in zip(("kind", "target_kind"), kinds, strict=True):
-        get_entry(TOKENIZERS, kind, f"tokenizer.{name}")
-    if tokenizer.sampling and not any(TOKENIZERS[kind].can_sample for kind in kinds):
+        if kind not in IMPORTED_TOKENIZERS:
+            get_entry(TOKENIZERS, kind, f"tokenizer.{name}")
+    if tokenizer.sampling and not any(SAVED_TOKENIZERS[kind].can_sample for kind in kinds):
         sampling_kinds = " or ".join(name for name, kind in TOKENIZERS.items() if kind.can_sample)
         raise UserError(
             f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which has only one way to tokenize a text; "
             f"leave it out, or choose {sampling_kinds}"
+        )
+    if train.mask_copied and not (
+        recipe.neural_model.copying and issubclass(SAVED_TOKENIZERS[kinds[0]], WordTokenizer)
+    ):
+        raise UserError(
+            "train.mask_copied teaches a model to copy unknown words; it needs model.copying=true and a vocabulary of "
+            "words, such as tokenizer.kind=word"
         )
     for name in [name for name, minimum in (("patience", 1), ("average", 2)) if getattr(train, name) >= minimum]:
         if not recipe.data.dev:
@@ -361,7 +376,8 @@ def check_statistical_settings(recipe: Recipe) -> None:
                 f"tokenized already; it is {kind}"
             )
     refuse_unused_search_settings(search.model_dump(exclude_defaults=True))
-    for setting, is_used in (("a tag in data.train", any(recipe.data.tags)), ("data.both_ways", recipe.data.both_ways)):
+    settings = {"a tag in data.train": any(recipe.data.tags), "data.both_ways": recipe.data.both_ways}
+    for setting, is_used in {**settings, "data.context": recipe.data.context}.items():
         if is_used:
             raise UserError(f"{setting} has no effect with model.kind=smt; leave it out")
     if weight := next((corpus.weight for corpus in recipe.data.train if corpus.weight != 1), 0):

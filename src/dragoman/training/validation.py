@@ -16,6 +16,7 @@ from dragoman.config.settings import MetricName
 from dragoman.data.batches import EXAMPLE_FORMATS, LAYOUTS, Widths
 from dragoman.data.corpus import collect_references
 from dragoman.data.stream import read_in_order
+from dragoman.data.tokenizers import WordTokenizer
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
@@ -23,7 +24,7 @@ from dragoman.metrics.metrics import BEST_METRIC, METRICS, Metric, choose_checkp
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.recipe import Recipe
 from dragoman.training.execution import ExecutionPlan
-from dragoman.training.loss import LossTerms, compute_chunked_loss
+from dragoman.training.loss import LossTerms, compute_chunked_loss, compute_model_loss
 from dragoman.training.prepare import RunData
 from dragoman.types import Batch, Line
 
@@ -145,10 +146,10 @@ class Validator:
             is_token_BT = batch.target_segment_BT > 0
             with self.plan.autocast():
                 states_NC, target_N = model(batch)[is_token_BT], batch.target_out_BT[is_token_BT]
-                _, nll, _ = compute_chunked_loss(states_NC[None], model.project.weight, target_N, LossTerms())
+                _, nll, _ = compute_model_loss(model, states_NC[None], target_N, LossTerms(), compute_chunked_loss)
                 total += float(nll)
                 if self.task == "classify":
-                    predicted += model.project(states_NC).argmax(-1).tolist()
+                    predicted += model.compute_logits(states_NC).argmax(-1).tolist()
                     gold += target_N.tolist()
         return total / sum(batch.target_tokens for batch in self.batches), predicted, gold
 
@@ -161,6 +162,9 @@ class Validator:
         longest = self.prepared.longest
         translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, longest, self.device, engine=engine)
         trees = [pair.tree for pair in pairs] if translator.reads_trees else None
-        lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
-        hypotheses = translator.translate(lines, trees=trees, search=GREEDY, align=False)
+        lines = [Line(pair.source, tag=pair.tag, context=pair.context) for pair in pairs]
+        # A copying model is judged by the unknown words that it copies, if the recipe's search writes them.
+        copies = model.copy_gate is not None and isinstance(tokenizers.target, WordTokenizer)
+        search = {**GREEDY, "unknown": "copy"} if copies and self.recipe.search.unknown == "copy" else GREEDY
+        hypotheses = translator.translate(lines, trees=trees, search=search, align=False)
         return [hypothesis.text for hypothesis in hypotheses], collect_references(pairs)
