@@ -77,7 +77,7 @@ def test_stop_rule_best_finds_the_same_as_never_stopping(
         patch.setitem(
             STOP_RULES,
             "never",
-            lambda score_BW, _best_possible_B, _nbest: torch.zeros_like(score_BW[:, 0], dtype=torch.bool),
+            lambda score_BW, *_: torch.zeros_like(score_BW[:, 0], dtype=torch.bool),
         )
         for nbest in {1, width}:
             model = Toy(seed=seed, levels=levels)

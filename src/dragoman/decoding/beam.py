@@ -110,7 +110,7 @@ class BeamSearch(Search):
         token_BWT.scatter_(2, position_BW1, token_BW[:, :, None])
         new_logp_BW = torch.where(done_B[:, None], old.logp_BW, logp_BW)
         length_B = old.length_B + (~done_B).long()
-        best_possible_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
+        best_possible_B, best_now_B = (new_logp_BW[:, 0] / norm_T[length] for length in (old.limit_B, length_B))
         nbest = min(self.settings.nbest, self.finish)
         self.state = BeamState(
             torch.where(done_B[:, None, None], old.token_BWT, token_BWT),
@@ -123,7 +123,7 @@ class BeamSearch(Search):
             old.limit_B,
             done_B
             | (length_B >= old.limit_B)
-            | self.should_stop(end_score_BW[:, : self.finish], best_possible_B, nbest),
+            | self.should_stop(end_score_BW[:, : self.finish], best_possible_B, best_now_B, nbest),
         )
         first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
         token_BW = token_BW.masked_fill(logp_BW == NEG_INF, EOS)  # no prefix: any id that the model can read
@@ -198,7 +198,7 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
     return score_BC.gather(1, column_BK), column_BK
 
 
-def stop_when_full(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:
+def stop_when_full(score_BW: Tensor, best_possible_B: Tensor, best_now_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001
     """Stop when W hypotheses are finished, or when no prefix can beat the nbest-th hypothesis any more.
 
     W is the beam width or, if less, the setting `finish`: callers give the scores of so many hypotheses.
@@ -208,7 +208,7 @@ def stop_when_full(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Ten
     return (score_BW[:, -1] > NEG_INF) | (score_BW[:, nbest - 1] >= best_possible_B)
 
 
-def stop_when_unbeatable(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:
+def stop_when_unbeatable(score_BW: Tensor, best_possible_B: Tensor, best_now_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001
     """Stop when no active prefix can overtake the nbest-th hypothesis any more.
 
     Log-probabilities are at most 0, so no continuation has a higher score than `best_possible_B`, the best prefix's
@@ -218,7 +218,16 @@ def stop_when_unbeatable(score_BW: Tensor, best_possible_B: Tensor, nbest: int) 
     return score_BW[:, nbest - 1] >= best_possible_B
 
 
-def stop_at_limit(score_BW: Tensor, best_possible_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the registry's signature
+def stop_when_ahead(score_BW: Tensor, best_possible_B: Tensor, best_now_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001
+    """Stop when W hypotheses are finished and none has a lower score than the best prefix would have if it ended now.
+
+    It is the rule of `transformers` with early_stopping=False, with which published models are used. Longer prefixes
+    could still overtake, since the length normalization favours them.
+    """
+    return score_BW[:, -1] >= best_now_B
+
+
+def stop_at_limit(score_BW: Tensor, best_possible_B: Tensor, best_now_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001
     """Continue until every prefix has reached the limit."""
     return torch.zeros_like(best_possible_B, dtype=torch.bool)
 
@@ -246,9 +255,11 @@ LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
     "gnmt": make_gnmt_divisors,
     "none": make_unit_divisors,
 }
-# Functions of the scores of finished hypotheses, `best_possible_B` and `nbest` that return which sentences are done.
-STOP_RULES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+# Functions that return which sentences are done, given the scores of finished hypotheses, the best score that a prefix
+# can reach or would have if it ended now, and `nbest`.
+STOP_RULES: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
     "enough": stop_when_full,
     "best": stop_when_unbeatable,
+    "ahead": stop_when_ahead,
     "limit": stop_at_limit,
 }

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -94,12 +94,16 @@ class Slots:
             self.job_numbers[slot] = number
 
     def shrink(self) -> None:
-        slots = [slot for slot, number in enumerate(self.job_numbers) if number != FREE]
-        index_K = copy_to_device(slots, self.search.device)
+        self.resize([slot for slot, number in enumerate(self.job_numbers) if number != FREE])
+
+    def resize(self, slots: Sequence[int], free: int = 0) -> None:
+        """Keep these slots, in this order, and add free ones. Until these are filled, they repeat the first slot."""
+        rows = [*slots, *[slots[0]] * free]
+        index_K = copy_to_device(rows, self.search.device)
         self.state = self.state.keep_sentences(index_K)
-        self.search.keep_slots(slots)
+        self.search.keep_slots(rows)
         self.token_N = self.token_N.view(len(self.job_numbers), -1)[index_K].flatten()
-        self.job_numbers = [self.job_numbers[slot] for slot in slots]
+        self.job_numbers = [*(self.job_numbers[slot] for slot in slots), *[FREE] * free]
 
 
 class StaticSlots(Slots):
@@ -185,7 +189,8 @@ class JobQueue:
     """
 
     def __init__(self, jobs: Sequence[SearchJob], numbers: Sequence[int]) -> None:
-        self.jobs, self.lock = jobs, threading.Lock()
+        self.jobs: Sequence[SearchJob] | Mapping[int, SearchJob] = jobs
+        self.lock = threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))  # the next job is the last
         self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)  # 1: EOS
         self.max_length = max(jobs[number].max_tokens for number in numbers)  # maximum target length

@@ -102,10 +102,12 @@ class SentenceBeam:
         self.done = not active or len(self.active[0][0]) >= self.max_tokens
         if not self.done:
             scores = [result.score for result in self.finished] + [NEG_INF] * (self.width - len(self.finished))
-            best_possible_B = torch.tensor([max(logp for _, logp in self.active)]) / self.norm_T[self.max_tokens]
+            best_B = torch.tensor([max(logp for _, logp in self.active)])
+            lengths = (self.max_tokens, len(self.active[0][0]))
+            best_possible_B, best_now_B = (best_B / self.norm_T[length] for length in lengths)
             enough = min(self.finish or self.width, self.width)
             score_1W = torch.tensor([scores[:enough]])
-            self.done = bool(self.should_stop(score_1W, best_possible_B, min(self.nbest, enough)))
+            self.done = bool(self.should_stop(score_1W, best_possible_B, best_now_B, min(self.nbest, enough)))
         return active
 
     def score(self, logp: float, length: int) -> float:
