@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.config.settings import TrainSettings, parse_settings
+from dragoman.config.settings import TrainSettings
 from dragoman.data.corpus import CorpusSettings
 from dragoman.inference.model_card import (
-    list_languages,
     make_card_table,
     name_corpus,
     rank_validation,
@@ -175,16 +174,6 @@ def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
         assert set(PATTERNS[name].uses) <= set(settings_of({"attention": name}).get_effective_settings())
     for name in POSITIONS:
         assert set(POSITIONS[name].uses) <= set(settings_of({"position": name}).get_effective_settings())
-
-
-def test_languages_are_told_by_file_names() -> None:
-    def told(**corpus: object) -> list[str]:
-        return list_languages(parse_settings(Recipe, {"data": {"train": corpus}}))
-
-    assert told(source="a/train.en.gz", target="a/train.de.gz") == ["en-de"]
-    assert told(source="a/train.en", target="a/train.de", reverse=True) == ["de-en"]
-    assert told(source="a/train.src", target="a/train.trg") == []
-    assert told(phrasebook=10) == ["en-de"]
 
 
 def test_a_card_in_markdown(toy: Toy, tmp_path: Path, call: Call) -> None:

@@ -97,12 +97,17 @@ def export_command(
 
 
 def import_command(
-    folder: Annotated[Path, Argument(help="folder of a model saved by transformers")], out_folder: opt.NewRun
+    folder: Annotated[Path, Argument(help="folder of a model saved by transformers")],
+    out_folder: opt.NewRun,
+    licence: Annotated[str, Option(help="licence of the model; by default the one in its README.md")] = "",
+    source_language: Annotated[str, Option("--from", help="source language, if the folder does not name it")] = "",
+    target_language: Annotated[str, Option("--to", help="target language, if the folder does not name it")] = "",
 ) -> None:
-    """Convert a Hugging Face model (MarianMT or Pegasus, as written by export) to a run folder."""
+    """Convert a Hugging Face model to a run folder: MarianMT (opus-mt), M2M100, NLLB, or one that export wrote."""
     from dragoman.inference.export import import_run
 
-    for agreement in import_run(folder, out_folder):
+    languages = {"source_language": source_language, "target_language": target_language}
+    for agreement in import_run(folder, out_folder, licence=licence, **languages):
         print(agreement)
     print(f"done: {out_folder}")
 

@@ -20,6 +20,7 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import QUANTIZATIONS, CTranslate2Engine, save_ctranslate2
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface, save_huggingface
 from dragoman.inference.engines.onnx import OnnxEngine, save_onnx
+from dragoman.inference.engines.published import is_published, read_published
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import render_card
 from dragoman.inference.predictor import Predictor
@@ -141,20 +142,27 @@ def export(
     return agreements
 
 
-def import_run(folder: Path, out: Path) -> list[Agreement]:
-    """Write a run folder from a model saved by `transformers`; compare translations if that library is installed."""
+def import_run(
+    folder: Path, out: Path, *, licence: str = "", source_language: str = "", target_language: str = ""
+) -> list[Agreement]:
+    """Write a run folder from a model saved by `transformers`; compare translations if that library is installed.
+
+    The licence and the languages of a published model are read from its folder unless they are given.
+    """
+    options = {"licence": licence, "source_language": source_language, "target_language": target_language}
     check_output_folder(out)
     agreements: list[Agreement] = []
 
     def write(run: Path) -> None:
-        import_huggingface(folder, run)
+        import_huggingface(folder, run, **options)
+        published = read_published(folder, **options) if is_published(folder) else None
         try:
-            engine = HuggingFaceEngine(folder)
+            engine = HuggingFaceEngine(folder, published.id_map if published else None)
         except UserError as error:
             log(f"translations are not compared: {error}")
             return
         translator = load_as(Translator, run, device="cpu")
-        agreements.extend(compare_translations(translator, engine, SAMPLE_LINES))
+        agreements.extend(compare_translations(translator, engine, SLOW_SAMPLE_LINES if published else SAMPLE_LINES))
         check_agreements(agreements, exact=True)
 
     write_atomically(out, write)
@@ -168,26 +176,26 @@ def check_output_folder(out: Path) -> None:
         raise UserError(f"there is no folder {str(out.absolute().parent)!r} to write into; create it first")
 
 
-def sample_lines(data: DataSettings, count: int) -> list[Line]:
+def sample_lines(data: DataSettings, count: int, tag: str = "") -> list[Line]:
     """Return sentences of the run's dev and test corpora or, if their files are missing, of the built-in phrasebook."""
     sources = (
-        Line(pair.source, tag=pair.tag)
+        Line(pair.source, tag=pair.tag, context=pair.context)
         for split, corpora in (("dev", data.dev), ("test", data.test))
         for corpus in corpora
-        for pair in read_pairs(corpus, split=split, direction=data.direction)
+        for pair in read_pairs(corpus, split=split, direction=data.direction, context=data.context)
         if pair.source.strip()
     )
     try:
         lines = list(islice(sources, count))
     except UserError:
         lines = []
-    tag = next(iter(data.tags), "")  # any tag (such as a target language) of the model; the phrasebook has none
+    tag = next(iter(data.tags), "") or tag  # any tag (such as a target language) of the model; the phrasebook has none
     return lines or [Line(pair.source, tag=tag) for pair in generate_pairs("test", count, direction=data.direction)]
 
 
 def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterator[Agreement]:
     """Translate sample lines with both engines, with beam 1 and with the beam of the run, and compare the results."""
-    lines = sample_lines(ours.recipe.data, count)
+    lines = sample_lines(ours.recipe.data, count, tag=ours.directions[0].tag)
     log(f"comparing the translations of {len(lines)} sentences")
     theirs = replace(ours, engine=engine)
     for beam in sorted({1, ours.recipe.search.beam}):

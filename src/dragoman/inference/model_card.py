@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -23,6 +22,7 @@ from dragoman.config.settings import METRIC_ALIASES
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import render_template
+from dragoman.inference.languages import describe_directions, list_directions
 from dragoman.inference.loading import open_run
 from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric
 from dragoman.recipe import Recipe
@@ -35,7 +35,6 @@ RENAMED_KEYS = {  # key written by an earlier release -> current key
     **METRIC_ALIASES,
     **{f"{old}_by_corpus": f"{new}_by_corpus" for old, new in METRIC_ALIASES.items()},
 }
-LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # "en" in names of files such as train.en.gz
 _R = TypeVar("_R", bound=BaseModel)
 Sections = dict[str, dict[str, str]]  # section of the card -> name of a row -> text
 
@@ -58,8 +57,18 @@ class ParentRecord(BaseModel):
     parent: ParentRecord | None = None
 
 
+class OriginRecord(BaseModel):
+    """The published model that a run was imported from, in provenance.json."""
+
+    name: str
+    licence: str = ""  # as its authors name it, such as cc-by-4.0; "" if unknown
+    architecture: str = ""
+
+
 class Provenance(BaseModel):
     """The fields of provenance.json that the card uses."""
+
+    origin: OriginRecord | None = None  # also of runs that were trained further
 
     corpora: list[CorpusRecord] = []
     parent: ParentRecord | None = None
@@ -104,7 +113,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
     events = list(read_events(folder.metrics_file))
     train_events = [event for event in events if event["event"] == "train"]
     validations = [event for event in events if event["event"] == "validate"]
-    task = recipe.model.task
+    task, directions = recipe.model.task, list_directions(recipe, tokenizers)
     best = max(validations, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.load_state(), parse_record(Provenance, folder.load_provenance(), folder.provenance_file)
     # Totals of training: in the last checkpoint or, if users have removed the checkpoints, in the last train event
@@ -122,7 +131,9 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "tokenizer": recipe.tokenizer.model_dump(),
         "vocabulary": {"source": tokenizers.source.size, "target": target.size},
         "vocabulary_shared": tokenizers.joint if task == "translate" else None,
-        "languages": list_languages(recipe) if task == "translate" else [],
+        "origin": provenance.origin.model_dump() if provenance.origin else None,
+        "languages": list(dict.fromkeys(str(direction) for direction in directions if direction.source)),
+        "language_names": describe_directions(directions),
         "tags": [tag for tag in recipe.data.tags if tag],
         "direction": recipe.data.direction if any(corpus.phrasebook for corpus in recipe.data.train) else "",
         "data": {split: [name_corpus(corpus) for corpus in getattr(recipe.data, split)] for split in ("train", "dev")},
@@ -195,7 +206,7 @@ def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float
 def name_corpus(corpus: CorpusSettings) -> str:
     """Return a short description of a corpus: its files without folders, selection and weight."""
     if corpus.phrasebook:
-        return f"phrasebook, {corpus.phrasebook} pairs, seed {corpus.seed}"
+        return f"phrasebook, {corpus.phrasebook} pairs, seed {corpus.seed}{corpus.selection_text}"
     weight = f" (weight {corpus.weight:g})" if corpus.weight != 1 else ""
     return " + ".join(Path(name).name for name in corpus.files) + corpus.selection_text + weight
 
@@ -211,17 +222,6 @@ def list_corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]
         {"split": split, "name": name_corpus(corpus), "count": record.count, "left_out": record.left_out}
         for (split, corpus), record in zip(corpora, records, strict=True)
     ]
-
-
-def list_languages(recipe: Recipe) -> list[str]:
-    """Return the translation directions, such as "en-de", of corpora whose files are named like train.en, train.de."""
-    directions = []
-    for corpus in recipe.data.train_and_reversed:
-        matches = [LANGUAGE.search(name) for name in (corpus.source, corpus.target)]
-        pair = recipe.data.direction.split("-") if corpus.phrasebook else [match[1] for match in matches if match]
-        if len(pair) == 2:
-            directions.append("-".join(reversed(pair) if corpus.reverse else pair))
-    return list(dict.fromkeys(directions))
 
 
 def format_card(card: dict[str, Any]) -> Sections:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from dragoman.models.base import collect_weights
 from dragoman.models.transformer import Transformer
 from dragoman.types import SPECIALS
 
+T = TypeVar("T")
 SupportedValues = Mapping[str, Sequence[Any]]  # setting -> values that another library supports
 TABLES = parse_yaml(Path(__file__).with_name("formats.yaml").read_text("utf-8"), "formats.yaml")
 SUPPORTED_BY_LIBRARY: Mapping[str, SupportedValues] = TABLES["supported"]
@@ -42,6 +43,13 @@ class Engine(Protocol):
     def search(self, jobs: Sequence[SearchJob], search: SearchSettings) -> list[list[SearchResult]]:
         results = dict(self.iter_results(jobs, search))
         return [results[index] for index in range(len(jobs))]
+
+    def run_model(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which uses the model outside of a search.
+
+        An engine that many threads share limits how many of them do so at the same time.
+        """
+        return work()
 
 
 class LayerModule(NamedTuple):

@@ -17,6 +17,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -43,15 +44,20 @@ from dragoman.inference.predictor import Predictor
 from dragoman.io import cache_folder, create_folder_atomically
 from dragoman.models.base import Model
 from dragoman.models.transformer import TransformerStack
-from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
+from dragoman.modules.positions import Learned, Relative, Sinusoidal
 from dragoman.types import BOS, EOS, PAD, SPECIALS
 
 NARROW_INT8 = 64  # the largest int8 weight for which two products with a uint8 fit int16: 2 * 255 * 64 < 2**15
 TABLE_POSITIONS = 4096  # rows of the sinusoid table: maximum tokens of a source or an output, EOS included
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}  # model.activation -> name in CTranslate2
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "swish": "SWISH",
+    "swiglu": "SWISH",
+}  # model.activation -> name in CTranslate2
 QUANTIZATIONS = ["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
 CACHE_VERSION = 1  # increment when the converted files change for an unchanged model
-BATCH_ROWS = {"cpu": 32, "cuda": 256}
+CTRANSLATE2_ROWS = {"cpu": 32, "cuda": 256}
 QUEUED_BATCHES = 3  # per worker; few, since an interrupted call waits until all queued batches are done
 SUPPORTED_SEARCH_SETTINGS = {
     "method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "max_tokens", "scores",
@@ -128,6 +134,8 @@ def make_specification(predictor: Predictor[Model]) -> Any:
     # If source and target share an embedding, tags of sources have its last rows. They are no target tokens.
     spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.output_size])
     spec.decoder.projection.weight = copy_float(model.project.weight[: model.output_size])
+    if model.project.bias is not None:
+        spec.decoder.projection.bias = copy_float(model.project.bias[: model.output_size])
     spec.register_source_vocabulary(list_vocabulary(predictor.tokenizers.source, predictor.tokenizers.tags))
     spec.register_target_vocabulary(list_vocabulary(predictor.tokenizers.target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
@@ -144,7 +152,7 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
         if isinstance(position, Learned):  # our model multiplies these weights by the square root of the width
             table_PC = copy_float(position.table.weight) * settings.width**0.5
         elif isinstance(position, Sinusoidal):
-            table_PC = make_sinusoids(torch.arange(TABLE_POSITIONS), settings.width)
+            table_PC = position.make_waves(torch.arange(TABLE_POSITIONS))
         spec.position_encodings.encodings = table_PC
     if settings.norm_place == "pre":
         fill_parts([spec.layer_norm], stack.norm)
@@ -200,7 +208,7 @@ class CTranslate2Engine(Engine):
     def __init__(self, predictor: Predictor[Model], folder: Path, quantization: str) -> None:
         device, threads = predictor.device, torch.get_num_threads()
         self.max_tokens = predictor.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
-        self.batch_rows = BATCH_ROWS[device.type]
+        self.batch_rows = CTRANSLATE2_ROWS[device.type]
         self.max_pending_batches = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         library, index = import_ctranslate2(), device.index or 0
         supported_types = library.get_supported_compute_types(device.type, index)
@@ -294,6 +302,7 @@ class CTranslate2Engine(Engine):
         patience = 2 if retry and search.beam > 1 else 1
         futures = self.translator.translate_batch(
             [list(map(self.source_vocabulary.__getitem__, jobs[i].ids)) for i in batch],
+            target_prefix=[[self.target_vocabulary[token] for token in jobs[i].constraints.prefix] for i in batch],
             beam_size=search.beam,
             patience=patience,
             num_hypotheses=patience * search.beam if retry else search.nbest,
@@ -335,13 +344,23 @@ class CTranslate2Engine(Engine):
         needed_tokens = max((max(len(job.ids) + 1, job.max_tokens) for job in jobs), default=0)
         if unsupported:
             reason = f"does not support search.{unsupported[0]}={getattr(search, unsupported[0])}"
-        elif any(job.constraints.is_constrained for job in jobs):
+        elif any(has_other_constraints(job) for job in jobs):
             reason = "does not support forced prefixes, or required or forbidden terms"
         elif needed_tokens > self.max_tokens:
             reason = f"has positions for {self.max_tokens} tokens, and a sentence may need {needed_tokens}"
         else:
             return
         raise UserError(f"CTranslate2 {reason}; use --engine torch")
+
+
+def has_other_constraints(job: SearchJob) -> bool:
+    """Return whether a job has constraints besides given tokens, such as the language that begins its target.
+
+    Their log-probability is 0 for both, while CTranslate2 would leave out that of other forced tokens too.
+    """
+    constraints = job.constraints
+    given_alone = replace(constraints, prefix=constraints.prefix[constraints.given :])
+    return given_alone.is_constrained
 
 
 def needs_scores(search: SearchSettings) -> bool:

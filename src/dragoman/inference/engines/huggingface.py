@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -41,12 +42,19 @@ from dragoman.inference.engines.base import (
     render_template,
     require_exportable,
 )
+from dragoman.inference.engines.published import (
+    IdMap,
+    PublishedModel,
+    is_published,
+    read_published,
+    reorder_rows,
+)
 from dragoman.inference.predictor import Predictor
-from dragoman.io import format_json
+from dragoman.io import format_json, write_text
 from dragoman.models.base import Model, collect_weights
 from dragoman.models.registry import build_model
 from dragoman.models.transformer import Transformer, TransformerSettings
-from dragoman.modules.positions import make_sinusoids
+from dragoman.modules.positions import POSITIONS, PositionSettings, Sinusoidal
 from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
@@ -107,6 +115,11 @@ def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
     model, tokenizers, search = predictor.model, predictor.tokenizers, predictor.recipe.search
     model = require_exportable(model, "Hugging Face", equal_head_widths=True)
     settings, pre_norm = model.settings, model.settings.norm_place == "pre"
+    if not pre_norm and settings.position != "sinusoidal":
+        raise UserError(
+            f"model.position={settings.position} with model.norm_place=post cannot be exported to Hugging Face, whose "
+            "MarianMT computes its positions; train with model.position=sinusoidal"
+        )
     if pre_norm and model.encoder.embedding is not model.decoder.embedding:
         raise UserError(
             "model.norm_place=pre with two tables of embeddings cannot be exported to Hugging Face: Pegasus has one; "
@@ -114,7 +127,8 @@ def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
         )
     if tokenizers.tags:
         raise UserError(
-            f"Hugging Face's tokenizers do not support the tags of this model ({', '.join(tokenizers.tags)}); "
+            f"Hugging Face's tokenizers do not support the tags and separators of this model "
+            f"({', '.join(tokenizers.tags)}); "
             "export to ctranslate2 or onnx"
         )
     order_C = compute_feature_order(settings.width)
@@ -123,9 +137,10 @@ def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
     positions = max(MIN_POSITIONS, 1 + max_output)
     if pre_norm:  # Pegasus reads sinusoids from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
-            sinusoid_PC = make_sinusoids(torch.arange(positions), settings.width)
+            sinusoid_PC = make_waves(settings.position, positions, settings.width)
             tensors[f"model.{side}.embed_positions.weight"] = sinusoid_PC.index_select(1, order_C)
-    tensors["final_logits_bias"] = torch.zeros(1, len(model.project.weight))
+    bias_V = model.project.bias
+    tensors["final_logits_bias"] = torch.zeros(1, len(model.project.weight)) if bias_V is None else bias_V.float()[None]
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
     render = partial(render_json, predictor=predictor, positions=positions, max_output=max_output)
     files = {name: render(name) for name in ("config.json", "generation_config.json")}
@@ -171,8 +186,23 @@ def describe_tokenizer(tokenizer: SubwordTokenizer) -> object:
     )
 
 
-def import_huggingface(folder: Path, out: Path) -> None:
-    """Write a run folder from a folder that `transformers` saved; raise a UserError that names what is unsupported."""
+def make_waves(position: str, count: int, width: int) -> Tensor:
+    """Return the vectors that a position encoding adds at the first `count` positions, wave_PC."""
+    embedding = POSITIONS[position].embedding(PositionSettings(width=width, heads=1))
+    assert isinstance(embedding, Sinusoidal)
+    return embedding.make_waves(torch.arange(count))
+
+
+def import_huggingface(folder: Path, out: Path, **options: str) -> None:
+    """Write a run folder from a folder that `transformers` saved; raise a UserError that names what is unsupported.
+
+    `options` are the licence and the languages of a published model (`read_published`).
+    """
+    if is_published(folder):
+        import_published(folder, out, read_published(folder, **options))
+        return
+    if given := [name for name, value in options.items() if value]:
+        raise UserError(f"{given[0]} is for published models; this folder was exported from a run: leave it out")
     config = read_config(folder / "config.json")
     if not (folder / "tokenizer" / "tokenizer.json").exists():
         raise UserError(
@@ -180,14 +210,30 @@ def import_huggingface(folder: Path, out: Path) -> None:
             "ids; copy it from the run that the model was exported from"
         )
     tokenizers = Tokenizers.load(folder / "tokenizer")
-    recipe = make_recipe(config, folder, tokenizers)
+    tensors = read_weights(folder)
+    recipe = make_recipe(config, folder, tokenizers, tensors)
     model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
-    fill_weights(model, read_weights(folder))
+    fill_weights(model, tensors)
+    longest_source = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
+    save_run(out, recipe, tokenizers, model, longest_source)
+
+
+def import_published(folder: Path, out: Path, published: PublishedModel) -> None:
+    """Write the run folder of a published model, with its origin and licence."""
+    recipe, tokenizers = published.recipe, published.tokenizers
+    model = build_model(recipe.neural_model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    assert isinstance(model, Transformer)
+    fill_weights(model, reorder_rows(read_weights(folder), published.id_map, joint=recipe.tokenizer.joint))
+    save_run(out, recipe, tokenizers, model, published.longest_source)
+    provenance = {"dragoman": version("dragoman"), "torch": torch.__version__, "origin": published.origin}
+    write_text(RunFolder(out).provenance_file, format_json(provenance))
+
+
+def save_run(out: Path, recipe: Recipe, tokenizers: Tokenizers, model: Transformer, longest_source: int) -> None:
     run = RunFolder(out)
     run.create(recipe)
     tokenizers.save(run.tokenizer_folder)
-    longest_source = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
     run.save_model(collect_weights(model), tokenizer=tokenizers.fingerprint(), longest=str(longest_source))
 
 
@@ -215,7 +261,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> Recipe:
+def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers, tensors: dict[str, Tensor]) -> Recipe:
     """Return the recipe in the folder, or the default one, with the model section that config.json describes."""
     path = folder / "config.yaml"
     recipe = read_recipe(path) if path.exists() else Recipe()
@@ -231,6 +277,8 @@ def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) ->
         "dropout": float(config.get("dropout", 0.1)),
         "norm_place": NORM_PLACE_BY_MODEL_TYPE[config["model_type"]],
         "tied": config.get("tie_word_embeddings", True),
+        "position": find_position(tensors, config["d_model"]),
+        "output_bias": bool(tensors.get("final_logits_bias", torch.zeros(1)).any()),
     }
     if tokenizers.joint and values["tied"] and not config.get("share_encoder_decoder_embeddings", True):
         raise UserError(
@@ -263,9 +311,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
     """Copy weights of `transformers` into the model; raise a UserError for others, unless they have no effect."""
     inverse_order_C = compute_feature_order(model.settings.width).argsort()
-    used = {"final_logits_bias", *(["model.shared.weight", "lm_head.weight"] if model.settings.tied else [])}
+    # The shared table is that of encoder and decoder, unless these have tables of their own.
+    shared = "model.shared.weight"
+    used = {"final_logits_bias", shared, *(["lm_head.weight"] if model.settings.tied else [])}
     for weight in list_weights(model):
-        names = TABLES["huggingface_embeddings"] if weight.name == "model.shared.weight" else [weight.name]
+        names = [weight.name, *([shared] if weight.name.endswith("embed_tokens.weight") else [])]
+        if weight.name == shared:
+            names = TABLES["huggingface_embeddings"]
         tensor = next((tensors[name] for name in names if name in tensors), None)
         if tensor is None or tensor.shape != weight.tensor.shape:
             actual = "missing" if tensor is None else " x ".join(map(str, tensor.shape))
@@ -276,20 +328,31 @@ def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
     for name in sorted(set(tensors) - used):
         if not name.endswith("embed_positions.weight"):
             raise UserError(f"Dragoman's models do not have the weight {name!r}")
-        position_PC = tensors[name].float()
-        sinusoid_PC = make_sinusoids(torch.arange(len(position_PC)), position_PC.size(1))
-        order_C = compute_feature_order(position_PC.size(1))
-        if not torch.allclose(position_PC, sinusoid_PC[:, order_C], atol=SINUSOID_TOLERANCE):
+        if not has_waves(tensors[name], model.settings.position):
             raise UserError(f"the weight {name!r} does not contain sinusoids, the only positions that can be imported")
     bias = tensors.get("final_logits_bias")
-    if bias is not None and bool(bias.any()):
-        raise UserError("'final_logits_bias' is not zero, and Dragoman's output layer has no bias")
+    if bias is not None and model.project.bias is not None:
+        model.project.bias.copy_(bias.flatten())
+
+
+def find_position(tensors: dict[str, Tensor], width: int) -> str:
+    """Return the value of model.position whose vectors are in the tables of positions; sinusoidal without a table."""
+    tables = [tensor for name, tensor in tensors.items() if name.endswith("embed_positions.weight")]
+    fitting = (name for name in ("sinusoidal", "fairseq") if width >= 4 and all(has_waves(t, name) for t in tables))
+    return next(fitting, "sinusoidal")
+
+
+def has_waves(position_PC: Tensor, position: str) -> bool:
+    """Return whether a table contains the vectors of a position encoding, in the order of `transformers`."""
+    wave_PC = make_waves(position, *position_PC.shape)[:, compute_feature_order(position_PC.size(1))]
+    return torch.allclose(position_PC.float(), wave_PC, atol=SINUSOID_TOLERANCE)
 
 
 class HuggingFaceEngine(Engine):
     """The engine that runs an exported model in `transformers`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, id_map: IdMap | None = None) -> None:
+        """Load the model. `id_map` is for a published model, whose ids differ from ours."""
         try:
             import transformers
         except ImportError:
@@ -299,27 +362,44 @@ class HuggingFaceEngine(Engine):
             ) from None
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        rows = self.model.config.vocab_size, getattr(self.model.config, "decoder_vocab_size", None)
+        self.source_ids = id_map.source if id_map else range(rows[0])  # their id of each of ours
+        self.target_ids = id_map.target if id_map else range(rows[1] or rows[0])
+        self.our_ids = {theirs: ours for ours, theirs in enumerate(self.target_ids) if ours != BOS}
 
     def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
         """Yield the index and the results of each job. One call of `generate` decodes all jobs with the same limit."""
-        for limit in sorted({job.max_tokens for job in jobs}):
-            indices = [i for i, job in enumerate(jobs) if job.max_tokens == limit]
-            yield from zip(indices, self.generate([jobs[i].ids for i in indices], limit, search), strict=True)
+        groups = {(job.max_tokens, job.constraints.prefix) for job in jobs}
+        for limit, prefix in sorted(groups):
+            indices = [i for i, job in enumerate(jobs) if (job.max_tokens, job.constraints.prefix) == (limit, prefix)]
+            sources = [jobs[i].ids for i in indices]
+            yield from zip(indices, self.generate(sources, limit, search, *prefix), strict=True)
 
     @torch.inference_mode()
-    def generate(self, sources: list[list[int]], limit: int, search: SearchSettings) -> list[list[SearchResult]]:
+    def generate(
+        self, sources: list[list[int]], limit: int, search: SearchSettings, language: int | None = None
+    ) -> list[list[SearchResult]]:
         """Return the results for each source. Log-probabilities are computed from the logits of all steps.
 
-        (`sequences_scores` of `transformers` are wrong for truncated hypotheses.)
+        (`sequences_scores` of `transformers` are wrong for truncated hypotheses.) `language` is the first token of the
+        results, if it is given.
         """
-        source_BS = pad_sequence([torch.tensor([*ids, EOS]) for ids in sources], batch_first=True, padding_value=PAD)
+        rows = [torch.tensor([self.source_ids[i] for i in (*ids, EOS)]) for ids in sources]
+        pad, eos = self.target_ids[PAD], self.target_ids[EOS]
+        source_BS = pad_sequence(rows, batch_first=True, padding_value=pad)
+        real_BS = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         output = self.model.generate(
             source_BS,
-            attention_mask=(source_BS != PAD).long(),
+            attention_mask=real_BS,
+            forced_bos_token_id=None if language is None else self.target_ids[language],
+            forced_eos_token_id=None,
+            bad_words_ids=None,
+            suppress_tokens=sorted({pad, self.target_ids[BOS]} - {eos}),
+            no_repeat_ngram_size=search.no_repeat or None,
             num_beams=search.beam,
             num_return_sequences=search.nbest,
             length_penalty=search.length_penalty,
-            early_stopping=search.beam > 1,
+            early_stopping={"enough": True, "best": "never"}.get(search.stop, False) if search.beam > 1 else False,
             max_new_tokens=limit,
             max_length=None,
             do_sample=False,
@@ -332,11 +412,14 @@ class HuggingFaceEngine(Engine):
         if search.beam > 1:  # beam search reorders rows
             row_NT = output.beam_indices[:, : len(step_T)].clamp(min=0)
         logp_NT = logp_TRV[step_T, row_NT, token_NT]
+        if language is not None:
+            logp_NT[:, 0] = 0.0  # given, not predicted
         results = []
         for tokens, logps in zip(token_NT.tolist(), logp_NT.tolist(), strict=True):
-            finished = EOS in tokens
-            length = tokens.index(EOS) + 1 if finished else len(tokens)
+            finished = eos in tokens
+            length = tokens.index(eos) + 1 if finished else len(tokens)
             logp = sum(logps[:length])
             score = logp / length**search.length_penalty
-            results.append(SearchResult(tokens[: length - finished], logp, score, finished))
+            ours = [self.our_ids[token] for token in tokens[: length - finished]]
+            results.append(SearchResult(ours, logp, score, finished))
         return [results[start : start + search.nbest] for start in range(0, len(results), search.nbest)]

@@ -1,0 +1,344 @@
+"""Import of published models: MarianMT (opus-mt), M2M100 and NLLB folders that `transformers` has saved.
+
+Their token ids differ from ours: our ids 0 to 3 are <pad>, <unk>, <s> and </s>. An `IdMap` has the order in which their
+rows of embeddings and of the output bias become ours. They start decoding with <pad> (MarianMT) or </s> (the others).
+Our <s> is a copy of that row, and its output bias forbids it as an output; every other token of theirs has one of ours,
+so that probabilities are the same.
+
+Languages are tokens of the vocabulary. MarianMT models with several target languages read a token such as `>>fra<<`
+before the source. M2M100 and NLLB read the token of the source language before the source, and the target begins with
+that of the target language. Both become the tag of a direction (inference/languages.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.config.settings import parse_settings, parse_yaml
+from dragoman.data.corpus import DataSettings
+from dragoman.data.language_codes import find_code
+from dragoman.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from dragoman.data.tokenizers import Tokenizers, TokenizerSettings
+from dragoman.decoding.methods import SearchSettings
+from dragoman.errors import UserError
+from dragoman.inference.engines.base import TABLES, SupportedValues
+from dragoman.models.transformer import TransformerSettings
+from dragoman.recipe import Recipe, check_model
+from dragoman.types import BOS, SPECIALS
+
+FORBIDDEN_LOGIT = -1e4  # output bias of a token that is never an output; finite, as label smoothing needs it
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}  # their name -> model.activation
+MODEL_NAME = re.compile(r"opus-mt-(?:tc-big-)?([a-z]{2,3})-([a-z]{2,3})$", re.IGNORECASE)
+MARIAN_LANGUAGE, M2M_LANGUAGE = re.compile(r">>(.+)<<"), re.compile(r"__(.+)__")
+UNUSED_TOKEN = "<unused-{}>"  # of a row without a token
+
+
+@dataclass(frozen=True)
+class IdMap:
+    """Their token id for each of ours, on both sides."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """What a folder describes, apart from the weights."""
+
+    recipe: Recipe
+    tokenizers: Tokenizers
+    id_map: IdMap
+    origin: dict[str, str]  # name, licence and architecture, for the model card
+    longest_source: int
+
+
+def is_published(folder: Path) -> bool:
+    """Return whether a folder has tokenizer files of a published model, and not those of our own export."""
+    spm_files = ("source.spm", "sentencepiece.bpe.model")
+    return not (folder / "tokenizer" / "tokenizer.json").exists() and any((folder / n).exists() for n in spm_files)
+
+
+def read_published(
+    folder: Path, *, licence: str = "", source_language: str = "", target_language: str = ""
+) -> PublishedModel:
+    """Read all files of a published model but its weights; raise a UserError for what is unsupported.
+
+    The licence and the languages are read from the folder unless they are given.
+    """
+    config = read_json_file(folder / "config.json", required=True)
+    check_config(config, folder)
+    is_marian = config["model_type"] == "marian"
+    tokenizer_config = read_json_file(folder / "tokenizer_config.json")
+    if is_marian:
+        tokenizers, id_map, is_joint = read_marian_tokenizers(folder, config, tokenizer_config)
+    else:
+        tokenizers, id_map, is_joint = read_m2m_tokenizers(folder, config, tokenizer_config)
+    card = read_front_matter(folder / "README.md")
+    name = str(config.get("_name_or_path") or folder.resolve().name)
+    given = (source_language, target_language)
+    languages = guess_model_languages(given, [name, folder.resolve().name], tokenizer_config) if is_marian else ("", "")
+    positions = int(config.get("max_position_embeddings", 512))
+    longest = min(positions, int(min(tokenizer_config.get("model_max_length", positions), positions))) - 2
+    values = {ours: config[theirs] for ours, theirs in TABLES["huggingface_config"].items()}
+    values |= {
+        "kind": "transformer",
+        "dropout": float(config.get("dropout", 0.1)),
+        "activation": ACTIVATIONS[config["activation_function"]],
+        "norm_place": "post" if is_marian else "pre",
+        "position": "sinusoidal" if is_marian else "fairseq",
+        "tied": config.get("tie_word_embeddings", True),
+        "output_bias": True,
+    }
+    recipe = Recipe(
+        data=DataSettings(
+            source_language=languages[0],
+            # With several target languages, each is named by its token.
+            target_language="" if languages_of(tokenizers) else languages[1],
+            max_length=longest,
+        ),
+        tokenizer=TokenizerSettings(kind="sentencepiece", size=max(8, tokenizers.source.size), joint=is_joint),
+        model=parse_settings(TransformerSettings, values, where="model"),
+        search=read_search(folder, config),
+    )
+    origin = {"name": name, "licence": licence or card_licence(card), "architecture": config["model_type"]}
+    return PublishedModel(check_model(recipe), tokenizers, id_map, origin, longest)
+
+
+def languages_of(tokenizers: Tokenizers) -> Mapping[str, str]:
+    assert isinstance(tokenizers.source, SentencePieceTokenizer)
+    return tokenizers.source.languages
+
+
+def read_json_file(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if the file is missing and not required."""
+    if not required and not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
+
+
+def check_config(config: dict[str, Any], folder: Path) -> None:
+    """Raise a UserError if our models do not support a value of config.json."""
+    supported: SupportedValues = {
+        "model_type": ("marian", "m2m_100"),
+        "activation_function": tuple(ACTIVATIONS),
+        "scale_embedding": (True,),
+        "normalize_embedding": (False, None),
+        "normalize_before": (False, None),
+        "add_bias_logits": (False, None),
+        "decoder_attention_heads": (config.get("encoder_attention_heads"),),
+        "decoder_ffn_dim": (config.get("encoder_ffn_dim"),),
+    }
+    for name, choices in supported.items():
+        if config.get(name) not in choices:
+            choice = " or ".join(str(choice) for choice in choices if choice is not None)
+            raise UserError(
+                f"{str(folder / 'config.json')!r} has {name}={config.get(name)}, which Dragoman does not support; "
+                f"it takes {choice}"
+            )
+    for name in ("d_model", "encoder_layers", "decoder_layers", "vocab_size", "pad_token_id", "eos_token_id"):
+        if not isinstance(config.get(name), int):
+            raise UserError(f"{str(folder / 'config.json')!r} has no number {name}; copy the file again")
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error.strerror}); name a complete model") from None
+
+
+def arrange(
+    tokens: Mapping[int, str], rows: int, pad: int, unk: int, start: int, eos: int
+) -> tuple[list[str], list[int]]:
+    """Return the tokens in our order, and their id of each: SPECIALS, then all other rows of theirs."""
+    first = [pad, unk, start, eos]
+    rest = [i for i in range(rows) if i not in (pad, unk, eos)]
+    taken = set(SPECIALS)
+    symbols = list(SPECIALS)
+    for i in rest:
+        token = tokens.get(i, UNUSED_TOKEN.format(i))
+        while token in taken:  # their <s>, which is not ours
+            token = f"{token}'"
+        taken.add(token)
+        symbols.append(token)
+    return symbols, [*first, *rest]
+
+
+def build_tokenizer(
+    spm: bytes, path: Path, tokens: Mapping[int, str], rows: int, ids: Mapping[str, int], **options: Any
+) -> tuple[SentencePieceTokenizer, tuple[int, ...]]:
+    """Return the tokenizer of one side and their id for each of ours."""
+    if max(tokens, default=0) >= rows:
+        raise UserError(f"the vocabulary in {str(path.parent)!r} has ids above the model's vocab_size {rows}")
+    symbols, order = arrange(tokens, rows, ids["pad"], ids["unk"], ids["start"], ids["eos"])
+    no_text = {symbol for symbol in symbols if symbol.startswith("<unused-")} | {"<s>'", "<mask>"}
+    specials = {*options.pop("specials", ()), *no_text} & set(symbols)
+    try:
+        return SentencePieceTokenizer.build(spm, symbols, specials=specials, **options), tuple(order)
+    except RuntimeError:
+        raise UserError(f"{str(path)!r} is not a SentencePiece model; copy it again") from None
+
+
+def read_marian_tokenizers(
+    folder: Path, config: dict[str, Any], tokenizer_config: dict[str, Any]
+) -> tuple[Tokenizers, IdMap, bool]:
+    """Return both tokenizers of a MarianMT model, the map of ids, and whether both sides have one table."""
+    separate = bool(tokenizer_config.get("separate_vocabs", False))
+    source_ids = read_json_file(folder / "vocab.json", required=True)
+    target_ids = read_json_file(folder / "target_vocab.json", required=True) if separate else source_ids
+    sides = []
+    rows = (config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"])
+    found = {} if separate else find_languages(source_ids, MARIAN_LANGUAGE)
+    for name, vocabulary, count in (("source", source_ids, rows[0]), ("target", target_ids, rows[1])):
+        if "<unk>" not in vocabulary:
+            raise UserError(f"the vocabulary in {str(folder)!r} has no <unk>; copy vocab.json again")
+        pad = config["pad_token_id"]
+        start = config.get("decoder_start_token_id", pad)
+        ids = {"pad": pad, "unk": vocabulary["<unk>"], "start": pad if start is None else start}
+        ids["eos"] = config["eos_token_id"]
+        path = folder / f"{name}.spm"
+        tokens = {i: token for token, i in vocabulary.items()}
+        specials = [token for token in vocabulary if MARIAN_LANGUAGE.fullmatch(token)]
+        options = {"specials": specials, "languages": found if name == "source" else {}}
+        sides.append(build_tokenizer(read_file(path), path, tokens, count, ids, **options))
+    (source, source_order), (target, target_order) = sides
+    is_joint = not separate and bool(config.get("share_encoder_decoder_embeddings", True))
+    return Tokenizers(source, target), IdMap(source_order, target_order), is_joint
+
+
+def find_languages(names: Iterable[str], pattern: re.Pattern[str]) -> dict[str, str]:
+    """Return the tokens among `names` that stand for languages, by language code."""
+    languages: dict[str, str] = {}
+    for token in names:
+        if (match := pattern.fullmatch(token)) and (code := find_code(match[1])):
+            languages.setdefault(code, token)
+    return languages
+
+
+def read_m2m_tokenizers(
+    folder: Path, config: dict[str, Any], tokenizer_config: dict[str, Any]
+) -> tuple[Tokenizers, IdMap, bool]:
+    """Return the tokenizer of an M2M100 or NLLB model (for both sides), the map of ids, and True: one table."""
+    path = folder / "sentencepiece.bpe.model"
+    spm = read_file(path)
+    if tokenizer_config.get("legacy_behaviour"):
+        raise UserError(
+            f"{str(folder / 'tokenizer_config.json')!r} has legacy_behaviour=true, which puts the language after the "
+            "source; Dragoman puts it before, as NLLB models are meant to be used: set it to false"
+        )
+    if (folder / "vocab.json").exists():  # M2M100; the language tokens follow its vocabulary
+        vocabulary = read_json_file(folder / "vocab.json")
+        codes = TABLES["m2m100_languages"][tokenizer_config.get("language_codes", "m2m100")].split()
+        tokens = [f"__{code}__" for code in codes]
+        vocabulary |= {token: len(vocabulary) + number for number, token in enumerate(tokens)}
+        languages = find_languages(tokens, M2M_LANGUAGE)
+    else:
+        vocabulary, tokens = read_nllb_vocabulary(spm, path)
+        languages = {code: token for token in tokens if (code := find_code(token))}
+    ids = {"pad": config["pad_token_id"], "unk": vocabulary["<unk>"], "eos": config["eos_token_id"]}
+    ids["start"] = config.get("decoder_start_token_id", ids["eos"])
+    by_id = {i: token for token, i in vocabulary.items()}
+    options = {"specials": tokens, "languages": languages, "begins_targets": True}
+    tokenizer, order = build_tokenizer(spm, path, by_id, config["vocab_size"], ids, **options)
+    return Tokenizers(tokenizer, tokenizer), IdMap(order, order), True
+
+
+def read_nllb_vocabulary(spm: bytes, path: Path) -> tuple[dict[str, int], list[str]]:
+    """Return NLLB's ids by token, and its language tokens.
+
+    As in fairseq, four special tokens precede the pieces of SentencePiece, of which the first three are special too;
+    the language tokens follow the pieces.
+    """
+    import sentencepiece
+
+    try:
+        processor: Any = sentencepiece.SentencePieceProcessor(model_proto=spm)
+    except RuntimeError:
+        raise UserError(f"{str(path)!r} is not a SentencePiece model; copy it again") from None
+    size: int = processor.get_piece_size()
+    pieces: list[str] = processor.id_to_piece(list(range(size)))
+    vocabulary = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
+    vocabulary |= {piece: i + 1 for i, piece in enumerate(pieces) if i >= 3}
+    tokens = TABLES["nllb_languages"].split()
+    vocabulary |= {token: size + 1 + number for number, token in enumerate(tokens)}
+    vocabulary["<mask>"] = size + 1 + len(tokens)
+    return vocabulary, tokens
+
+
+def reorder_rows(tensors: dict[str, Tensor], id_map: IdMap, *, joint: bool) -> dict[str, Tensor]:
+    """Return the weights with the rows of embeddings and output in our order, and the bias that forbids <s>."""
+    sides: dict[str, Sequence[int]] = dict.fromkeys(TABLES["huggingface_embeddings"], id_map.target)
+    if not joint:
+        sides["model.encoder.embed_tokens.weight"] = id_map.source
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("embed_positions.weights")}
+    bias = tensors.get("final_logits_bias")
+    rows = max(id_map.target) + 1
+    try:
+        bias_V = (torch.zeros(rows) if bias is None else bias.float().flatten())[list(id_map.target)]
+        for name, order in sides.items():
+            if name in tensors:
+                tensors[name] = tensors[name][list(order)]
+    except IndexError:
+        raise UserError("the weights have fewer rows than config.json's vocab_size; copy the model again") from None
+    bias_V[BOS] = FORBIDDEN_LOGIT
+    return {**tensors, "final_logits_bias": bias_V[None]}
+
+
+def read_search(folder: Path, config: dict[str, Any]) -> SearchSettings:
+    """Return the search settings that transformers uses for the model, from generation_config.json or config.json."""
+    generation = {**config, **read_json_file(folder / "generation_config.json")}
+
+    def get(name: str, default: Any) -> Any:
+        value = generation.get(name)
+        return default if value is None else value
+
+    early = get("early_stopping", False)
+    values = {
+        "beam": get("num_beams", 4),
+        "length_penalty": float(get("length_penalty", 1.0)),
+        "stop": "enough" if early is True else "best" if early == "never" else "ahead",
+        "no_repeat": get("no_repeat_ngram_size", 0),
+        "max_tokens": max(int(get("max_length", 512)) - 1, 1),
+        "max_ratio": 3.0,
+        "max_extra": 50,
+    }
+    return parse_settings(SearchSettings, values, where="search")
+
+
+def read_front_matter(path: Path) -> dict[str, Any]:
+    """Return the YAML between the first two lines `---` of a README; empty if there is none."""
+    with suppress(OSError, UserError, UnicodeDecodeError):
+        parts = re.split(r"^---\s*$", path.read_text(encoding="utf-8"), maxsplit=2, flags=re.MULTILINE)
+        if len(parts) == 3 and not parts[0].strip():
+            values = parse_yaml(parts[1], str(path))
+            return values if isinstance(values, dict) else {}
+    return {}
+
+
+def card_licence(card: Mapping[str, Any]) -> str:
+    licence = card.get("license", "")
+    return ", ".join(map(str, licence)) if isinstance(licence, list) else str(licence or "")
+
+
+def guess_model_languages(
+    given: tuple[str, str], names: Sequence[str], tokenizer_config: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the languages of a MarianMT model: those given, or those of its tokenizer or its name; "" if unknown."""
+    named = next((match.groups() for name in names if (match := MODEL_NAME.search(name))), ("", ""))
+    configured = [str(tokenizer_config.get(f"{side}_lang") or "") for side in ("source", "target")]
+    source, target = (
+        one or find_code(other) or find_code(third) for one, other, third in zip(given, configured, named, strict=True)
+    )
+    return source, target
