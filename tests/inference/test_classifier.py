@@ -8,14 +8,17 @@ from random import Random
 
 import pytest
 
-from dragoman.inference.loading import load
+from dragoman.errors import UserError
+from dragoman.inference.loading import load, load_as
 from dragoman.inference.single_sequence import Classifier
+from dragoman.inspection.sentence import inspect
 from dragoman.io import read_lines
 from dragoman.models.single_sequence import TransformerClassifierSettings
 from dragoman.recipe import read_recipe
 from toy_heads import BACKBONES, classifier_recipe, label
 from toy_run import (
     Call,
+    Toy,
     assert_user_error,
     make_sentences,
     read_run_events,
@@ -88,6 +91,29 @@ def test_lines_of_every_length(classifier: Classifier) -> None:
     ]
     with pytest.raises(ValueError, match="into a list"):
         classifier.classify("ba")
+
+
+def test_ensemble_averages_probabilities(
+    run: Path, classifier: Classifier, tmp_path_factory: pytest.TempPathFactory, call: Call
+) -> None:
+    """Of a run and a less trained one with the same vocabulary; other vocabularies and tasks are refused."""
+    folder = tmp_path_factory.mktemp("weak")
+    weak = train_quietly(classifier_recipe(folder, "transformer", steps=5, seed=2), folder / "run")
+    both = load([run, weak], device="cpu")
+    assert isinstance(both, Classifier)
+    lines = make_sentences(20, seed=3)
+    singles = zip(classifier.classify(lines), load_as(Classifier, weak, device="cpu").classify(lines), strict=True)
+    means = [(one.probabilities["yes"] + other.probabilities["yes"]) / 2 for one, other in singles]
+    assert [one.probabilities["yes"] for one in both.classify(lines)] == pytest.approx(means, abs=1e-5)
+    assert len(set(means)) > 1
+    answer = call("classify", run, "--with", weak, "--device", "cpu", stdin="\n".join(lines).encode())
+    assert answer.out.splitlines() == [one.label for one in both.classify(lines)]
+    with pytest.raises(UserError, match="an ensemble cannot be inspected"):
+        inspect(both, lines[0])
+
+
+def test_ensemble_of_different_tasks_is_refused(run: Path, toy: Toy, call: Call) -> None:
+    assert_user_error(call("classify", run, "--with", toy.run, "--device", "cpu"), "classify", "translate", "ensemble")
 
 
 def test_on_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:

@@ -93,9 +93,18 @@ def test_unknown_words_are_filled_in_where_they_stand() -> None:
     assert set(UNKNOWN_WORD_METHODS) == {"drop", "keep", "copy", "dictionary"}
 
 
+def test_a_copying_model_copies_the_unknown_word_with_most_attention() -> None:
+    """An <unk> that was copied from the source is never a word that the model knows."""
+    tokenizer = train_tokenizer(["wo liegt"], TokenizerSettings(kind="word", size=20))
+    words, source_ids = ["wo", "Ulm", "liegt", "Köln"], [4, UNK, 5, UNK]
+    alignment = [[0.1, 0.2, 0.6, 0.1], [0.1, 0.1, 0.5, 0.3]]
+    assert fill_unknowns([UNK, UNK], alignment, tokenizer, words) == "liegt liegt"
+    assert fill_unknowns([UNK, UNK], alignment, tokenizer, words, source_ids) == "Ulm Köln"
+
+
 @given(ids=st.lists(st.integers(4, 11), max_size=9))
 def test_where_nothing_is_unknown_the_text_is_the_text(ids: list[int]) -> None:
-    for kind in ("word", "space"):
+    for kind in ("word", "space", "code"):
         tokenizer = train_tokenizer(["der Mann , ( geht ) . !"], TokenizerSettings(kind=kind, size=8))
         assert fill_unknowns(ids, [[1.0]] * len(ids), tokenizer, ["x"]) == tokenizer.decode(ids)
 

@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS
 from dragoman.errors import UserError
-from dragoman.inference.translator import (
-    BeamObserver,
-    Translator,
-    find_certain_prefix,
-    keep_complete_words,
-    stream_text,
-)
+from dragoman.inference.streaming import BeamObserver, find_certain_prefix, keep_complete_words, stream_text
+from dragoman.inference.translator import Translator
 from dragoman.types import Hypothesis, Line
 from toy_requests import beam_search
 from toy_run import Call, Toy, make_sentences, translate_toy

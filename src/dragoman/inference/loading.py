@@ -2,7 +2,8 @@
 
     dragoman.load("runs/demo").translate(["A man walks his dog."])
 
-Several runs are loaded as an ensemble, which averages their probabilities at every token.
+Several translators are loaded as an ensemble, which averages their probabilities at every token; several classifiers
+as one that averages their probabilities of the labels.
 
 Shapes   B rows of a batch   S source length   T target length (both with padding)   N hypotheses
 """
@@ -27,7 +28,7 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.torch import TorchEngine, prepare_model
 from dragoman.inference.predictor import Predictor, parse_header
-from dragoman.inference.single_sequence import Classifier, Generator
+from dragoman.inference.single_sequence import Classifier, ClassifierEnsemble, Generator
 from dragoman.inference.translator import Translator
 from dragoman.models.base import Model, Seq2Seq, collect_weights
 from dragoman.models.registry import build_model, rename_format_1_tensors
@@ -46,8 +47,9 @@ _P = TypeVar("_P", Translator, Generator, Classifier)
 def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
     """Load a run folder as a Translator, a Generator or a Classifier, depending on the task of the model.
 
-    Several runs with the same vocabulary are loaded as one translator, which averages their probabilities. `engine`
-    is the inference engine of a translator, as `--engine` on the command line (docs/exchange.md).
+    Several runs with the same vocabulary are loaded as one translator or classifier, which averages their
+    probabilities. `engine` is the inference engine of a translator, as `--engine` on the command line
+    (docs/exchange.md).
 
         translator = dragoman.load("runs/demo")
         [hypothesis] = translator.translate(["A man walks his dog."])
@@ -154,8 +156,8 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, targ
 class EnsembleModel(Seq2Seq):
     """Several models with the same vocabulary, whose probabilities are averaged.
 
-    Other models return hidden states from `forward`, and logits from `project`. Here `forward` already returns
-    log-probabilities, and `project` is the identity.
+    Other models return hidden states from `forward`, and logits from `compute_logits`. Here `forward` already returns
+    log-probabilities, and `compute_logits` is the identity.
     """
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
@@ -165,11 +167,13 @@ class EnsembleModel(Seq2Seq):
         self.aligns = any(model.aligns for model in models)
         self.registered = nn.ModuleList(models)  # so that `to`, `train` and `eval` also apply to the members
         self.ensemble = Ensemble(models)
-        self.project = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logarithm of the mean probabilities of the next tokens."""
-        return mean_logp([model.project(model(batch)).float().log_softmax(-1) for model in self.members])
+        return mean_logp([model.compute_logits(model(batch)).float().log_softmax(-1) for model in self.members])
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        return states
 
     @property
     def attention_layers(self) -> int:  # type: ignore[override]
@@ -192,11 +196,19 @@ class EnsembleModel(Seq2Seq):
         return self.ensemble.step(token_N, state)
 
 
-def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]) -> Translator:
-    """Return the ensemble of several translators with equal vocabularies. The first one's search settings are used."""
+def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]) -> Translator | Classifier:
+    """Return the ensemble of several translators, or of several classifiers, with equal vocabularies.
+
+    The first one's search settings are used.
+    """
     first, names = predictors[0], [predictor.run for predictor in predictors]
-    translators = []
+    task = first.recipe.model.task
     for predictor, name in zip(predictors, names, strict=True):
+        if predictor.recipe.model.task != task:
+            raise UserError(
+                f"{names[0]!r} was trained to {task} and {name!r} to {predictor.recipe.model.task}, "
+                "so they cannot form an ensemble; leave one of them out"
+            )
         if predictor.tokenizers.fingerprint() != first.tokenizers.fingerprint():
             raise UserError(
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot form an ensemble; train one of "
@@ -206,15 +218,23 @@ def combine_predictors(predictors: Sequence[Translator | Generator | Classifier]
             features = [", ".join(member.recipe.model.source_features) or "none" for member in (first, predictor)]
             difference = f"different source features ({features[0]} and {features[1]})"
             raise UserError(f"{names[0]!r} and {name!r} use {difference}, so they cannot form an ensemble")
-        if not isinstance(predictor, Translator) or not predictor.supports_engines:
-            raise UserError(f"{name!r} is no neural translation model and cannot be part of an ensemble; leave it out")
-        translators.append(predictor)
+        if predictor.recipe.data.context != first.recipe.data.context:
+            contexts = f"data.context={first.recipe.data.context} and {predictor.recipe.data.context}"
+            raise UserError(f"{names[0]!r} and {name!r} have {contexts}, so they cannot form an ensemble")
+        if isinstance(predictor, Generator) or (isinstance(predictor, Translator) and not predictor.supports_engines):
+            raise UserError(
+                f"{name!r} is no neural translation model and no classifier, so it cannot be part of an ensemble; "
+                "leave it out"
+            )
     # Every text must fit into all models, so the recipe is the one with the lowest limit on the length of a text.
-    strictest = min(translators, key=lambda translator: translator.max_tokens).recipe
+    strictest = min(predictors, key=lambda predictor: predictor.max_tokens).recipe
     recipe = strictest.model_copy(update={"search": first.recipe.search})
-    model = EnsembleModel([translator.model for translator in translators]).eval()
     arguments = (first.tokenizers, recipe, min(predictor.longest_source for predictor in predictors), first.device)
-    return Translator(model, *arguments, statistics=first.statistics, run=", ".join(names))
+    details: dict[str, Any] = {"statistics": first.statistics, "run": ", ".join(names)}
+    models: list[Any] = [predictor.model for predictor in predictors]
+    if isinstance(first, Classifier):
+        return Classifier(ClassifierEnsemble(models).eval(), *arguments, **details)
+    return Translator(EnsembleModel(models).eval(), *arguments, **details)
 
 
 def score(
@@ -222,7 +242,8 @@ def score(
 ) -> list[PairScore]:
     """Return the log-probability that a run gives each target as the translation of its source.
 
-    `tag`, such as the target language, is put before every source; only for models trained with tags.
+    `tag`, such as the target language, is put before every source; only for models trained with tags. A model trained
+    with data.context reads the previous sources as context; an empty source starts a new document.
 
         scores = dragoman.score("runs/mine", sources=["A man walks."], targets=["Ein Mann geht."])
         for score in scores:

@@ -19,12 +19,13 @@ import torch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
-from dragoman.inference.predictor import Predictor, check_lines, parse_header
+from dragoman.inference.predictor import Predictor, parse_header
+from dragoman.inference.streaming import BeamObserver
 from dragoman.inference.translator import (
-    BeamObserver,
     DecodeOptions,
     SourceSegment,
     Translator,
+    check_scored_pairs,
     merge_search,
     refuse_unused_search_settings,
 )
@@ -59,6 +60,7 @@ class PhraseTranslator(Translator):
         dictionary: Mapping[str, str] | None = None,
         tag: str = "",
         align: bool = True,
+        context: int | None = None,
     ) -> DecodeOptions:
         """Return the options of a call. The default of the beam is model.decoder.stack, not search.beam.
 
@@ -69,7 +71,7 @@ class PhraseTranslator(Translator):
         refuse_unused_search_settings(search or {})
         stack = beam or (search or {}).get("beam") or self.model.settings.decoder.stack
         settings = merge_search(self.recipe.search, search, beam=stack, count=count)
-        return DecodeOptions(settings, {}, tag, align)
+        return DecodeOptions(settings, {}, tag, align, self.choose_context(context))
 
     def make_segments(
         self,
@@ -89,9 +91,12 @@ class PhraseTranslator(Translator):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment. `observe` is not called: words are final at the end of the search."""
         del observe
-        nbest_lists = self.model.translate(
-            (segment.text for segment in segments), n_best=options.search.nbest, stack=options.search.beam
-        )
+
+        def translate() -> list[list[PhraseTranslation]]:
+            texts = (segment.text for segment in segments)
+            return list(self.model.translate(texts, n_best=options.search.nbest, stack=options.search.beam))
+
+        nbest_lists = self.engine.run_model(translate) if self.engine else translate()
         return [
             [self.make_phrase_hypothesis(segment, translation, options) for translation in translations]
             for segment, translations in zip(segments, nbest_lists, strict=True)
@@ -119,23 +124,24 @@ class PhraseTranslator(Translator):
 
     def score(
         self,
-        sources: Sequence[str],
+        sources: Sequence[str | Line],
         targets: Sequence[str],
         *,
         trees: Sequence[Tree | None] | None = None,
         tag: str = "",
+        context: int | None = None,
     ) -> list[PairScore]:
         """Return the score of the best derivation of each target from its source (forced decoding).
 
         A target that the phrase table cannot produce has no score (nan), with a warning.
         """
-        sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
-        if len(sources) != len(targets):
-            raise UserError("score takes a list of sources and a list of as many targets")
+        sources, targets = check_scored_pairs(sources, targets)
         self.check_trees(trees, len(sources))
         self.encode_tag(tag)  # only a check: raises a UserError if the tag is unknown
+        self.choose_context(context)  # likewise
+        texts = [source if isinstance(source, str) else source.text for source in sources]
         scores = []
-        for tokens, derivation in self.model.force(zip(sources, targets, strict=True)):
+        for tokens, derivation in self.model.force(zip(texts, targets, strict=True)):
             if derivation:
                 scores.append(PairScore(derivation.score, derivation.score / max(len(tokens), 1), tokens, []))
             else:

@@ -250,14 +250,23 @@ UNKNOWN_WORD_METHODS: dict[str, Callable[[str, Mapping[str, str]], str]] = {
 }
 
 
-def fill_unknowns(ids: Sequence[int], alignment: AlignmentRows, target: Tokenizer, replacements: Sequence[str]) -> str:
+def fill_unknowns(
+    ids: Sequence[int],
+    alignment: AlignmentRows,
+    target: Tokenizer,
+    replacements: Sequence[str],
+    copied: Sequence[int] = (),
+) -> str:
     """Return the text of tokens of a word vocabulary, with <unk> replaced.
 
-    `replacements` has an entry for each source token; the entry of the token with the most attention is used.
+    `replacements` has an entry for each source token; the entry of the token with the most attention is used. `copied`
+    has the source tokens of a copying model: an <unk> is a copy of one of their <unk>, if there is any.
     """
     texts = target.ids_to_tokens(ids)
     for index, (token, row) in enumerate(zip(ids, alignment, strict=True)):
         if token == UNK and row:
+            if UNK in copied:
+                row = [weight if source == UNK else -1.0 for weight, source in zip(row, copied, strict=True)]
             texts[index] = texts[index].replace(SPECIALS[UNK], replacements[row.index(max(row))])
     return "".join(texts).replace(SPACE_MARK, " ").removeprefix(" ")
 

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
+from dragoman.data.context import extract_sentence
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.errors import UserError
@@ -48,7 +50,7 @@ class Predictor(Generic[_M]):
     model: _M
     tokenizers: Tokenizers
     recipe: Recipe
-    longest_source: int  # number of tokens of the longest source in the training data
+    longest_source: int  # number of tokens of the longest source in the training data, without context
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
     run: str = field(default="", kw_only=True, compare=False)
@@ -116,15 +118,18 @@ def parse_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatis
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and Python's garbage collection, and restore both at the end.
+    """Disable dropout and, in the main thread, Python's garbage collection, and restore both at the end.
 
     Thousands of hypotheses consist of many small lists. While these are created, the garbage collector would scan them
-    again and again, which takes longer than creating them.
+    again and again, which takes longer than creating them. Other threads do not disable it: in a server there is always
+    one that translates, so that nothing would ever be collected.
     """
-    was_training, was_collecting = model.training, gc.isenabled()
+    was_training, in_main_thread = model.training, current_thread() is main_thread()
+    was_collecting = in_main_thread and gc.isenabled()
     if was_training:  # skipped if not needed: visiting all modules takes milliseconds
         model.eval()
-    gc.disable()
+    if in_main_thread:
+        gc.disable()
     try:
         yield
     finally:
@@ -162,13 +167,14 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
     scores = []
     for i, example in enumerate(examples):
         source_length, target, warnings = len(example.source), example.target.tolist(), []
+        sentence_length = len(extract_sentence(predictor.tokenizers, example.source.tolist()))
         if i not in logps:
             length = max(source_length, len(target))
             warnings.append(f"without a score: {length} tokens, but the maximum is {maximum}")
         elif not source_length and target:
             warnings.append("with an empty source")
-        elif source_length > predictor.longest_source:
-            lengths = f"{source_length} tokens against {predictor.longest_source}"
+        elif sentence_length > predictor.longest_source:
+            lengths = f"{sentence_length} tokens against {predictor.longest_source}"
             warnings.append(f"longer than any sentence of training ({lengths})")
         if UNK in target:
             warnings.append(f"with unknown tokens in the target: {target.count(UNK)}")
@@ -192,6 +198,6 @@ def compute_logps(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) ->
             states = torch.split(states_BTC[row, :length], LOGIT_CHUNK)
             targets = torch.split(batch.target_out_BT[row, :length], LOGIT_CHUNK)
             for states_LC, target_L in zip(states, targets, strict=True):
-                logp_LV = model.project(states_LC).float().log_softmax(-1)
+                logp_LV = model.compute_logits(states_LC).float().log_softmax(-1)
                 logps[i] += logp_LV.gather(1, target_L[:, None])[:, 0].tolist()
     return logps

@@ -2,6 +2,7 @@
 
     dragoman.load("runs/lm").generate(["To be, or"], tokens=100, seed=1)
     dragoman.load("runs/sst2").classify(["A film to see twice."])
+    dragoman.load(["runs/sst2", "runs/sst2-lstm"]).classify(["A film to see twice."])  # an ensemble
 
 If a language model was trained on complete files (data.documents=file), EOS marks the end of a line, and the text
 continues after it; if it was trained on lines, EOS ends the text.
@@ -19,18 +20,20 @@ from itertools import chain
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.config.settings import SampleSettings
 from dragoman.data.batches import EXAMPLE_FORMATS, Widths
 from dragoman.data.stream import TextWindows
 from dragoman.decoding.continuous_batching import round_to_bucket
+from dragoman.decoding.protocol import mean_logp
 from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
 from dragoman.inference.predictor import Predictor, check_lines, eval_mode
 from dragoman.models.base import Model
 from dragoman.models.single_sequence import LanguageModel
-from dragoman.types import BOS, EOS, PAD, UNK, Example
+from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,25 @@ class Verdict:
     warnings: tuple[str, ...] = ()
 
 
+class ClassifierEnsemble(Model):
+    """Several classifiers with the same vocabularies, whose probabilities are averaged.
+
+    `forward` returns log-probabilities of the labels instead of states, and `compute_logits` is the identity.
+    """
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        super().__init__()
+        self.members = list(models)
+        self.registered = nn.ModuleList(models)  # so that `to`, `train` and `eval` also apply to the members
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logarithm of the mean probabilities of the labels of each text, logp_BTV."""
+        return mean_logp([model.compute_logits(model(batch)).float().log_softmax(-1) for model in self.members])
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        return states
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Classifier(Predictor[Model]):
     """A model that labels texts."""
@@ -239,7 +261,7 @@ class Classifier(Predictor[Model]):
         for indices, batch in self.iter_batches(
             examples, lambda example: Widths(round_to_bucket(len(example.source) + 1), 1), collate
         ):
-            logp_BV = self.model.project(self.model(batch)[:, 0]).float().log_softmax(-1)
+            logp_BV = self.model.compute_logits(self.model(batch)[:, 0]).float().log_softmax(-1)
             logps.update(zip(indices, logp_BV.tolist()))
         return [logps[i] for i in range(len(parts))]
 

@@ -13,38 +13,33 @@ Shapes   B rows of a batch, or sentences   S source width   T target width   W b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
-from queue import SimpleQueue
-from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from dragoman.config.settings import get_entry, parse_settings, suggest_name
+from dragoman.data.context import attach_to_lines, encode_contexts
 from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_error
-from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings, check_search_settings
-from dragoman.decoding.protocol import NEG_INF, DecodingConstraints, SearchJob, SearchResult
+from dragoman.decoding.protocol import DecodingConstraints, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
 from dragoman.inference.constraints import list_unmet_constraints, make_constraints
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
+from dragoman.inference.languages import Direction, list_directions
 from dragoman.inference.postprocess import AlignmentRows, join_hypotheses
 from dragoman.inference.predictor import Predictor, bucket_widths, check_lines, eval_mode, score_pairs
+from dragoman.inference.streaming import BeamObserver, stream_text
 from dragoman.models.base import Seq2Seq
 from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, TokenFeature, Tree
 
-BeamObserver = Callable[[BeamState], None]
-# The text up to the end of its last complete word: before a space, or after a CJK character (a word by itself) that is
-# not the last character.
-COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)
 NO_TREE_WARNING = "read without a tree"
 
 
@@ -56,6 +51,7 @@ class DecodeOptions:
     dictionary: Mapping[str, str]
     tag: str = ""  # such as a language
     align: bool = True
+    context: int = 0  # number of previous sentences that the model reads before each line
 
 
 class SourceSegment(NamedTuple):
@@ -65,7 +61,7 @@ class SourceSegment(NamedTuple):
     ids: list[int]
     line: Line
     line_index: int
-    tag_ids: Sequence[int] = ()  # precede `ids` in the input of the model
+    leading_ids: Sequence[int] = ()  # precede `ids` in the input of the model: tag and context
     features: Mapping[str, TokenFeature] = {}  # further inputs per token, such as trees
     warning: str = ""  # about the input of the model; becomes a warning of every hypothesis
     constraints: DecodingConstraints = DecodingConstraints()
@@ -73,7 +69,7 @@ class SourceSegment(NamedTuple):
 
     def make_example(self, target: Sequence[int] = ()) -> Example:
         """Return an example with this source and the target, for the forward pass of the model."""
-        source = np.array([*self.tag_ids, *self.ids], dtype=np.int64)
+        source = np.array([*self.leading_ids, *self.ids], dtype=np.int64)
         return Example(source, np.array(target, dtype=np.int64), self.line_index, self.features)
 
 
@@ -91,6 +87,11 @@ class Translator(Predictor[Seq2Seq]):
             engine = TorchEngine(self.model, self.device, self.tokenizers.target.decode)
             object.__setattr__(self, "engine", engine)
 
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions that the model translates in, with the tag of each (inference/languages.py)."""
+        return list_directions(self.recipe, self.tokenizers)
+
     def translate(
         self,
         lines: Sequence[str | Line],
@@ -101,6 +102,7 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         trees: Sequence[Tree | None] | None = None,
         align: bool = True,
+        context: int | None = None,
     ) -> list[Hypothesis]:
         """Return the best translation of each line, in the order of the lines. An empty line stays empty.
 
@@ -108,9 +110,12 @@ class Translator(Predictor[Seq2Seq]):
         translations of source words, for search.unknown=dictionary. `tag`, for models trained with tags, is the tag
         of all lines that have none. A `Line` can have constraints on its translation. `trees`, for models with
         model.position=tree, has a tree or None for each line. Without `align` the hypotheses have no alignments,
-        which is faster.
+        which is faster. `context`, for models trained with data.context, is the number of previous lines that the
+        model reads before each line; by default as many as in training. An empty line starts a new document.
         """
-        options = self.make_options(beam=beam, search=search, dictionary=dictionary, tag=tag, align=align)
+        options = self.make_options(
+            beam=beam, search=search, dictionary=dictionary, tag=tag, align=align, context=context
+        )
         return [hypotheses[0] for hypotheses in self.translate_nbest(lines, options, trees=trees)]
 
     def nbest(
@@ -124,12 +129,15 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         trees: Sequence[Tree | None] | None = None,
         align: bool = True,
+        context: int | None = None,
     ) -> list[list[Hypothesis]]:
         """Return up to `count` different translations of each line, best first; only one if the line had to be split.
 
         The default of `count` is search.nbest of the run. For the other arguments see `translate`.
         """
-        options = self.make_options(beam=beam, count=count, search=search, dictionary=dictionary, tag=tag, align=align)
+        options = self.make_options(
+            beam=beam, count=count, search=search, dictionary=dictionary, tag=tag, align=align, context=context
+        )
         return self.translate_nbest(lines, options, trees=trees)
 
     def make_options(
@@ -141,6 +149,7 @@ class Translator(Predictor[Seq2Seq]):
         dictionary: Mapping[str, str] | None = None,
         tag: str = "",
         align: bool = True,
+        context: int | None = None,
     ) -> DecodeOptions:
         """Return the search settings of the run with overrides, and the other options of a call.
 
@@ -152,13 +161,23 @@ class Translator(Predictor[Seq2Seq]):
             raise UserError(f"search.unknown={unknown} needs a word vocabulary, which this run lacks; leave it out")
         if (unknown == "dictionary") != (dictionary is not None):
             raise UserError("search.unknown=dictionary and a dictionary require each other; give both or neither")
-        return DecodeOptions(settings, dictionary or {}, tag, align)
+        return DecodeOptions(settings, dictionary or {}, tag, align, self.choose_context(context))
+
+    def choose_context(self, count: int | None) -> int:
+        """Return the number of context sentences: `count` or, if it is None, as many as in training."""
+        trained = self.recipe.data.context
+        if count is None:
+            return trained
+        if not 0 <= count <= trained:
+            problem = f"was trained with data.context={trained}" if trained else "was trained without data.context"
+            raise UserError(f"this model {problem}, so its context cannot be {count} sentences; leave it out")
+        return count
 
     def translate_nbest(
         self, lines: Sequence[str | Line], options: DecodeOptions, *, trees: Sequence[Tree | None] | None = None
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses for each line, best first."""
-        lines = check_lines(lines, "translate", types=(str, Line))
+        lines = attach_to_lines(check_lines(lines, "translate", types=(str, Line)), options.context)
         trees = self.check_trees(trees, len(lines))
         texts = [line if isinstance(line, str) else line.text for line in lines]
         segments: list[SourceSegment] = []
@@ -203,47 +222,68 @@ class Translator(Predictor[Seq2Seq]):
 
     def score(
         self,
-        sources: Sequence[str],
+        sources: Sequence[str | Line],
         targets: Sequence[str],
         *,
         trees: Sequence[Tree | None] | None = None,
         tag: str = "",
+        context: int | None = None,
     ) -> list[PairScore]:
-        """Return the log-probability of each target as the translation of its source. Long lines are not split."""
-        sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
-        if len(sources) != len(targets):
-            raise UserError(f"there are {len(sources)} sources but {len(targets)} targets; give one for each source")
-        return score_pairs(self, self.make_examples(sources, targets, trees=trees, tag=tag))
+        """Return the log-probability of each target as the translation of its source. Long lines are not split.
+
+        `context` is as for `translate`. A source may be a `Line` with a context.
+        """
+        sources, targets = check_scored_pairs(sources, targets)
+        sources = attach_to_lines(sources, self.choose_context(context))
+        scores = score_pairs(self, self.make_examples(sources, targets, trees=trees, tag=tag))
+        given = len(self.tokenizers.target_tag_ids(self.choose_tag(tag)))
+        return [drop_given_tokens(score, given) for score in scores] if given else scores
 
     def make_examples(
         self,
-        sources: Sequence[str],
+        sources: Sequence[str | Line],
         targets: Sequence[str],
         *,
         trees: Sequence[Tree | None] | None = None,
         tag: str = "",
     ) -> list[Example]:
-        """Return sources and given targets as examples, for a forward pass. Lines of spaces are empty."""
+        """Return sources and given targets as examples, for a forward pass. Lines of spaces are empty.
+
+        A source has context only if it is a `Line` with context.
+        """
         trees = self.check_trees(trees, len(sources))
-        sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
-        tag_ids = self.encode_tag(tag)
-        target_ids = self.tokenizers.target.encode_all(targets)
+        lines = [Line(source) if isinstance(source, str) else source for source in sources]
+        texts = [line.text if line.text.strip() else "" for line in lines]
+        tag_ids, given_ids = self.encode_tag(tag), self.tokenizers.target_tag_ids(self.choose_tag(tag))
+        target_ids = self.tokenizers.target.encode_all([target if target.strip() else "" for target in targets])
+        target_ids = [[*given_ids, *ids] if given_ids and ids else ids for ids in target_ids]
         examples = []
-        for index, ids in enumerate(self.tokenizers.source.encode_all(sources)):
-            text = sources[index]
-            segment = SourceSegment(text, ids, Line(text), index, tag_ids if ids else ())
+        for index, ids in enumerate(self.tokenizers.source.encode_all(texts)):
+            leading_ids = self.encode_leading(tag_ids, self.check_context(lines[index]), ids) if ids else ()
+            segment = SourceSegment(texts[index], ids, lines[index], index, leading_ids)
             if self.reads_trees:
                 segment = self._add_tree(segment, trees[index], is_full_line=True)
             examples.append(segment.make_example(target_ids[index]))
         return examples
 
     def encode_tag(self, tag: str) -> Sequence[int]:
-        """Return the ids of a tag; raise a UserError if the tag is unknown, or missing and required.
+        """Return the ids that precede a source with this tag; raise a UserError if it is unknown, or missing."""
+        return self.tokenizers.tag_ids(self.choose_tag(tag))
+
+    def choose_tag(self, tag: str) -> str:
+        """Return the tag; raise a UserError if it is unknown, or missing and required.
 
         If `tag` is empty and all training data had the same tag, that tag is the default.
         """
-        if not (tag or self.tokenizers.tags):
-            return ()
+        published = not self.recipe.data.train and len(self.directions) > 1
+        if published and not tag:
+            raise UserError(
+                "this model translates in several directions; choose one with --from and --to, or by its tag"
+            )
+        if not (tag or self.tokenizers.tags or any(self.recipe.data.tags)):
+            return tag
+        if tag and self.tokenizers.knows_tag(tag):  # the language tokens of a published model
+            return tag
         known = self.recipe.data.tags  # includes "" if some of the training data had no tag
         names = [name for name in known if name]
         if not tag and names and "" not in known:
@@ -253,7 +293,23 @@ class Translator(Predictor[Seq2Seq]):
         if tag and tag not in names:
             choices = f"{suggest_name(tag, names)} (there are: {', '.join(names)})"
             raise UserError(f"this model has no tag {tag!r}{choices if names else '; it was trained without tags'}")
-        return self.tokenizers.tag_ids(tag)
+        return tag
+
+    def check_context(self, line: Line) -> Sequence[str]:
+        """Return the context of a line; raise a UserError if the model cannot use it."""
+        if line.context and not self.recipe.data.context:
+            raise UserError("this model was trained without data.context; leave the context of the lines out")
+        return line.context or ()
+
+    def encode_leading(self, tag_ids: Sequence[int], context: Sequence[str], ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids that precede those of a sentence: its tag, and as much of its context as fits.
+
+        As in training, tag, context and sentence together have at most data.max_length tokens.
+        """
+        if not context:
+            return tag_ids
+        room = self.recipe.data.max_length - len(tag_ids) - len(ids)
+        return [*tag_ids, *encode_contexts(self.tokenizers, [context], [room])[0]]
 
     @property
     def reads_trees(self) -> bool:
@@ -282,9 +338,14 @@ class Translator(Predictor[Seq2Seq]):
         tree: Tree | None = None,
         line_index: int = 0,
     ) -> list[SourceSegment]:
-        """Return the segments of a line, each with its tag, constraints and length limit."""
+        """Return the segments of a line, each with its tag, context, constraints and length limit.
+
+        The context of a line that is split goes on in the line: it includes the segments before.
+        """
         line = Line(line) if isinstance(line, str) else line
-        tag_ids, search = self.encode_tag(line.tag or options.tag), options.search
+        tag, search = self.choose_tag(line.tag or options.tag), options.search
+        tag_ids, given_ids = self.tokenizers.tag_ids(tag), self.tokenizers.target_tag_ids(tag)
+        context = list(self.check_context(line))
         segments: list[SourceSegment] = []
         for segment in self.split_line(line, ids, tree=tree, line_index=line_index):
             constraints = DecodingConstraints(seed_text=segment.text)
@@ -292,8 +353,13 @@ class Translator(Predictor[Seq2Seq]):
                 constraints = make_constraints(
                     line, segment.text, len(segment.ids), self.tokenizers, search, is_first_segment=not segments
                 )
+            if given_ids:
+                constraints = replace(constraints, prefix=(*given_ids, *constraints.prefix), given=len(given_ids))
             max_tokens = compute_max_tokens(constraints, len(segment.ids), search, self.max_tokens)
-            segments.append(segment._replace(tag_ids=tag_ids, constraints=constraints, max_tokens=max_tokens))
+            sentences = context[-options.context :] if options.context else []
+            leading_ids = self.encode_leading(tag_ids, sentences, segment.ids)
+            segments.append(segment._replace(leading_ids=leading_ids, constraints=constraints, max_tokens=max_tokens))
+            context.append(segment.text)
         return segments
 
     def split_line(
@@ -356,7 +422,7 @@ class Translator(Predictor[Seq2Seq]):
         as soon as it is found, while the engine decodes other jobs.
         """
         search, engine = options.search, self.engine
-        jobs = [SearchJob([*s.tag_ids, *s.ids], s.max_tokens, s.constraints, s.features) for s in segments]
+        jobs = [SearchJob([*s.leading_ids, *s.ids], s.max_tokens, s.constraints, s.features) for s in segments]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
             is_final = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
@@ -369,7 +435,9 @@ class Translator(Predictor[Seq2Seq]):
                 results = engine.iter_results(jobs, search)
             aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]
             if options.align or search.coverage > 0 or search.unknown != "drop":
-                aligned = enumerate(self.add_alignments(segments, dict(results), search.coverage))
+                aligned = enumerate(
+                    engine.run_model(partial(self.add_alignments, segments, dict(results), search.coverage))
+                )
             else:
                 aligned = ((index, [(result, []) for result in nbest]) for index, nbest in results)
             for index, results_with_alignment in aligned:
@@ -392,8 +460,9 @@ class Translator(Predictor[Seq2Seq]):
         for indices, batch in self.iter_batches(examples, bucket_widths):
             weight_BTS = self.model.compute_alignment(batch).cpu()
             for row, i in enumerate(indices):
-                start, end = len(segments[all_results[i][0]].tag_ids), len(examples[i].source)
-                weight_TS = weight_BTS[row, : len(examples[i].target), start:end]  # without the attention to the tag
+                start, end = len(segments[all_results[i][0]].leading_ids), len(examples[i].source)
+                given = segments[all_results[i][0]].constraints.given
+                weight_TS = weight_BTS[row, given : len(examples[i].target), start:end]  # without tag and context
                 alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
         for (index, result), alignment in zip(all_results, alignments, strict=True):
@@ -408,13 +477,16 @@ class Translator(Predictor[Seq2Seq]):
         Warnings say what went wrong, such as a cut. Flags are short signs of probable errors, for counting.
         """
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
+        if given := segment.constraints.given:  # the target's language is no part of it
+            result = replace(result, tokens=result.tokens[given:])
         source_length, length = len(segment.ids), len(result.tokens)
         if UNK in result.tokens and unknown != "drop":
             replace_word = postprocess.UNKNOWN_WORD_METHODS[unknown]
             words = postprocess.list_source_words(source, segment.text, segment.ids)
             replacements = [replace_word(word, options.dictionary) for word in words]
             rows = alignment or [[]] * len(result.tokens)
-            text = postprocess.fill_unknowns(result.tokens, rows, target, replacements)
+            copied = segment.ids if self.recipe.neural_model.copying else ()
+            text = postprocess.fill_unknowns(result.tokens, rows, target, replacements, copied)
         else:
             text = target.decode(result.tokens)
         warnings = [warning for warning in (segment.warning, result.warning) if warning]
@@ -441,6 +513,26 @@ class Translator(Predictor[Seq2Seq]):
             warnings=(*warnings, *placeholder_warnings),
             flags=(*flags, *dict.fromkeys(map(postprocess.get_warning_kind, placeholder_warnings))),
         )
+
+
+def check_scored_pairs(sources: Sequence[str | Line], targets: Sequence[str]) -> tuple[list[str | Line], list[str]]:
+    """Return sources and targets as lists; raise a UserError if they cannot be scored."""
+    sources = check_lines(sources, "score", "source", types=(str, Line))
+    targets = check_lines(targets, "score", "target")
+    if len(sources) != len(targets):
+        raise UserError(f"there are {len(sources)} sources but {len(targets)} targets; give one for each source")
+    for number, source in enumerate(sources):
+        if isinstance(source, Line) and source != Line(source.text, context=source.context):
+            raise UserError(f"score takes texts with their context, but source {number} of the list is {source!r}")
+    return sources, targets
+
+
+def drop_given_tokens(score: PairScore, count: int) -> PairScore:
+    """Return the score of a target without its first tokens, which are given with the source."""
+    logps, tokens = score.token_logps[count:], score.tokens[count:]
+    if not logps or len(score.tokens) <= count:  # too long for the model, or empty
+        return score
+    return replace(score, logp=sum(logps), mean=sum(logps) / len(tokens), tokens=tokens, token_logps=logps)
 
 
 def refuse_unused_search_settings(names: Iterable[str]) -> None:
@@ -484,73 +576,3 @@ def compute_max_tokens(constraints: DecodingConstraints, tokens: int, search: Se
     limit = max(int(search.max_ratio * tokens) + search.max_extra, constraints.min_tokens) + 1
     limit = min(limit, search.max_tokens or limit)
     return min(limit + len(constraints.prefix) + constraints.needed_tokens, model_limit)
-
-
-class StreamClosed(Exception):
-    """Raised in the decoding thread of `stream_text` when the consumer has stopped reading."""
-
-
-def find_certain_prefix(beams: BeamState) -> list[int]:
-    """Return the common prefix of all active hypotheses and the best finished one, of the first sentence.
-
-    Whatever the search finds later, its result starts with this prefix.
-    """
-    length = int(beams.length_B[0])
-    rows = zip(beams.token_BWT[0].tolist(), beams.logp_BW[0].tolist())
-    candidates = [tokens[:length] for tokens, logp in rows if logp > NEG_INF]
-    if float(beams.end_score_BW[0, 0]) > NEG_INF:
-        candidates.append(beams.end_token_BWT[0, 0, : int(beams.end_length_BW[0, 0]) - 1].tolist())
-    common = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
-    return [tokens[0] for tokens in common]
-
-
-def keep_complete_words(text: str) -> str:
-    """Return the text without its last word, which further tokens may extend."""
-    match = COMPLETE_WORDS.match(text)
-    return match[0] if match else ""
-
-
-def stream_text(
-    work: Callable[[BeamObserver], list[list[Hypothesis]]], decode: Callable[[list[int]], str]
-) -> Generator[str, None, Hypothesis]:
-    """Yield the text of a hypothesis in parts, each as soon as it is final; return the hypothesis.
-
-    `work` runs in a separate thread, calls its argument after each decoding step and returns the hypotheses of one
-    segment. When the consumer closes the generator, the next such call raises StreamClosed, which ends the thread.
-    """
-    messages: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
-    closed = Event()
-
-    def observe(beams: BeamState) -> None:
-        if closed.is_set():
-            raise StreamClosed
-        messages.put(keep_complete_words(decode(find_certain_prefix(beams))))
-
-    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpu = torch.cuda.current_device() if has_gpu else None  # of this thread; a new thread starts with GPU 0
-
-    def run() -> None:
-        try:
-            if gpu is not None:
-                torch.cuda.set_device(gpu)
-            messages.put(work(observe)[0][0])
-        except BaseException as error:
-            messages.put(error)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    sent = 0  # characters yielded so far
-    try:
-        while True:
-            message = messages.get()
-            if isinstance(message, BaseException):
-                raise message
-            text = message if isinstance(message, str) else message.text
-            if len(text) > sent:
-                yield text[sent:]
-                sent = len(text)
-            if isinstance(message, Hypothesis):
-                return message
-    finally:
-        closed.set()
-        thread.join()

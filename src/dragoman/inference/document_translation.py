@@ -1,0 +1,207 @@
+"""Translation of documents and of texts with tags.
+
+    result = translate_document(translator, Path("in.xliff").read_bytes(), "in.xliff")
+    Path("out.xliff").write_bytes(result.data)
+
+The units of a document are split into sentences, which are translated in the order of the document. Inline tags are
+placed by the alignment (markup_projection.py), and white space between sentences stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from dragoman.data.context import ContextWindow
+from dragoman.documents.document import MarkedText, Unit
+from dragoman.documents.formats import open_document
+from dragoman.documents.html import read_fragment
+from dragoman.errors import UserError
+from dragoman.inference.constraints import Glossary
+from dragoman.inference.markup_projection import join_aligned, place_markup
+from dragoman.inference.postprocess import PLACEHOLDER, get_warning_kind, split_sentences
+from dragoman.inference.translator import DecodeOptions, Translator
+from dragoman.inference.word_alignment import AlignedText, align_words, find_words
+from dragoman.types import Hypothesis, Line
+
+BATCH_SEGMENTS = 512  # segments between two reports of progress
+# A line break that ends a sentence in texts where lines may be wrapped: after its last mark, before a list or a blank.
+LINE_END = re.compile(r"(?<=[.!?:;…。！？])[ \t]*\r?\n|\r?\n(?=[ \t]*(?:[-*•#>|]|\d+[.)]|\r?\n|[ \t]{2,}))|\r?\n\s*\n")
+Progress = Callable[[int, int], None]  # gets the numbers of translated units and of all units
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentResult:
+    """A translated document."""
+
+    data: bytes
+    unit_warnings: Mapping[int, tuple[str, ...]]  # by the number of the unit, from 1
+    units: int  # translated
+    characters: int  # of the source texts of these units, without tags
+    skipped: int = 0  # units with a translation, or that must not be translated
+
+    @property
+    def warnings(self) -> list[str]:
+        """All warnings, each with the number of its unit."""
+        return [f"unit {number}: {warning}" for number, all_of in self.unit_warnings.items() for warning in all_of]
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatedUnit:
+    """The translation of a unit with its tags, and what may be wrong with it."""
+
+    content: MarkedText
+    warnings: tuple[str, ...] = ()
+
+
+def translate_document(
+    translator: Translator,
+    data: bytes,
+    name: str,
+    *,
+    options: DecodeOptions | None = None,
+    glossary: Glossary | None = None,
+    source_language: str = "",
+    target_language: str = "",
+    progress: Progress = lambda _done, _total: None,
+) -> DocumentResult:
+    """Return a document with its translations: everything but the translated text keeps its bytes.
+
+    The format follows from `name`, else from the content. The languages are needed by formats that name them, such as
+    TMX; by default they are those of the file. `options` are those of `Translator.make_options`.
+    """
+    document = open_document(data, name, source_language=source_language, target_language=target_language)
+    options = options or translator.make_options()
+    translated = translate_units(translator, [document.units], options, glossary=glossary, progress=progress)
+    warnings = {number: unit.warnings for number, unit in enumerate(translated, 1) if unit.warnings}
+    new = document.write([translation.content for translation in translated])
+    characters = sum(len(unit.text) for unit in document.units)
+    return DocumentResult(new, warnings, len(document.units), characters, document.skipped)
+
+
+def translate_marked(
+    translator: Translator,
+    texts: Sequence[str],
+    kind: str = "html",
+    *,
+    options: DecodeOptions | None = None,
+    glossary: Glossary | None = None,
+    ignore_tags: Collection[str] = (),
+    splitting_tags: Collection[str] = (),
+) -> list[str]:
+    """Return the translations of texts with tags of kind "html" or "xml", with the same tags.
+
+    Elements named in `ignore_tags` are not translated. In XML a sentence ends at the tags of `splitting_tags`.
+    """
+    if kind not in ("html", "xml"):
+        raise UserError(f"tags can be of kind html or xml, not {kind!r}")
+    documents = [read_fragment(text, kind, ignore_tags, splitting_tags) for text in texts]
+    options = options or translator.make_options()
+    units = [document.units for document in documents]
+    contents = iter(translate_units(translator, units, options, glossary=glossary))
+    return [document.write_text([next(contents).content for _ in document.units]) for document in documents]
+
+
+def translate_units(
+    translator: Translator,
+    documents: Sequence[Sequence[Unit]],
+    options: DecodeOptions,
+    *,
+    glossary: Glossary | None = None,
+    progress: Progress = lambda _done, _total: None,
+) -> list[TranslatedUnit]:
+    """Return the translations of the units of documents, in their order.
+
+    Context, for models trained with it, are the previous sentences of the same document.
+    """
+    units = [unit for document in documents for unit in document]
+    spans = [split_unit(unit) for unit in units]
+    lines = list(make_lines(documents, iter(spans), options.context, glossary))
+    if not any(unit.markup for unit in units):
+        options = replace(options, align=False)  # only tags need alignments
+    hypotheses: list[Hypothesis] = []
+    translated: list[TranslatedUnit] = []
+    total = len(units)
+    for start in range(0, len(lines), BATCH_SEGMENTS):
+        batch = lines[start : start + BATCH_SEGMENTS]
+        hypotheses += [nbest[0] for nbest in translator.translate_nbest(batch, options)]
+        while len(translated) < total and len(spans[len(translated)]) <= len(hypotheses):
+            index = len(translated)
+            count = len(spans[index])
+            translated.append(join_unit(units[index], spans[index], hypotheses[:count]))
+            del hypotheses[:count]
+        progress(len(translated), total)
+    translated += [join_unit(unit, [], []) for unit in units[len(translated) :]]
+    progress(total, total)
+    return translated
+
+
+def make_lines(
+    documents: Sequence[Sequence[Unit]],
+    spans: Iterator[list[tuple[int, int]]],
+    context: int,
+    glossary: Glossary | None,
+) -> Iterator[Line]:
+    """Yield the sentences of documents as lines to translate."""
+    for document in documents:
+        window = ContextWindow(context)
+        for unit in document:
+            for start, end in next(spans):
+                text = " ".join(unit.text[start:end].split())
+                line = Line(text, context=window.advance(text))
+                yield glossary.add_terms(line) if glossary else line
+
+
+def split_unit(unit: Unit) -> list[tuple[int, int]]:
+    """Return the start and end of each sentence of a unit; what has no letters is not among them.
+
+    A unit is also split where a tag separates two words without a space, such as a tab.
+    """
+    text = unit.text
+    cuts = {0, len(text)}
+    if not unit.wraps:
+        cuts |= {match.end() for match in LINE_END.finditer(text)}
+    for tag in unit.markup:
+        if (
+            tag.partner is None
+            and text[tag.position - 1 : tag.position].isalnum()
+            and text[tag.position :][:1].isalnum()
+        ):
+            cuts.add(tag.position)
+    borders, spans = sorted(cuts), []
+    for first, last in pairwise(borders):
+        position = first
+        for sentence in split_sentences(text[first:last]):
+            start = text.index(sentence, position, last)
+            position = start + len(sentence)
+            if any(map(str.isalpha, PLACEHOLDER.sub("", sentence))):
+                spans.append((start, position))
+    return spans
+
+
+def join_unit(unit: Unit, spans: Sequence[tuple[int, int]], hypotheses: Sequence[Hypothesis]) -> TranslatedUnit:
+    """Return the translation of a unit, given those of its sentences."""
+    if not spans:
+        return TranslatedUnit(unit.content)
+    parts: list[tuple[int, int, AlignedText]] = []
+    position = 0
+    for (start, end), hypothesis in zip(spans, hypotheses, strict=True):
+        parts += list_copies(unit.text, position, start)
+        parts.append((start, end, align_words(unit.text[start:end], hypothesis)))
+        position = end
+    parts += list_copies(unit.text, position, len(unit.text))
+    content, warnings = place_markup(unit, join_aligned(parts, unit.text))
+    for hypothesis in hypotheses:
+        kinds = {get_warning_kind(warning) for warning in hypothesis.warnings}
+        warnings += [*hypothesis.warnings, *(flag for flag in hypothesis.flags if flag not in kinds)]
+    return TranslatedUnit(content, tuple(dict.fromkeys(warnings)))
+
+
+def list_copies(text: str, start: int, end: int) -> list[tuple[int, int, AlignedText]]:
+    """Return the part of a text that is copied, aligned to itself; nothing if it has no words."""
+    words = find_words(text[start:end], set())
+    return [(start, end, AlignedText(text[start:end], words, words, np.eye(len(words))))] if words else []

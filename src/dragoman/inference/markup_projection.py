@@ -1,0 +1,278 @@
+"""Projection of inline tags from a source to its translation, by the alignment of their words.
+
+A pair of tags goes around the run of target words that are aligned best to the words it encloses in the source; other
+tags go beside the word that is aligned to their neighbour. Pairs stay nested as they are: a pair is placed within the
+words of the pair around it, and beside those of its siblings.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.documents.document import MarkedText, Markup, Unit
+from dragoman.inference.word_alignment import AlignedText, Span, align_words
+from dragoman.types import Hypothesis
+
+UNALIGNED_WARNING = "tags placed by position, since the model has no alignment"
+NO_WORDS_WARNING = "a pair of tags without words"
+NOT_NESTED_WARNING = "tags placed by position, since they are not nested"
+
+
+@dataclass(slots=True)
+class TagNode:
+    """A pair of tags, or one tag, with the tags inside the pair. `start` and `end` are words of the source."""
+
+    tag: Markup
+    closing: Markup | None = None
+    children: list[TagNode] = field(default_factory=list)
+    span: tuple[int, int] = (0, 0)  # first target word and the one after the last; for a single tag both are equal
+    position: int = 0  # of a single tag, in characters
+
+
+def join_aligned(parts: Sequence[tuple[int, int, AlignedText]], source: str) -> AlignedText:
+    """Join the translations of parts of a source, (start, end, translation), with the text between them as it is."""
+    pieces, position, length = [], 0, 0
+    source_words: list[Span] = []
+    words: list[Span] = []
+    blocks = []
+    for start, end, part in parts:
+        pieces += [source[position:start], part.text]
+        length += start - position
+        source_words += [(a + start, b + start) for a, b in part.source_words]
+        words += [(a + length, b + length) for a, b in part.words]
+        length += len(part.text)
+        position = end
+        blocks.append(part)
+    text = "".join([*pieces, source[position:]])
+    if any(part.weight_TS is None and part.source_words and part.words for part in blocks):
+        return AlignedText(text, source_words, words, None)
+    weight_TS = np.zeros((len(words), len(source_words)))
+    row = column = 0
+    for part in blocks:
+        if part.weight_TS is not None:
+            height, width = part.weight_TS.shape
+            weight_TS[row : row + height, column : column + width] = part.weight_TS
+        row, column = row + len(part.words), column + len(part.source_words)
+    return AlignedText(text, source_words, words, weight_TS)
+
+
+def project_markup(source: Unit | MarkedText, hypothesis: Hypothesis) -> tuple[MarkedText, list[str]]:
+    """Return the text of a hypothesis with the tags of its source, and warnings about tags that are placed badly."""
+    return place_markup(source, align_words(source.text, hypothesis))
+
+
+def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[MarkedText, list[str]]:
+    """Return the target with the tags of the source, each exactly once, and warnings."""
+    if not source.markup or target.text == source.text:
+        return MarkedText(target.text, source.markup), []
+    roots = build_tree(source.markup)
+    if roots is None:
+        scale = len(target.text) / max(len(source.text), 1)
+        markup = [tag._replace(position=snap(round(tag.position * scale), target)) for tag in source.markup]
+        return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING]
+    placement = Placement(source, target)
+    placement.place(roots, (0, len(target.words)))
+    content, warnings = placement.emit(roots)
+    return restore_spaces(source, content), warnings
+
+
+def restore_spaces(source: Unit | MarkedText, target: MarkedText) -> MarkedText:
+    """Return the target with spaces on both sides of the objects that have them in the source, such as inline code."""
+    text = source.text
+    spaced = {
+        tag.id
+        for tag in source.markup
+        if tag.partner is None
+        and text[tag.position - 1 : tag.position].isspace()
+        and text[tag.position :][:1].isspace()
+    }
+    if not spaced:
+        return target
+    new, shift, markup = target.text, 0, []
+    for tag in target.markup:
+        position = tag.position + shift
+        if tag.id in spaced and position and not new[position - 1].isspace():
+            new, shift, position = f"{new[:position]} {new[position:]}", shift + 1, position + 1
+        markup.append(tag._replace(position=position))
+        if tag.id in spaced and position < len(new) and not new[position].isspace():
+            new, shift = f"{new[:position]} {new[position:]}", shift + 1
+    return MarkedText(new, tuple(markup))
+
+
+def snap(position: int, target: AlignedText) -> int:
+    """Return the nearest position that is not inside a word."""
+    for start, end in target.words:
+        if start < position < end:
+            return start if position - start <= end - position else end
+    return min(position, len(target.text))
+
+
+def build_tree(markup: Sequence[Markup]) -> list[TagNode] | None:
+    """Return the tags as trees; None if pairs are not nested."""
+    roots: list[TagNode] = []
+    stack: list[TagNode] = []
+    for tag in markup:
+        siblings = stack[-1].children if stack else roots
+        if tag.kind == "open" and tag.partner is not None:
+            node = TagNode(tag)
+            siblings.append(node)
+            stack.append(node)
+        elif tag.kind == "close" and tag.partner is not None:
+            if not stack or stack[-1].tag.id != tag.partner:
+                return None
+            stack.pop().closing = tag
+        else:
+            siblings.append(TagNode(tag))
+    return None if stack else roots
+
+
+class Placement:
+    """Places the tags of a source in its translation."""
+
+    def __init__(self, source: Unit | MarkedText, target: AlignedText) -> None:
+        if target.weight_TS is not None:  # rows sum to one, also where some source tokens are in no word
+            totals = target.weight_TS.sum(-1, keepdims=True)
+            target = target._replace(weight_TS=target.weight_TS / np.maximum(totals, 1e-9))
+        self.source, self.target, self.warnings = source, target, dict[str, None]()
+        self.source_starts = [start for start, _ in target.source_words]
+        self.source_ends = [end for _, end in target.source_words]
+        trimmed = source.text.rstrip()
+        self.first, self.last = len(source.text) - len(source.text.lstrip()), len(trimmed)
+
+    def find_source_words(self, start: int, end: int) -> tuple[int, int]:
+        """Return the range of source words that lie between two characters, at least in part."""
+        return bisect_right(self.source_ends, start), bisect_left(self.source_starts, end)
+
+    def place(self, nodes: Sequence[TagNode], limits: tuple[int, int]) -> None:
+        """Place the pairs among siblings, those with most words first, then the single tags, within target words."""
+        free = np.zeros(len(self.target.words) + 1, dtype=bool)
+        free[limits[0] : limits[1]] = True
+        pairs = [node for node in nodes if node.closing]
+        is_alone = len(pairs) == 1
+        for node in sorted(pairs, key=lambda node: node.tag.position - node.closing.position):  # type: ignore[union-attr]
+            node.span = self.place_pair(node, limits, free, is_alone=is_alone)
+            free[slice(*node.span)] = False
+        for node in pairs:
+            self.place(node.children, node.span)
+        self.place_single([node for node in nodes if not node.closing], pairs, limits)
+
+    def place_pair(
+        self, node: TagNode, limits: tuple[int, int], free: NDArray[np.bool_], *, is_alone: bool
+    ) -> tuple[int, int]:
+        """Return the target words of a pair: the run of free words with the greatest weight on its source words."""
+        assert node.closing
+        start, end = node.tag.position, node.closing.position
+        first, last = self.find_source_words(start, end)
+        if is_alone and start <= self.first and end >= self.last and limits == (0, len(self.target.words)):
+            return limits  # around the whole text
+        candidates = np.flatnonzero(free[limits[0] : limits[1]]) + limits[0]
+        if first >= last or not len(candidates):
+            word = self.guess_word(start, limits)
+            while word < limits[1] and not free[word] and word > limits[0] and not free[word - 1]:
+                word += 1  # not inside a sibling
+            if first < last:
+                self.warnings[NO_WORDS_WARNING] = None
+            return word, word
+        if self.target.weight_TS is None:
+            self.warnings[UNALIGNED_WARNING] = None
+            total = len(self.target.words) / max(len(self.source_starts), 1)
+            mass = np.zeros(len(free))
+            mass[int(first * total) : max(int(last * total), int(first * total) + 1)] = 1.0
+        else:
+            mass = np.append(self.target.weight_TS[:, first:last].sum(-1), 0.0)
+        return find_best_run(mass - 0.5, free, limits)
+
+    def guess_word(self, position: int, limits: tuple[int, int]) -> int:
+        """Return the target word before which a character of the source belongs, within limits."""
+        index = bisect_left(self.source_starts, position)
+        weight_TS = self.target.weight_TS
+        if weight_TS is None or not len(weight_TS):
+            share = len(self.target.words) / max(len(self.source_starts), 1)
+            return min(max(round(index * share), limits[0]), limits[1])
+        if index > 0 and (index >= len(self.source_starts) or position == self.source_ends[index - 1]):
+            word = int(weight_TS[:, index - 1].argmax()) + 1  # right behind the word before it
+        else:
+            word = int(weight_TS[:, index].argmax()) if index < weight_TS.shape[1] else limits[1]
+        return min(max(word, limits[0]), limits[1])
+
+    def place_single(self, singles: Sequence[TagNode], pairs: Sequence[TagNode], limits: tuple[int, int]) -> None:
+        """Place the tags without a partner: at an end of the text, or beside the word aligned to their neighbour."""
+        for node in singles:
+            position = node.tag.position
+            index = bisect_left(self.source_starts, position)
+            if position <= self.first and limits[0] == 0:
+                word = 0
+            elif position >= self.last and limits[1] == len(self.target.words):
+                word = limits[1]
+            else:
+                word = self.guess_word(position, limits)
+                if self.target.weight_TS is None:
+                    self.warnings[UNALIGNED_WARNING] = None
+            for pair in pairs:
+                if pair.span[0] < word < pair.span[1]:  # not into a pair that does not enclose it
+                    word = pair.span[0] if word - pair.span[0] < pair.span[1] - word else pair.span[1]
+            node.span = (word, word)
+            behind = index > 0 and position <= self.source_ends[index - 1]
+            node.position = self.find_gap(word, behind=behind, limits=limits)
+
+    def find_gap(self, word: int, *, behind: bool, limits: tuple[int, int]) -> int:
+        """Return the character position before a target word or, with `behind`, after the word before it."""
+        words, text = self.target.words, self.target.text
+        if not words or (word == limits[1] and word == len(words)):
+            return len(text.rstrip()) if words else 0
+        if word >= len(words) or (word > limits[0] and (behind or word == limits[1])):
+            return words[word - 1][1]
+        return words[word][0]
+
+    def emit(self, roots: Sequence[TagNode]) -> tuple[MarkedText, list[str]]:
+        """Return the translation with the tags at their positions."""
+        markup: list[Markup] = []
+        words, text = self.target.words, self.target.text
+        outer = len(text) - len(text.lstrip()), len(text.rstrip())
+
+        def find_span(node: TagNode, limits: tuple[int, int]) -> tuple[int, int]:
+            first, last = node.span
+            if not node.closing:
+                return node.position, node.position
+            if first == last:
+                position = words[first][0] if first < len(words) else outer[1]
+                return min(max(position, limits[0]), limits[1]), min(max(position, limits[0]), limits[1])
+            is_first, is_last = first == 0, last == len(words)
+            return (outer[0] if is_first else words[first][0]), (outer[1] if is_last else words[last - 1][1])
+
+        def emit_nodes(nodes: Sequence[TagNode], limits: tuple[int, int]) -> None:
+            spans = [find_span(node, limits) for node in nodes]
+            order = sorted(range(len(nodes)), key=lambda i: (spans[i][0], spans[i][1], i))
+            position = limits[0]
+            for i in order:
+                start, end = (min(max(value, position), limits[1]) for value in spans[i])
+                node = nodes[i]
+                markup.append(node.tag._replace(position=start))
+                if node.closing:
+                    emit_nodes(node.children, (start, end))
+                    markup.append(node.closing._replace(position=end))
+                position = end
+
+        emit_nodes(roots, (0, len(text)))
+        return MarkedText(text, tuple(markup)), list(self.warnings)
+
+
+def find_best_run(gain: NDArray[np.float64], free: NDArray[np.bool_], limits: tuple[int, int]) -> tuple[int, int]:
+    """Return the run of free positions with the greatest sum of gains: at least one position."""
+    best, best_run = -np.inf, (limits[0], limits[0])
+    total, start = 0.0, limits[0]
+    for index in range(*limits):
+        if not free[index]:
+            total, start = 0.0, index + 1
+            continue
+        if total < 0:
+            total, start = 0.0, index
+        total += gain[index]
+        if total > best:
+            best, best_run = total, (start, index + 1)
+    return best_run

@@ -1,0 +1,160 @@
+"""Documents are translated with their structure: tags follow the words that they enclose, and none is lost."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.data.corpus import CorpusSettings, read_pairs
+from dragoman.documents.document import MarkedText, render
+from dragoman.documents.formats import open_document
+from dragoman.errors import UserError
+from dragoman.inference.document_translation import translate_document, translate_marked
+from dragoman.inference.markup_projection import build_tree, project_markup
+from dragoman.inference.translator import Translator
+from dragoman.types import Hypothesis, Pair
+from toy_run import Call, Toy, assert_user_error, translate_toy
+
+
+def make_hypothesis(source: str, target: str, links: dict[int, int]) -> Hypothesis:
+    """Return a hypothesis in which target word t is aligned to source word links[t]."""
+    words = source.split(), target.split()
+    alignment = [[float(links.get(t) == s) for s in range(len(words[0]))] for t in range(len(words[1]))]
+    tokens, source_tokens = ([f"▁{word}" for word in side] for side in (words[1], words[0]))
+    return Hypothesis(target, 0.0, tokens, alignment if links else [], source_tokens, 0.0)
+
+
+def place(page: str, target: str, links: dict[int, int]) -> tuple[str, list[str]]:
+    [unit] = open_document(page.encode(), "page.html").units
+    content, warnings = project_markup(unit, make_hypothesis(unit.text, target, links))
+    return render(content, str), warnings
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "links", "expected"),
+    [
+        ("<b>big red</b> house", "maison grande rouge", {0: 2, 1: 0, 2: 1}, "maison <b>grande rouge</b>"),
+        ("<a><b>big</b> red</a> house", "maison rouge grande", {0: 2, 1: 1, 2: 0}, "maison <a>rouge <b>grande</b></a>"),
+        ("<b>all words</b>", "tous mots", {0: 0, 1: 1}, "<b>tous mots</b>"),
+        ("<i>one</i> <b>two</b>", "zwei eins", {0: 1, 1: 0}, "<b>zwei</b> <i>eins</i>"),
+        ("see <img> now", "jetzt sieh", {0: 1, 1: 0}, "<img> jetzt sieh"),
+        ("one<img>", "eins", {0: 0}, "eins<img>"),
+    ],
+)  # fmt: skip
+def test_tags_follow_their_words(source: str, target: str, links: dict[int, int], expected: str) -> None:
+    assert place(source, target, links) == (expected, [])
+
+
+def test_without_an_alignment_tags_in_a_text_are_warned_of() -> None:
+    assert place("<b>one two</b>", "eins zwei", {}) == ("<b>eins zwei</b>", [])
+    text, warnings = place("one <b>two</b> three", "eins zwei drei", {})
+    assert text == "eins <b>zwei</b> drei"
+    assert len(warnings) == 1
+
+
+def test_an_unnested_tag_is_warned_of() -> None:
+    text, warnings = place("<b>one <i>two</b> three</i>", "drei zwei eins", {0: 2, 1: 1, 2: 0})
+    assert all(tag in text for tag in ("<b>", "<i>", "</b>", "</i>"))
+    assert warnings
+
+
+TAGS = st.recursive(
+    st.just("w") | st.just("<img> w"),
+    lambda inner: st.tuples(st.sampled_from("abiqs"), st.lists(inner, min_size=1, max_size=3)).map(
+        lambda pair: f"<{pair[0]}>{' '.join(pair[1])}</{pair[0]}>"
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(TAGS, min_size=1, max_size=4).map(" ".join), st.integers(1, 8), st.booleans(), st.data())
+def test_no_tag_is_lost_and_pairs_stay_nested(source: str, length: int, aligned: bool, data: st.DataObject) -> None:
+    [unit] = open_document(source.encode(), "page.html").units
+    words = len(unit.text.split())
+    links = {t: data.draw(st.integers(0, words - 1)) for t in range(length)} if aligned else {}
+    hypothesis = make_hypothesis(unit.text, " ".join(f"t{t}" for t in range(length)), links)
+    content, _ = project_markup(unit, hypothesis)
+    assert Counter(tag.id for tag in content.markup) == Counter(tag.id for tag in unit.markup)
+    assert content.text.split() == hypothesis.text.split()
+    positions = [tag.position for tag in content.markup]
+    assert positions == sorted(positions)
+    assert all(0 <= position <= len(content.text) for position in positions)
+    assert find_parents(content) == find_parents(unit.content)
+
+
+def find_parents(content: MarkedText) -> dict[int, int | None]:
+    """Return the id of the pair around each tag, which also checks that pairs are nested."""
+    assert build_tree(content.markup) is not None
+    stack: list[int] = []
+    parents: dict[int, int | None] = {}
+    for tag in content.markup:
+        if tag.kind == "close":
+            stack.pop()
+        parents[tag.id] = stack[-1] if stack else None
+        if tag.kind == "open":
+            stack.append(tag.id)
+    return parents
+
+
+PAGE = b'<html lang="en"><h1>ba del <b>fo</b>!</h1>\n<p>gri <a title="ba fo!">mun ne</a>. pol!</p><pre>ba</pre></html>'
+PAGE_TRANSLATED = (
+    b'<html lang="de"><h1><b>ol</b> ebi ak!</h1>\n<p><a title="ol ak!">wex sa</a> tun. yim!</p><pre>ba</pre></html>'
+)
+
+
+def test_a_page_is_translated(translator: Translator) -> None:
+    seen: list[tuple[int, int]] = []
+    result = translate_document(
+        translator, PAGE, "page.html", target_language="de", progress=lambda *counts: seen.append(counts)
+    )
+    assert (result.warnings, result.units) == ([], 3)
+    tag = re.compile(rb"<[^>]+>")  # where the model puts the link depends on its training
+    assert tag.sub(b"", result.data) == tag.sub(b"", PAGE_TRANSLATED)
+    assert sorted(tag.findall(result.data)) == sorted(tag.findall(PAGE_TRANSLATED))
+    assert result.characters == len("ba del fo!" + "gri mun ne. pol!" + "ba fo!")
+    assert seen[-1] == (3, 3)
+
+
+def test_texts_with_tags_are_translated(translator: Translator) -> None:
+    texts = ["ba <b>del</b>!", "", "no tags", "<x>mun</x> ra ne."]
+    [html, empty, _, _] = translate_marked(translator, texts)
+    assert (html, empty) == ("<b>ebi</b> ak!", "")
+    [xml] = translate_marked(translator, ["ba <i>XY</i> <b>del</b>!"], "xml", ignore_tags=["i"])
+    assert xml.count("<i>XY</i>") == 1
+    assert "<b>ebi</b>" in xml
+    with pytest.raises(UserError, match="XML"):
+        translate_marked(translator, ["<b>"], "xml")
+
+
+def test_a_command_translates_a_document(toy: Toy, tmp_path: Path, call: Call) -> None:
+    source = tmp_path / "de.po"
+    head = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    source.write_text(f'{head}msgid "ba del!"\nmsgstr ""\n\nmsgid "fo"\nmsgstr "done"\n')
+    output = tmp_path / "out.po"
+    answer = call("translate", toy.run, "--document", source, "--output", output)
+    assert answer.code == 0, answer.err
+    assert "1 unit (7 characters) translated" in answer.err
+    assert "1 left as they were" in answer.err
+    assert (
+        output.read_text()
+        == f'{head}msgid "ba del!"\nmsgstr "{translate_toy("ba del!")}"\n\nmsgid "fo"\nmsgstr "done"\n'
+    )
+    pairs = list(read_pairs(CorpusSettings(po=str(output))))
+    assert pairs == [Pair("ba del!", "ebi ak!"), Pair("fo", "done")]
+
+
+def test_a_command_refuses_what_a_document_does_not_allow(toy: Toy, tmp_path: Path, call: Call) -> None:
+    source = tmp_path / "a.tmx"
+    source.write_text("<tmx><body><tu></body></tmx>")
+    common = ("translate", toy.run, "--document", source)
+    assert_user_error(call(*common), "--output")
+    assert_user_error(call(*common, "--output", tmp_path / "b.tmx", "--json"), "--json")
+    answer = call(*common, "--output", tmp_path / "b.tmx")
+    assert_user_error(answer, "a.tmx", "well-formed", working=True)
+    assert not (tmp_path / "b.tmx").exists()
