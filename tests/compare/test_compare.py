@@ -29,7 +29,7 @@ from toy_run import SMALL, Call, assert_user_error, read_tensor_files, start_pro
 
 pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"
-FOLDERS = [RECIPES / name for name in ("lectures", "depth", "lengths")]
+FOLDERS = [RECIPES / name for name in ("lectures", "lengths")]
 TIMING_KEYS = {"seconds", "tokens_per_second", "greedy", "beam", "peak_memory", "train_seconds"}
 TIMING_KEYS |= {"greedy_per_second", "beam_per_second"}
 MODELS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ from dragoman.evaluation.figures import (
     CHARACTER_WIDTH,
     LABEL_HEIGHT,
     MARGIN_BOTTOM,
+    MARGIN_LEFT,
     MARGIN_TOP,
     LineChart,
     Point,
@@ -56,6 +58,19 @@ def test_any_numbers_can_be_plotted(lines: list[list[tuple[float, ...]]], logari
     for circle in ElementTree.fromstring(svg).iter("circle"):
         assert 0 <= float(circle.attrib["cx"]) <= 720
         assert MARGIN_TOP - 1 <= float(circle.attrib["cy"]) <= HEIGHT - MARGIN_BOTTOM + 1
+
+
+def test_categories_are_not_joined() -> None:
+    """A chart that is not joined has a dot and a bar per point inside the plot, and neither lines nor bands."""
+    values = [(1.0, 2.0), (3.0,), *[(5.0, 7.0)] * 15]  # more points than a line has dots
+    chart = replace(make_chart(values), ticks=tuple(f"model {number}" for number in range(len(values))), joined=False)
+    root = ElementTree.fromstring(render_chart(chart, height=HEIGHT))
+    kinds = [group.get("class") for group in root.iter("g")]
+    assert not {"line", "band", "name"} & set(kinds)
+    assert kinds.count("range") == len(values)
+    xs = [float(circle.attrib["cx"]) for circle in root.iter("circle")]
+    assert len(xs) == len(values)
+    assert MARGIN_LEFT < xs[0] < xs[-1] < 720
 
 
 @pytest.mark.parametrize("count", [1, 5, 15])

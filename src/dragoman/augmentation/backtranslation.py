@@ -24,7 +24,7 @@ from dragoman.inference.postprocess import get_warning_kind
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.process_group import join_process_group
 from dragoman.progress import Report
-from dragoman.types import Hypothesis
+from dragoman.types import Hypothesis, Line
 
 
 def find_faults(hypothesis: Hypothesis) -> list[str]:
@@ -110,11 +110,12 @@ def backtranslate(
         group.run_on_main(check_output)
         options_without_scores = replace(options, search=options.search.model_copy(update={"scores": False}))
 
-        def translate(_offset: int, lines: Sequence[str]) -> list[Record]:
+        def translate(_offset: int, lines: Sequence[str | Line]) -> list[Record]:
             nbest_lists = translator.translate_nbest(lines, options_without_scores)
+            texts = [line if isinstance(line, str) else line.text for line in lines]
             return [
-                {"source": best.text, "target": line, "faults": find_faults(best) if best.text.strip() else ["empty"]}
-                for line, (best, *_) in zip(lines, nbest_lists, strict=True)
+                {"source": best.text, "target": text, "faults": find_faults(best) if best.text.strip() else ["empty"]}
+                for text, (best, *_) in zip(texts, nbest_lists, strict=True)
             ]
 
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
@@ -125,9 +126,8 @@ def backtranslate(
                 )
 
         depends_on = jobs.list_dependencies(text, [run], options.search, group, engine=engine, tag=tag)
-        jobs.write_sharded(
-            text, out, translate, format_pairs, depends_on=depends_on, batch=batch, group=group, report=report
-        )
+        common: dict[str, Any] = {"batch": batch, "group": group, "report": report, "context": options.context}
+        jobs.write_sharded(text, out, translate, format_pairs, depends_on=depends_on, **common)
         if group.is_main:
             report.log(f"{out}: {pair_filter}")
             if warning := warn_of_poor_translations(str(run), pair_filter.accepted_nonblank, pair_filter.nonblank):

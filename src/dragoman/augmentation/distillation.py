@@ -27,6 +27,7 @@ from dragoman.augmentation.backtranslation import (
 )
 from dragoman.augmentation.jobs import Record, ShardedJob
 from dragoman.config.settings import Amount, AsTuple, Settings
+from dragoman.data.context import attach_to_pairs
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, load_as
@@ -87,7 +88,7 @@ class Teacher:
 
     def translate(self, _offset: int, pairs: Sequence[Pair]) -> list[Record]:
         """Return a record for each source, with the most likely hypothesis or the one most similar to the reference."""
-        sources = [Line(pair.source, tag=pair.tag) for pair in pairs]
+        sources = [Line(pair.source, tag=pair.tag, context=pair.context) for pair in pairs]
         trees = [pair.tree for pair in pairs] if self.translator.reads_trees else None
         count = self.beam if self.closest else 1
         nbest_lists = self.translator.nbest(sources, count=count, beam=self.beam, trees=trees, align=False)
@@ -103,14 +104,17 @@ class Teacher:
         """Return the job that translates a corpus. Its folder in the cache is named by a digest of all inputs."""
         phrasebook_direction = recipe.data.direction
         fingerprint = fingerprint_corpus(corpus, direction=phrasebook_direction)
-        key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE]
+        context = self.translator.recipe.data.context
+        key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE, *([context] if context else [])]
         folder = cache_folder(recipe.data.cache) / f"{digest_bytes(json.dumps(key).encode(), size=12)}-answers"
 
         def read_sources() -> Iterator[Pair]:
             """Yield the pairs of the corpus. Lines of plain text are read as targets; here they are the sources."""
             if corpus.text:
-                return (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
-            return read_pairs(corpus, direction=phrasebook_direction, trees=self.translator.reads_trees)
+                sources = (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
+                return attach_to_pairs(sources, context)
+            trees = self.translator.reads_trees
+            return read_pairs(corpus, direction=phrasebook_direction, trees=trees, context=context)
 
         return ShardedJob(folder, read_sources, self.translate, SOURCES_PER_BATCH)
 
@@ -205,6 +209,8 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
         raise UserError(f"a student cannot have model.kind={recipe.model.kind}: it does not translate")
     if "tree" in recipe.model.source_features:
         raise UserError("a student cannot have model.position=tree: its training data has no syntax trees")
+    if recipe.data.context:
+        raise UserError("a student cannot have data.context: its training data has no documents; leave it out")
     data = recipe.data.model_copy(update={"train": corpora})
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     student = recipe.model_copy(update={"data": data, "tokenizer": tokenizer})

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,11 +28,13 @@ import torch
 
 from dragoman import io
 from dragoman.config.settings import Settings
+from dragoman.data.context import ContextWindow
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus
 from dragoman.errors import UserError
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, read_json
+from dragoman.types import Line
 
 ShardItem = TypeVar("ShardItem")
 PHRASE_SYSTEM_FILES = ("casing.json", "lm.arpa", "weights.json")  # of phrase-based systems, beside model.safetensors
@@ -212,20 +213,28 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def write_sharded(
     source: Path,
     output: Path,
-    process: Callable[[int, Sequence[str]], list[Record]],
+    process: Callable[[int, Sequence[str | Line]], list[Record]],
     format_records: Callable[[Iterator[Record]], Iterator[str]],
     *,
     depends_on: Mapping[str, Any],
     batch: int,
     group: ProcessGroup,
+    context: int = 0,
     report: Report | None = None,
 ) -> None:
     """Process the lines of the file `source`, and write the formatted records to the file `output`.
 
+    With `context`, each line comes with the lines before it, up to this number, whatever the shards and batches are.
     `output` is written at the end, atomically. Until then the records are in shards next to it, and repeating the same
     command resumes with these shards. `depends_on` is the result of `list_dependencies`.
     """
-    output, read_items = output.resolve(), partial(io.read_lines, source)
+    output = output.resolve()
+
+    def read_items() -> Iterator[str | Line]:
+        window = ContextWindow(context)
+        for text in io.read_lines(source):
+            yield Line(text, context=window.advance(text)) if context else text
+
     report = report or Report(quiet=not group.is_main)
     shows_time_left = sys.stderr.isatty() and group.is_main  # on a terminal; this needs the total
     total = sum(1 for _ in report.progress("counting").iterate(read_items())) if shows_time_left else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.text import Text
 from typer import Argument, Option
 
 from dragoman.cli import options as opt
@@ -19,6 +20,9 @@ from dragoman.io import read_lines
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
 
+if TYPE_CHECKING:
+    from dragoman.evaluation.systems import EvaluationOptions
+
 FileList = list[Path] | None
 SOURCE_HELP = "plain text file, one sentence per line"
 References = Annotated[FileList, Option(help="one or more files of reference translations or labels, line by line")]
@@ -26,70 +30,120 @@ Hypotheses = Annotated[FileList, Option(help="files with outputs of other system
 PhrasebookSplit = Annotated[
     str, Option(metavar="SPLIT", help="split of the built-in corpus, instead of files: dev, test or unseen")
 ]
+PhrasebookDocuments = Annotated[
+    bool, Option("--documents", help="phrasebook: sentences whose pronouns refer to the sentence before")
+]
 BleuTokenize = Annotated[str, Option(help="tokenizer of BLEU: 13a, intl, zh, char, ...; default: chosen by the script")]
 Breakdown = Annotated[bool, Option("--breakdown", help="also print scores by source length and by word frequency")]
+RoundTripRun = Annotated[
+    Path | None,
+    Option(metavar="RUN", help="without references: translate back with this run, and compare with the sources"),
+]
 PageFile = Annotated[
     Path | None,
     Option(help="write an HTML page with scores and the lines where systems differ most", **opt.OUTPUT_PATH),
 ]
 
 
-def evaluate_command(
-    runs: Annotated[FileList, Argument(metavar="RUN [RUN ...]", help="run folders")] = None,
-    source: Annotated[Path | None, Option(help=SOURCE_HELP)] = None,
-    reference: References = None,
-    hypotheses: Hypotheses = None,
-    phrasebook: PhrasebookSplit = "",
-    count: Annotated[int, Option(min=1, help="number of phrasebook sentences")] = 1000,
-    metric: Annotated[list[str] | None, Option(help="metric; may be repeated; default: the run's setting")] = None,
-    bleu_tokenize: BleuTokenize = "",
-    conllu: opt.Conllu = None,
-    beam: opt.Beam = None,
-    tag: opt.Tag = "",
-    breakdown: Breakdown = False,
-    page: PageFile = None,
-    as_json: opt.Json = False,
-    engine: opt.EngineName = "auto",
-    device: opt.Device = "auto",
-) -> None:
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The arguments and options of `dragoman evaluate`, one per field (`adapt_for_typer`)."""
+
+    runs: Annotated[FileList, Argument(metavar="RUN [RUN ...]", help="run folders")] = None
+    source: Annotated[Path | None, Option(help=SOURCE_HELP)] = None
+    reference: References = None
+    hypotheses: Hypotheses = None
+    phrasebook: PhrasebookSplit = ""
+    count: Annotated[int, Option(min=1, help="number of phrasebook sentences")] = 1000
+    documents: PhrasebookDocuments = False
+    metric: Annotated[list[str] | None, Option(help="metric; may be repeated; default: the run's setting")] = None
+    bleu_tokenize: BleuTokenize = ""
+    conllu: opt.Conllu = None
+    beam: opt.Beam = None
+    tag: opt.Tag = ""
+    context: opt.Context = None
+    breakdown: Breakdown = False
+    page: PageFile = None
+    round_trip: RoundTripRun = None
+    as_json: opt.Json = False
+    engine: opt.EngineName = "auto"
+    device: opt.Device = "auto"
+
+
+def evaluate_command(options: EvaluateOptions) -> None:
     """Score systems on files, the phrasebook or data.test of the runs; test if each differs from the first system.
 
     -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
     """
-    inputs = [source, conllu, *(reference or []), *(hypotheses or [])]
-    opt.check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
-    from dragoman.evaluation.report import format_breakdowns, format_scores, render_evaluation
-    from dragoman.evaluation.systems import EvaluationOptions, Scorer, collect_outputs
-    from dragoman.metrics.metrics import explain_wer, looks_tokenized, make_sacrebleu, select_metrics
+    runs, references, hypotheses = options.runs or [], options.reference or [], options.hypotheses or []
+    all_runs = [*runs, *([options.round_trip] if options.round_trip else [])]
+    inputs = [options.source, options.conllu, *references, *hypotheses]
+    opt.check_arguments(engine=options.engine, runs=all_runs, inputs=inputs, output=options.page)
+    from dragoman.evaluation.systems import EvaluationOptions
+    from dragoman.metrics.metrics import make_sacrebleu, select_metrics
 
-    make_sacrebleu(bleu_tokenize, [])  # raises a UserError for an unknown tokenizer now, not after translating
-    metrics = [entry.name for entry in select_metrics(metric)] if metric else []
-    options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, metrics, beam, tag, device, engine)
-    recipes = {str(run): RunFolder(run).load_recipe() for run in runs or []} if breakdown or page else None
+    make_sacrebleu(options.bleu_tokenize, [])  # raises a UserError for an unknown tokenizer now, not after translating
+    metrics = [entry.name for entry in select_metrics(options.metric)] if options.metric else []
+    test_set = (options.source, references, options.conllu, options.phrasebook, options.count, options.documents)
+    search = (options.beam, options.tag, options.device, options.engine, options.context)
+    evaluation = EvaluationOptions(*test_set, metrics, *search)
+    if not options.round_trip:
+        score_systems(runs, hypotheses, options, evaluation)
+        return
+    if not runs or references or hypotheses or options.conllu or options.page or options.breakdown:
+        raise UserError("--round-trip takes RUN and sources: --source F, --phrasebook SPLIT or data.test of the run")
+    print_round_trips(runs, options.round_trip, evaluation, as_json=options.as_json)
+
+
+def score_systems(
+    runs: list[Path], hypotheses: list[Path], options: EvaluateOptions, evaluation: EvaluationOptions
+) -> None:
+    """Print the scores of all systems, write the page, and record the scores of runs in their folders."""
+    from dragoman.evaluation.report import format_breakdowns, format_scores, render_evaluation
+    from dragoman.evaluation.systems import Scorer, collect_outputs
+    from dragoman.metrics.metrics import explain_wer, looks_tokenized
+
+    shows_lines = options.breakdown or options.page
+    recipes = {str(run): RunFolder(run).load_recipe() for run in runs} if shows_lines else None
     report = Report()
-    scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
-    hint_pending = bleu_tokenize != "none"  # the hint below, about tokenised outputs, is logged only once
-    for name, output in collect_outputs(runs or [], hypotheses or [], options, report):
+    scorer, results = Scorer(tokenize=options.bleu_tokenize, recipes=recipes, report=report), []
+    hint_pending = options.bleu_tokenize != "none"  # the hint below, about tokenised outputs, is logged only once
+    documents = " documents" if options.documents else ""
+    test = str(options.source or f"phrasebook {options.phrasebook}{documents}")
+    for name, output in collect_outputs(runs, hypotheses, evaluation, report):
         result = scorer.score(name, output)
         results.append(result)
-        if name in map(str, runs or []):  # a run, not a file of --hypotheses
-            folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
-            record_scores(folder, result, test=test, beam=beam, engine=engine, tag=tag)
+        if name in map(str, runs):  # a run, not a file of --hypotheses
+            folder = RunFolder(name)
+            record_scores(folder, result, test=test, beam=options.beam, engine=options.engine, tag=options.tag)
             if note := explain_wer(result, folder.load_recipe().tokenizer.for_target().kind):
                 log(note)
         log_warning_counts(Counter(result["warnings"]))
         if hint_pending and "bleu" in result and looks_tokenized(output.texts):
             log(f"the outputs of {name} look tokenised; --metric bleu_tokens does not tokenise them again")
             hint_pending = False
+        if options.as_json:
+            print(json.dumps(result, ensure_ascii=False), flush=True)
+    if not options.as_json:
+        scores = format_scores(results, parts=is_shown(DETAIL))
+        results_console().print(scores, *([format_breakdowns(results)] if options.breakdown else []), sep="\n")
+    if options.page:
+        html = render_evaluation(scorer.systems_by_test)
+        with open_output(options.page) as file:
+            file.write(html)
+
+
+def print_round_trips(runs: list[Path], back_run: Path, options: EvaluationOptions, *, as_json: bool) -> None:
+    """Translate to and fro, and print how much is left of the sources."""
+    from dragoman.evaluation.round_trip import evaluate_round_trips, format_round_trips
+
+    results = []
+    for result in evaluate_round_trips(runs, back_run, options, Report()):
+        results.append(result)
         if as_json:
             print(json.dumps(result, ensure_ascii=False), flush=True)
     if not as_json:
-        tables = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
-        results_console().print(*tables, sep="\n")
-    if page:
-        html = render_evaluation(scorer.systems_by_test)
-        with open_output(page) as file:
-            file.write(html)
+        results_console().print(Text(format_round_trips(results), no_wrap=True, overflow="ignore"))
 
 
 def record_scores(
@@ -120,6 +174,7 @@ def score_command(
     output_file: opt.OutputFile = None,
     conllu: opt.Conllu = None,
     tag: opt.Tag = "",
+    context: opt.Context = None,
     batch: opt.BatchSize = 256,
     as_json: opt.Json = False,
     device: opt.Device = "auto",
@@ -131,25 +186,29 @@ def score_command(
     """
     if run.is_file() or run.suffix == ".arpa":
         opt.check_arguments(inputs=[run, target])
-        if source or conllu or tag:
-            raise UserError("a language model scores --target by itself; leave --source, --conllu and --tag out")
+        if source or conllu or tag or context:
+            options = "--source, --conllu, --tag and --context"
+            raise UserError(f"a language model scores --target by itself; leave {options} out")
         score_by_ngrams(run, target, output_file, as_json=as_json)
         return
     opt.check_arguments(runs=[run], inputs=[source, target, conllu])
     if source is None:
         raise UserError("score needs --source F with the sources of the targets")
+    from dragoman.data.context import attach_to_lines
     from dragoman.evaluation.systems import read_parallel_files, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator
 
     translator = load_as(Translator, run, device=device)
     sources, targets = read_parallel_files([source, target])
+    lines = attach_to_lines(sources, translator.choose_context(context))
     trees = read_trees(conllu, sources, source) if conllu else None
     warning_log = WarningLog()
     with open_output(output_file) as file, ProgressBar("scoring", total=len(sources)) as bar:
         for start in range(0, len(sources), batch):
             part = slice(start, start + batch)
-            scores = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
+            part_trees = trees[part] if trees else None
+            scores = translator.score(lines[part], targets[part], trees=part_trees, tag=tag, context=context)
             for number, score in enumerate(scores, start + 1):
                 text = f"{score.logp:.6f}"
                 if as_json:

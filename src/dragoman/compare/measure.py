@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.inspection.gradient_flow import measure_gradient_flow
 from dragoman.metrics.metrics import compute_metrics
+from dragoman.phrasebook.documents import generate_document_phrases
 from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
@@ -121,10 +123,10 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
     """Return quality, speed and gradients of a translation model."""
     direction, metrics = translator.recipe.data.direction, choose_metrics(translator.recipe)
     corpora = list_test_corpora(translator.recipe)
-    tests = {
-        name: list(read_pairs(corpus, split=corpus.split, direction=direction, trees=translator.reads_trees))
-        for name, corpus in corpora.items()
-    }
+    read = partial(
+        read_pairs, direction=direction, trees=translator.reads_trees, context=translator.recipe.data.context
+    )
+    tests = {name: list(read(corpus, split=corpus.split)) for name, corpus in corpora.items()}
     all_pairs = [pair for pairs in tests.values() for pair in pairs]
     translate_pairs(translator, all_pairs[:8])  # warm up: the first call is slow
     results: dict[str, dict[str, Any]] = {}
@@ -138,10 +140,12 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
             "seconds": seconds,
             "lengths": measure_lengths(pairs, texts, metrics[0]),
         }
-        if count := corpora[name].phrasebook:  # the number of generated pairs; 0 for files
+        count = corpora[name].phrasebook  # the number of generated pairs; 0 for files
+        if count and corpora[name].view == "translation":
             split, seed = corpora[name].split, corpora[name].seed
             corpus_direction = phrasebook_direction(corpora[name], direction)
-            phrases = list(generate_phrases(split, count, seed=seed, direction=corpus_direction))
+            generate = generate_document_phrases if corpora[name].documents else generate_phrases
+            phrases = list(generate(split, count, seed=seed, direction=corpus_direction))
             results[name]["phenomena"] = score_phenomena(phrases, texts)
             results[name]["distances"] = measure_distances(phrases, texts)
     timed_pairs, start = all_pairs[:TIMED_SENTENCES], time.monotonic()
@@ -158,9 +162,9 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
-    """Translate the sources, with their tags and, if the model uses them, their trees."""
+    """Translate the sources, with their tags and, if the model uses them, their contexts and trees."""
     trees = [pair.tree for pair in pairs] if translator.reads_trees else None
-    lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
+    lines = [Line(pair.source, tag=pair.tag, context=pair.context) for pair in pairs]
     return [hypothesis.text for hypothesis in translator.translate(lines, beam=beam, trees=trees, align=False)]
 
 

@@ -1,9 +1,10 @@
 """Line charts as inline SVG, rendered by matplotlib.
 
 A line shows the mean of several values (such as one per seed), a band shows their range, and the name of a line stands
-at its end. The style sheet is templates/chart.mplstyle. Colours become CSS variables (templates/style.css), so that a
-chart follows the light or dark mode of the page. Text is not converted to paths, so it has the font of the page. The
-same chart always gives the same SVG, without dates and random ids.
+at its end. Points of categories, such as models, are not joined: each has a bar from the lowest to the highest value,
+and the x axis names them. The style sheet is templates/chart.mplstyle. Colours become CSS variables
+(templates/style.css), so that a chart follows the light or dark mode of the page. Text is not converted to paths, so it
+has the font of the page. The same chart always gives the same SVG, without dates and random ids.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LABEL_GAP = 8  # pixels left and right of a label
 CHARACTER_WIDTH = 6.8  # pixels, estimated for bold text, since the browser chooses the font
 MIN_TICKS, MAX_TICKS = 3, 6
 # Kinds of matplotlib artists, the first part of their group id (see convert_to_inline_svg)
-SVG_CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
+SVG_CLASSES = {"line", "band", "range", "behind", "dots", "name", "title", "y-tick", "grid"}
 MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
@@ -75,6 +76,7 @@ class LineChart:
     ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, ...; if empty, x is a number
     logarithmic: bool = False
     low_is_good: bool = False
+    joined: bool = True  # by lines; False if the x are categories, such as models
 
 
 def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
@@ -87,7 +89,8 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
     # Names get at most 40 % of the width. Those of `behind` count too, which aligns charts of parts of the series.
-    name_length = min(max(len(series.name) for series in all_series), int(0.4 * width / CHARACTER_WIDTH))
+    name_length = max(len(series.name) for series in all_series) if chart.joined else 0
+    name_length = min(name_length, int(0.4 * width / CHARACTER_WIDTH))
     right = width - 2 * LABEL_GAP - name_length * CHARACTER_WIDTH
     tooltips: dict[str, list[str]] = {}  # group id -> tooltips (see convert_to_inline_svg)
     with matplotlib.rc_context(fname=str(STYLE)), warnings.catch_warnings():
@@ -102,11 +105,12 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
             tooltips[f"behind:{number}"] = [series.name]
         lines = []
         for number, series in enumerate(chart.series):
-            lines.append(draw_series(axes, series, number))
+            lines.append(draw_series(axes, series, number, joined=chart.joined))
             tooltips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
             tooltips[f"name:{number}"] = [series.name]
-        names = [name if len(name) <= name_length else f"{name[: name_length - 1]}…" for name, _ in chart.series]
-        draw_labels(axes, lines, names)
+        if chart.joined:
+            names = [name if len(name) <= name_length else f"{name[: name_length - 1]}…" for name, _ in chart.series]
+            draw_labels(axes, lines, names)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tooltips)
@@ -127,7 +131,10 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
         margin = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
         low, high = (low - margin if low > 0.6 * high else min(0.0, low)), high + margin
         y_ticks = choose_linear_ticks(low, high)
-    axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
+    if chart.joined:
+        axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
+    else:
+        axes.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
     axes.set_ylim(low, high)
     x_ticks: Sequence[float] = range(len(chart.ticks)) if chart.ticks else choose_linear_ticks(*axes.get_xlim())
     axes.set_xticks(x_ticks, [""] * len(x_ticks))
@@ -182,18 +189,25 @@ def clip_small(values: Iterable[float]) -> list[float]:
     return [value if abs(value) >= MIN_LOG_VALUE else MIN_LOG_VALUE for value in values]
 
 
-def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
-    """Draw the range of the values as a band, the mean as a line and, if there are few points, dots."""
+def draw_series(axes: Axes, series: Series, number: int, *, joined: bool) -> Line2D:
+    """Draw the means of the points and the ranges of their values, and return the line or the dots of the means.
+
+    Joined points are a line in a band, with dots if there are few. Others are dots, each on a bar.
+    """
     xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
+    upper = clip_small(max(point.values) for point in series.points)
+    lower = clip_small(min(point.values) for point in series.points)
     colour = LINE_COLOURS[number % len(LINE_COLOURS)]
     style = LINE_STYLES[number // len(LINE_COLOURS) % len(LINE_STYLES)]
-    if any(len(point.values) > 1 for point in series.points):
-        upper = clip_small(max(point.values) for point in series.points)
-        lower = clip_small(min(point.values) for point in series.points)
+    if not joined:
+        for x, low, high in zip(xs, lower, upper, strict=True):
+            axes.plot([x, x], [low, high], color=colour, alpha=0.4, linewidth=5, gid="range")
+    elif any(len(point.values) > 1 for point in series.points):
         axes.fill([*xs, *reversed(xs)], [*upper, *reversed(lower)], color=colour, alpha=0.16, linewidth=0, gid="band")
-    if len(xs) <= MAX_DOTS:
-        axes.plot(xs, means, color=colour, linestyle="none", marker="o", markersize=6, gid=f"dots:{number}")
-    [line] = axes.plot(xs, means, color=colour, linewidth=2, linestyle=style, gid="line")
+    dots = []
+    if len(xs) <= MAX_DOTS or not joined:
+        dots = axes.plot(xs, means, color=colour, linestyle="none", marker="o", markersize=6, gid=f"dots:{number}")
+    [line] = axes.plot(xs, means, color=colour, linewidth=2, linestyle=style, gid="line") if joined else dots
     return line
 
 

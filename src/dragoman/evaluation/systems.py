@@ -14,13 +14,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dragoman.data.context import attach_to_lines
 from dragoman.data.corpus import CorpusSettings, collect_references, read_pairs
 from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
@@ -38,14 +39,17 @@ from dragoman.metrics.metrics import (
     refuse_subwords,
     select_metrics,
 )
-from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
+from dragoman.phrasebook.documents import generate_document_phrases
+from dragoman.phrasebook.generate import Judged, count_correct_phenomena, generate_phrases
+from dragoman.phrasebook.views import generate_views
 from dragoman.progress import Report
 from dragoman.recipe import Recipe
-from dragoman.types import Hypothesis, Score, Tree
+from dragoman.types import Hypothesis, Line, Score, Tree
 
 if TYPE_CHECKING:
     from dragoman.inference.predictor import Predictor
     from dragoman.inference.single_sequence import Classifier, Generator, Verdict
+    from dragoman.inference.translator import Translator
 
 SILENT_REPORT = Report(quiet=True)
 LINES_PER_UPDATE = 512  # lines translated between two updates of the progress bar
@@ -62,7 +66,8 @@ class EvaluationSet:
     name: str = ""
     trees: Sequence[Tree | None] | None = None  # dependency trees of the sources, for models that use them
     tag: str = ""  # of the sources, such as the target language, for runs trained with tags
-    phrases: Sequence[Phrase] = ()  # the same lines with their grammatical phenomena, for the phrasebook only
+    phrases: Sequence[Judged] = ()  # the same lines with their grammatical phenomena, for the phrasebook only
+    contexts: Sequence[tuple[str, ...]] | None = None  # of the sources; None: the lines before each source
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,13 @@ class EvaluationOptions:
     conllu: Path | None = None  # dependency trees of the sources
     phrasebook: str = ""  # a split of the phrasebook, such as test
     count: int = 1000  # number of sentences of that split
+    documents: bool = False  # sentences of documents of that split, with pronouns that refer to the sentence before
     metrics: Sequence[str] = ()
     beam: int | None = None
     tag: str = ""  # of the sources (see EvaluationSet)
     device: str = "auto"
     engine: str = "auto"
+    context: int | None = None  # number of previous sentences that a run reads; None: as many as in training
 
     def check(self, *, runs: bool, hypotheses: bool) -> None:
         """Refuse options that cannot be combined. `runs` and `hypotheses`: whether any run or file is evaluated."""
@@ -114,6 +121,8 @@ class EvaluationOptions:
             raise UserError(
                 "evaluate takes --source F and --reference F, or --phrasebook SPLIT, or neither to use data.test"
             )
+        if self.documents and not self.phrasebook:
+            raise UserError("--documents is for --phrasebook SPLIT; add it, or leave --documents out")
         if runs and self.references and not self.source:
             raise UserError("--reference F needs --source F with the lines that the runs translate")
         if hypotheses and not self.references:
@@ -189,19 +198,39 @@ def read_trees(conllu: Path, sources: Sequence[str], source_file: Path) -> list[
 def predict_tests(
     predictor: Predictor[Any], options: EvaluationOptions = DEFAULT_OPTIONS, report: Report = SILENT_REPORT
 ) -> Iterator[SystemOutput]:
-    """Yield the output on a split of the phrasebook, if the options name one, else on every corpus of `data.test`."""
+    """Yield the output on every test set of `read_test_sets`."""
+    for test in read_test_sets(predictor, options):
+        yield predict_lines(predictor, test, options, report)
+
+
+def read_test_sets(predictor: Predictor[Any], options: EvaluationOptions) -> Iterator[EvaluationSet]:
+    """Yield a split of the phrasebook, if the options name one, else every corpus of `data.test`.
+
+    A run that was trained on a view of the phrasebook is evaluated on the same view.
+    """
     data = predictor.recipe.data
-    if options.phrasebook:
-        phrases = list(generate_phrases(options.phrasebook, options.count, direction=data.direction))
+    view = next((corpus.view for corpus in data.train if corpus.phrasebook), "translation")
+    if options.phrasebook and view != "translation":
+        if options.documents:
+            raise UserError(f"the run was trained on the view {view} of the phrasebook, which has no --documents")
+        viewed = list(generate_views(view, options.phrasebook, options.count, direction=data.direction))
+        pairs = [phrase.pair for phrase in viewed]
+        references = collect_references(pairs)
+        yield EvaluationSet([pair.source for pair in pairs], references, tag=options.tag, phrases=viewed)
+    elif options.phrasebook:
+        generate = generate_document_phrases if options.documents else generate_phrases
+        phrases = list(generate(options.phrasebook, options.count, direction=data.direction))
+        corpus = CorpusSettings(phrasebook=options.count, documents=options.documents)
+        read = read_pairs(corpus, split=options.phrasebook, direction=data.direction, context=data.context)
+        contexts = [pair.context for pair in read]
         sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
         trees = [phrase.tree for phrase in phrases]
-        test = EvaluationSet(sources, [targets], trees=trees, tag=options.tag, phrases=phrases)
-        yield predict_lines(predictor, test, options, report)
+        yield EvaluationSet(sources, [targets], trees=trees, tag=options.tag, phrases=phrases, contexts=contexts)
     elif not data.test:
         raise UserError("the run has no data.test; name files with --source F and --reference F")
     else:
         for corpus in data.test:
-            yield predict_lines(predictor, read_test_corpus(predictor, corpus), options, report)
+            yield read_test_corpus(predictor, corpus)
 
 
 def read_test_corpus(predictor: Predictor[Any], corpus: CorpusSettings) -> EvaluationSet:
@@ -212,12 +241,14 @@ def read_test_corpus(predictor: Predictor[Any], corpus: CorpusSettings) -> Evalu
     """
     source, target = corpus.keys
     reads_trees = getattr(predictor, "reads_trees", False)
-    direction = predictor.recipe.data.direction
+    data = predictor.recipe.data
     corpora = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
-    pairs_by_key = [list(read_pairs(keyed, split="test", direction=direction, trees=reads_trees)) for keyed in corpora]
+    read = partial(read_pairs, split="test", direction=data.direction, trees=reads_trees, context=data.context)
+    pairs_by_key = [list(read(keyed)) for keyed in corpora]
     references = [lines for pairs in pairs_by_key for lines in collect_references(pairs)]
-    sources = [pair.source for pair in pairs_by_key[0]]
-    return EvaluationSet(sources, references, corpus.title, [pair.tree for pair in pairs_by_key[0]], corpus.tag)
+    sources, contexts = ([getattr(pair, name) for pair in pairs_by_key[0]] for name in ("source", "context"))
+    trees = [pair.tree for pair in pairs_by_key[0]]
+    return EvaluationSet(sources, references, corpus.title, trees, corpus.tag, contexts=contexts)
 
 
 def predict_lines(
@@ -241,18 +272,31 @@ def predict_lines(
     if isinstance(predictor, Classifier):
         return predict_labels(predictor, test, metrics)
     assert isinstance(predictor, Translator)
-    trees = test.trees if predictor.reads_trees else None
+    hypotheses = translate_test_set(predictor, test, options, report)
+    texts = [hypothesis.text for hypothesis in hypotheses]
+    phenomena = {"phenomena": score_phenomena(test.phrases, texts)} if test.phrases else {}
+    return SystemOutput(test, texts, metrics, {"warnings": count_warnings(hypotheses), **phenomena})
+
+
+def translate_test_set(
+    translator: Translator, test: EvaluationSet, options: EvaluationOptions, report: Report
+) -> list[Hypothesis]:
+    """Return the translations of the sources, with their trees and contexts if the model reads them."""
+    trees = test.trees if translator.reads_trees else None
+    context = translator.choose_context(options.context)
+    lines = attach_to_lines(test.sources, context)
+    if test.contexts is not None:
+        lines = [Line(text, context=before) for text, before in zip(test.sources, test.contexts, strict=True)]
     hypotheses: list[Hypothesis] = []
     with report.progress("translating", total=len(test.sources)) as bar:
         for start in range(0, len(test.sources), LINES_PER_UPDATE):
             part = slice(start, start + LINES_PER_UPDATE)
             # search.scores are the log-probabilities of hypotheses: not needed here, since metrics score their texts
             settings: dict[str, Any] = {"beam": options.beam, "search": {"scores": False}, "tag": test.tag}
-            hypotheses += predictor.translate(test.sources[part], trees=trees and trees[part], align=False, **settings)
+            settings["context"] = context
+            hypotheses += translator.translate(lines[part], trees=trees and trees[part], align=False, **settings)
             bar.set_done(len(hypotheses))
-    texts = [hypothesis.text for hypothesis in hypotheses]
-    phenomena = {"phenomena": score_phenomena(test.phrases, texts)} if test.phrases else {}
-    return SystemOutput(test, texts, metrics, {"warnings": count_warnings(hypotheses), **phenomena})
+    return hypotheses
 
 
 def measure_lm(generator: Generator, test: EvaluationSet, metrics: Sequence[str]) -> SystemOutput:
@@ -291,7 +335,7 @@ def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     return dict(Counter(kind for output in outputs for kind in dict.fromkeys(map(get_warning_kind, output.warnings))))
 
 
-def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
+def score_phenomena(phrases: Sequence[Judged], texts: TextLines) -> dict[str, dict[str, float]]:
     counts: dict[str, Counter[str]] = {}
     for phrase, text in zip(phrases, texts, strict=True):
         for name, (right, total) in count_correct_phenomena(phrase, text).items():

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import eq
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.settings import get_entry, update_metric_name
 from dragoman.errors import UserError
-from dragoman.types import Score
+from dragoman.types import Score, Tree
 
 Array = NDArray[np.float64]
 TextLines = Sequence[str]
@@ -346,6 +347,21 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
+def count_attachments(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+    """Compute the unlabelled attachment score: the percentage of words with the right head. 100 is perfect.
+
+    Lines are dependency trees in brackets (Tree.write_brackets). If a hypothesis has not as many words as the
+    reference, none of its heads is right. With several references, the best score of each line counts.
+    """
+    counts = []
+    for line, *targets in zip(hypotheses, *references, strict=True):
+        found = list(zip(*Tree.read_brackets(line)))
+        trees = [list(zip(*Tree.read_brackets(target))) for target in targets]
+        right = [sum(map(eq, found, tree)) if len(found) == len(tree) else 0 for tree in trees]
+        counts.append(max(zip(right, map(len, trees)), key=lambda count: (count[0] / max(count[1], 1), -count[1])))
+    return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|labels:no|punct:yes")
+
+
 def compute_edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     distances = list(range(len(second) + 1))  # of a prefix of `first` from every prefix of `second`
     for i, token in enumerate(first, 1):
@@ -430,6 +446,7 @@ METRICS: dict[str, Metric] = {
         Metric("line_error_rate", "line error rate", count_line_errors, higher_is_better=False, scores_labels=True),
         Metric("wer", "word errors", count_word_errors, higher_is_better=False),
         Metric("per", "phone errors", count_word_errors, higher_is_better=False),
+        Metric("uas", "attachment score", count_attachments),
     )
 }
 DEFAULT_METRICS = ("bleu", "chrf", "ter")  # of `evaluate`, for translations
