@@ -109,6 +109,7 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
 
 
 Run = Annotated[Path, Argument(help="a run folder")]
+OtherRuns = Annotated[list[Path] | None, Option("--with", help="another run with the same vocabulary, for an ensemble")]
 NewRun = Annotated[Path, Option("-o", "--out", help="the run folder to create")]
 RecipeFile = Annotated[Path, Argument(help="a recipe in YAML, or one that comes with Dragoman")]
 Overrides = Annotated[list[str] | None, Argument(metavar="[a.b=c ...]", help="settings to override")]
@@ -137,6 +138,18 @@ EngineName = Annotated[
 ]
 ForcedPrefix = Annotated[str, Option(help="every translation starts with this text; the search continues it")]
 Tag = Annotated[str, Option(help="tag before each input, if trained with tags, such as de for German output")]
+SourceLanguage = Annotated[
+    str, Option("--from", help="language of the input, such as de; for models with several directions")
+]
+TargetLanguage = Annotated[str, Option("--to", help="language of the output; instead of --tag")]
+Context = Annotated[
+    int | None,
+    Option(
+        min=0,
+        help="previous sentences that a model trained with data.context reads; default: as in training; 0: none. "
+        "An empty line starts a new document",
+    ),
+]
 Device = Annotated[
     str, Option(help="device: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if available, else the CPU")
 ]

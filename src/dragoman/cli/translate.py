@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 from typer import Argument, Option
 
@@ -20,12 +20,13 @@ from dragoman.cli import line_io
 from dragoman.cli import options as opt
 from dragoman.config.settings import SampleSettings, parse_settings
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes
-from dragoman.progress import DETAIL, WARNING, Report, log
+from dragoman.io import digest_bytes, read_bytes
+from dragoman.progress import DETAIL, WARNING, ProgressBar, Report, log
 from dragoman.types import Hypothesis, Line
 
 if TYPE_CHECKING:
     from dragoman.augmentation.jobs import Record
+    from dragoman.inference.languages import Direction
     from dragoman.process_group import ProcessGroup
 
 
@@ -43,13 +44,18 @@ class TranslateOptions:
     ] = None
     input_file: opt.InputFile = None
     output_file: opt.OutputFile = None
+    document: Annotated[
+        Path | None,
+        Option(
+            help="translate a TMX, PO, XLIFF, SRT, Markdown, HTML, DOCX or text file, and keep its structure; "
+            "needs --output"
+        ),
+    ] = None
     beam: opt.Beam = None
     nbest: Annotated[
         int | None, Option(min=1, help="translations per line, printed as 'line ||| text ||| score'", show_default="1")
     ] = None
-    others: Annotated[
-        list[Path] | None, Option("--with", help="another run with the same vocabulary, for an ensemble")
-    ] = None
+    others: opt.OtherRuns = None
     glossary: Annotated[
         Path | None,
         Option(
@@ -63,6 +69,9 @@ class TranslateOptions:
     ] = None
     prefix: opt.ForcedPrefix = ""
     tag: opt.Tag = ""  # put before each source as special tokens
+    source_language: opt.SourceLanguage = ""
+    target_language: opt.TargetLanguage = ""
+    context: opt.Context = None
     stream: Annotated[bool, Option("--stream", help="print words as soon as all beam hypotheses agree on them")] = False
     resume: Annotated[
         bool,
@@ -89,7 +98,9 @@ def translate_command(options: TranslateOptions) -> None:
         texts, overrides = line_io.split_arguments(options.arguments)
         source = line_io.choose_input(texts, options.input_file)
     runs = [options.run, *(options.others or [])]
-    inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
+    if options.document:
+        check_document_options(options, has_text=source is not None)
+    inputs = [options.input_file, options.glossary, options.dictionary, options.conllu, options.document]
     opt.check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
     if options.resume or opt.is_distributed():
         from dragoman.process_group import join_process_group
@@ -106,12 +117,66 @@ def translate_command(options: TranslateOptions) -> None:
             "--stream prints one translation word by word and cannot be combined with --json, --nbest or --conllu"
         )
     line_translator = LineTranslator(runs, options, overrides)
+    if options.document:
+        write_translated_document(options, line_translator)
+        return
     if options.stream:
         line_translator.stream_lines(source)
     else:
         line_io.process_lines(line_translator.translate, source, options.output_file, options.batch)
     if line_translator.tree_reader:
         line_translator.tree_reader.check_end()  # raises a UserError if the file has more trees than there are lines
+
+
+def check_document_options(options: TranslateOptions, *, has_text: bool) -> None:
+    """Raise a UserError for options that a document does not allow, and for a missing output file."""
+    others = {
+        "text or --input": has_text,
+        "--nbest": options.nbest,
+        "--json": options.as_json,
+        "--stream": options.stream,
+        "--resume": options.resume or opt.is_distributed(),
+        "--conllu": options.conllu,
+        "--prefix": options.prefix,
+    }
+    if given := [name for name, value in others.items() if value]:
+        raise UserError(f"--document cannot be combined with {given[0]}; leave one of them out")
+    if not options.output_file:
+        raise UserError("--document needs --output, the file for the translated document")
+
+
+def write_translated_document(options: TranslateOptions, line_translator: LineTranslator) -> None:
+    """Translate a document, and log its warnings and what was translated."""
+    from dragoman.inference.document_translation import translate_document
+
+    assert options.document
+    assert options.output_file
+    start, warning_log = time.monotonic(), line_io.WarningLog(unit="unit")
+    with ProgressBar("translating", unit="units") as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.set_done(done)
+
+        result = translate_document(
+            line_translator.translator,
+            read_bytes(options.document),
+            str(options.document),
+            options=replace(line_translator.decode_options, align=True),
+            glossary=line_translator.glossary,
+            source_language=line_translator.direction.source,
+            target_language=line_translator.direction.target,
+            progress=show,
+        )
+    for number, warnings in result.unit_warnings.items():
+        warning_log.log(number, warnings)
+    line_io.log_warning_counts(warning_log.line_counts, "unit")
+    with line_io.open_output(options.output_file) as file:
+        cast(TextIO, file).buffer.write(result.data)
+    skipped = f"; {result.skipped:,} left as they were" if result.skipped else ""
+    units = f"{result.units:,} unit{'s' * (result.units != 1)}"
+    seconds = time.monotonic() - start
+    log(f"{units} ({result.characters:,} characters) translated in {seconds:.1f} s{skipped}")
 
 
 class LineTranslator:
@@ -128,6 +193,7 @@ class LineTranslator:
         `group` is the process group that translates a file in shards; None if the file is not translated in shards.
         """
         from dragoman.augmentation.jobs import choose_device_of_rank
+        from dragoman.data.context import ContextWindow
         from dragoman.data.trees import TreeReader
         from dragoman.inference.constraints import read_dictionary, read_glossary
         from dragoman.inference.loading import load_as
@@ -146,6 +212,7 @@ class LineTranslator:
         start = time.monotonic()
         self.runs, self.options = runs, options
         self.translator = load_as(Translator, runs, device=device, engine=options.engine)
+        self.direction = self.choose_direction()
         default_engine = "torch" if self.translator.supports_engines else self.translator.recipe.model.kind
         engine = default_engine if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
@@ -162,35 +229,55 @@ class LineTranslator:
             count=options.nbest,
             search=search,
             dictionary=read_dictionary(options.dictionary) if options.dictionary else None,
-            tag=options.tag,
+            tag=self.direction.tag,
             align=options.as_json or self.draws_alignments,
+            context=options.context,
         )
         needs_scores = options.as_json or decode_options.search.nbest > 1
         search_settings = decode_options.search.model_copy(update={"scores": needs_scores})
         self.decode_options = replace(decode_options, search=search_settings)
-        self.translator.encode_tag(options.tag)  # only a check: raises a UserError if the tag is unknown or missing
+        self.translator.encode_tag(self.direction.tag)  # raises a UserError if the tag is unknown or missing
         if self.translator.reads_trees and not options.conllu:
             message = "this model was trained with syntax trees, but no --conllu was given; it uses word order only"
             log_on_main(message, WARNING)
+        self.window = ContextWindow(self.decode_options.context)  # of the lines translated so far, for later batches
         self.glossary = read_glossary(options.glossary) if options.glossary else None
         input_name = str(options.input_file or "the input")
         self.tree_reader = TreeReader(options.conllu, input_name) if options.conllu else None
 
-    def add_constraints(self, text: str) -> Line:
-        """Return a line with the forced prefix and the terms of the glossary that apply to it."""
-        line = Line(text, begin=self.options.prefix)
+    def choose_direction(self) -> Direction:
+        """Return the direction given by --from and --to, or that of --tag."""
+        from dragoman.inference.languages import Direction, choose_direction
+
+        options = self.options
+        if not (options.source_language or options.target_language):
+            fitting = [direction for direction in self.translator.directions if direction.tag == options.tag]
+            return fitting[0] if len(fitting) == 1 else Direction("", "", options.tag)
+        if options.tag:
+            raise UserError("--from and --to choose the tag of the lines; leave --tag out")
+        return choose_direction(self.translator, options.source_language, options.target_language)
+
+    def make_line(self, item: str | Line) -> Line:
+        """Return a line with its context, the forced prefix and the terms of the glossary that apply to it.
+
+        The context of a text is the lines before it, in this batch and in earlier ones.
+        """
+        line = Line(item, context=self.window.advance(item)) if isinstance(item, str) else item
+        line = replace(line, begin=self.options.prefix)
         return self.glossary.add_terms(line) if self.glossary else line
 
-    def translate(self, offset: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
-        """Yield the output for each line of a batch. `offset` is the number of lines before the batch."""
+    def translate(self, offset: int, items: Sequence[str | Line]) -> Iterator[line_io.OutputLine]:
+        """Yield the output for each line of a batch. `offset` is the number of lines before the batch.
+
+        Items of a file that is translated in shards have their context already.
+        """
         from dragoman.inference.translator import NO_TREE_WARNING
         from dragoman.inspection.attention_maps import render_alignment
 
         nbest, as_json = self.decode_options.search.nbest, self.options.as_json
-        trees = [self.tree_reader.read_next(line) for line in lines] if self.tree_reader else None
-        has_constraints = self.glossary or self.options.prefix
-        constrained = [self.add_constraints(line) for line in lines] if has_constraints else lines
-        results = self.translator.translate_nbest(constrained, self.decode_options, trees=trees)
+        lines = [self.make_line(item) for item in items]
+        trees = [self.tree_reader.read_next(line.text) for line in lines] if self.tree_reader else None
+        results = self.translator.translate_nbest(lines, self.decode_options, trees=trees)
         for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), offset):
             best = hypotheses[0]
             if as_json:
@@ -199,7 +286,7 @@ class LineTranslator:
                     if not record["features"]:  # only log-linear models have them
                         del record["features"]
                 nbest_list = {"nbest": records} if nbest > 1 else {}
-                text = json.dumps({"source": line, **records[0], **nbest_list}, ensure_ascii=False)
+                text = json.dumps({"source": line.text, **records[0], **nbest_list}, ensure_ascii=False)
             elif nbest > 1:
                 rows = [(hypothesis.text.translate(line_io.LINE_BREAKS), hypothesis.score) for hypothesis in hypotheses]
                 text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
@@ -220,7 +307,7 @@ class LineTranslator:
         warning_counts: Counter[str] = Counter()  # of the complete file, including shards of an earlier command
         warning_log = line_io.WarningLog(processes=group.world_size)
 
-        def process(offset: int, lines: Sequence[str]) -> list[Record]:
+        def process(offset: int, lines: Sequence[str | Line]) -> list[Record]:
             # "said" is the translation, "odd" the kinds of its warnings and flags. These names are part of the file
             # format: shards of earlier releases have them.
             return [
@@ -235,11 +322,14 @@ class LineTranslator:
 
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
-        other_options = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
+        other_options = {**digests, "engine": options.engine, "tag": self.direction.tag, "json": options.as_json}
         if options.prefix:  # shards of earlier releases do not name it
             other_options["prefix"] = options.prefix
+        if context := self.decode_options.context:
+            other_options["context"] = context
         depends = list_dependencies(source, self.runs, self.decode_options.search, group, **other_options)
-        write_sharded(source, output, process, format_records, depends_on=depends, batch=options.batch, group=group)
+        common: dict[str, Any] = {"batch": options.batch, "group": group, "context": context}
+        write_sharded(source, output, process, format_records, depends_on=depends, **common)
         line_io.log_warning_counts(warning_counts)
 
     def stream_lines(self, source: line_io.InputSource) -> None:
@@ -247,9 +337,8 @@ class LineTranslator:
         warning_log = line_io.WarningLog()
         with line_io.open_output(self.options.output_file) as file:
             for number, [text] in enumerate(line_io.read_batches(source, 1), 1):
-                words = self.translator.stream_line(
-                    self.add_constraints(text), self.decode_options
-                )  # a generator that returns a Hypothesis
+                # A generator that returns a Hypothesis
+                words = self.translator.stream_line(self.make_line(text), self.decode_options)
                 while True:
                     try:
                         print(next(words).translate(line_io.LINE_BREAKS), end="", file=file, flush=True)
@@ -308,17 +397,19 @@ def classify_command(
     texts: opt.Texts = None,
     input_file: opt.InputFile = None,
     output_file: opt.OutputFile = None,
+    others: opt.OtherRuns = None,
     batch: opt.BatchSize = 256,
     as_json: opt.Json = False,
     device: opt.Device = "auto",
 ) -> None:
     """Print the label of each line: one line of output per line of input, in the same order."""
     source = line_io.choose_input(texts, input_file)
-    opt.check_arguments(runs=[run], inputs=[input_file])
+    runs = [run, *(others or [])]
+    opt.check_arguments(runs=runs, inputs=[input_file])
     from dragoman.inference.loading import load_as
     from dragoman.inference.single_sequence import Classifier
 
-    classifier = load_as(Classifier, run, device=device)
+    classifier = load_as(Classifier, runs, device=device)
 
     def process(_: int, lines: list[str]) -> Iterator[line_io.OutputLine]:
         for line, result in zip(lines, classifier.classify(lines), strict=True):
