@@ -47,22 +47,22 @@ def make_toy_sentence(translator: Translator, source: str) -> SentenceBatch:
 def compute_logp(model: Model, batch: Batch, size: int) -> Tensor:
     """Return the log-probability of each target token: logp_BT."""
     with torch.no_grad():
-        logp_BTV = model.project(model(batch))[..., :size].log_softmax(-1)
+        logp_BTV = model.compute_logits(model(batch))[..., :size].log_softmax(-1)
     return logp_BTV.gather(-1, batch.target_out_BT[..., None])[..., 0]
 
 
 def scale_each_token(sentence: SentenceBatch, side: str, factor: float) -> Tensor:
-    """Return logp_NT: row n with the embedding of token n of one side multiplied by a factor.
-
-    The multiplied embedding is that of a new token, at the end of a longer embedding table.
-    """
-    model = deepcopy(sentence.model)
-    part, ids_N = find_embedders(model)[side], getattr(sentence.batch, FIELDS[side])[0]
-    table_VC = part.embedding.weight.detach()
-    part.embedding = nn.Embedding.from_pretrained(torch.cat([table_VC, factor * table_VC[ids_N]]))
-    rows = attribution.repeat_row(sentence.batch, len(ids_N))
-    getattr(rows, FIELDS[side]).diagonal().copy_(len(table_VC) + torch.arange(len(ids_N)))
-    return compute_logp(model, rows, sentence.output_size)
+    """Return logp_NT: row n with the embedding of token n of one side multiplied by a factor."""
+    count = getattr(sentence.batch, FIELDS[side]).size(1)
+    factor_NN1 = 1 + (factor - 1) * torch.eye(count, dtype=torch.float64)[..., None]
+    hook = find_embedders(sentence.model)[side].word_dropout.register_forward_pre_hook(
+        lambda _, inputs: (inputs[0] * factor_NN1, *inputs[1:])
+    )
+    try:
+        rows = attribution.repeat_row(sentence.batch, count)
+        return compute_logp(sentence.model, rows, sentence.output_size)
+    finally:
+        hook.remove()
 
 
 def assert_derivatives(sentence: SentenceBatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -106,6 +107,21 @@ def test_every_layer_is_recorded(section: dict[str, Any]) -> None:
             settings.encoder_depth,
             settings.decoder_depth,
         ]
+
+
+def test_other_threads_are_not_recorded() -> None:
+    model, examples = build_small_model(SMALL_TRANSFORMER, dtype=torch.float32), make_examples(SMALL_TRANSFORMER)
+    own, other = (collate_rows(SMALL_TRANSFORMER, [[row]], examples) for row in (0, 1))
+    with torch.no_grad(), record_attention(model) as expected:
+        model(own)
+    with torch.no_grad(), record_attention(model) as recorded, ThreadPoolExecutor(1) as executor:
+        executor.submit(torch.inference_mode()(model), other).result()
+        model(own)
+    assert recorded.keys() == expected.keys()
+    for part, weights in expected.items():
+        assert len(recorded[part]) == len(weights)
+        for found, weight_BHQK in zip(recorded[part], weights, strict=True):
+            assert_near(found, weight_BHQK)
 
 
 def test_a_planted_head_attends_to_the_previous_token() -> None:

@@ -6,6 +6,7 @@ Without --heads and --training it shows one sentence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,6 +65,10 @@ class InspectOptions:
     count: Annotated[int, Option(min=1, help="--heads: maximum number of pairs")] = DEFAULT_HEAD_PAIRS
     ablate: Annotated[bool, Option("--ablate", help="--heads: also BLEU and loss without each head")] = False
     tag: opt.Tag = ""
+    previous: Annotated[
+        list[str] | None,
+        Option(metavar="TEXT", help="sentence before the text, for data.context; may be repeated, oldest first"),
+    ] = None
     device: opt.Device = "auto"
 
 
@@ -76,9 +81,9 @@ def inspect_command(options: InspectOptions) -> None:
     shows_model = options.heads or options.training
     if options.heads and options.training:
         raise UserError("--heads and --training exclude each other; give one of them at a time")
-    if shows_model and (texts or overrides or options.prefix or options.png or options.part != 1):
-        name = "--heads" if options.heads else "--training"
-        raise UserError(f"{name} shows a model, so it takes no sentence, search setting, --prefix, --png or --part")
+    if shows_model and (texts or overrides or options.prefix or options.png or options.part != 1 or options.previous):
+        name, others = "--heads" if options.heads else "--training", "--prefix, --png, --part or --previous"
+        raise UserError(f"{name} shows a model, so it takes no sentence, search setting, {others}")
     if not options.heads and (options.conllu or options.ablate or options.count != DEFAULT_HEAD_PAIRS):
         raise UserError("--conllu, --count and --ablate belong to --heads; add it, or leave them out")
     if not shows_model and options.source:
@@ -112,6 +117,7 @@ def show_sentence(options: InspectOptions, texts: list[str], overrides: list[str
         tag=options.tag,
         part=options.part,
         search=search,
+        context=options.previous or (),
     )
     write_report(inspection, page, as_json=options.as_json)
     for path in render_png(inspection, options.png) if options.png else ():
@@ -169,8 +175,8 @@ def show_training(options: InspectOptions) -> None:
     from dragoman.inspection.training_report import CORPUS_LINES, inspect_training, read_probes
 
     trees = "tree" in recipe.model.source_features
-    direction = recipe.data.direction
-    pairs = (pair for corpus in corpora for pair in read_pairs(corpus, split="dev", direction=direction, trees=trees))
+    read = partial(read_pairs, split="dev", direction=recipe.data.direction, trees=trees, context=recipe.data.context)
+    pairs = (pair for corpus in corpora for pair in read(corpus))
     data = ", ".join(corpus.title for corpus in corpora)
     history = read_probes(RunFolder(options.run).probes_file)
     first_pairs = list(islice(pairs, CORPUS_LINES))

@@ -5,13 +5,15 @@
     recorded["cross"]      # one tensor per layer: weight_BHQK
 
 Fast kernels never compute the full matrix of weights. A hook on each attention module therefore computes them once
-more, from the same inputs, by the readable implementation with which the kernels are compared in tests.
+more, from the same inputs, by the readable implementation with which the kernels are compared in tests. Only what the
+thread of the `with` block computes is recorded: other threads may use the model meanwhile, as in a server.
 
 Shapes   B rows of a batch   H heads   Q queries   K keys   C width
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +37,11 @@ def record_attention(model: nn.Module) -> Iterator[RecordedAttention]:
     """
     recorded: RecordedAttention = defaultdict(list)
     steps: list[Tensor] = []
+    thread = threading.get_ident()
 
     def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if threading.get_ident() != thread:
+            return
         with torch.no_grad():
             if isinstance(module, SelfAttention):
                 part = "encoder" if module.pattern.bidirectional else "decoder"

@@ -263,7 +263,7 @@ def compute_average_embeddings(sentence: SentenceBatch) -> dict[str, Tensor]:
 
 def select_target_logp(sentence: SentenceBatch, states_RTC: Tensor) -> Tensor:
     """Return the log-probabilities of the sentence's target tokens, given the states of any number of rows: logp_RT."""
-    logits_RTV: Tensor = sentence.model.project(states_RTC)[..., : sentence.output_size]
+    logits_RTV: Tensor = sentence.model.compute_logits(states_RTC)[..., : sentence.output_size]
     token_RT1 = sentence.batch.target_out_BT[:, : states_RTC.size(1), None].expand(len(states_RTC), -1, -1)
     return logits_RTV.log_softmax(-1).gather(-1, token_RT1)[..., 0]
 

@@ -44,7 +44,7 @@ def measure_gradient_flow(model: Model, batch: Batch) -> GradientFlow:
         capture_embeddings(model) as embeddings,
         torch.backends.cudnn.flags(enabled=False),  # cuDNN has no backward pass for recurrent models in eval mode
     ):
-        logits_BTV = model.project(model(batch))
+        logits_BTV = model.compute_logits(model(batch))
         loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
         loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
         target_BTC, source_BSC = embeddings.get("target"), embeddings.get("source")

@@ -102,11 +102,11 @@ def make_phrasebook_corpus(
 def choose_direction(translator: Translator) -> str:
     """Return the direction of the phrasebook in which a model was trained; refuse models of other texts."""
     data = translator.recipe.data
-    corpus = next((corpus for corpus in data.train if corpus.phrasebook), None)
+    corpus = next((corpus for corpus in data.train if corpus.phrasebook and corpus.view == "translation"), None)
     if corpus is None:
         raise UserError(
-            f"the model in {translator.run!r} was not trained on the phrasebook, so its heads cannot be scored there; "
-            "give a corpus in its languages with --source, --target and --conllu"
+            f"the model in {translator.run!r} was not trained to translate the phrasebook, so its heads cannot be "
+            "scored there; give a corpus in its languages with --source, --target and --conllu"
         )
     return phrasebook_direction(corpus, data.direction)
 

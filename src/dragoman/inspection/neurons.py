@@ -31,7 +31,7 @@ from dragoman.inference.single_sequence import Generator
 from dragoman.inference.translator import Translator
 from dragoman.inspection.probes import SIDES
 from dragoman.models.base import Model
-from dragoman.types import Example, Pair
+from dragoman.types import Example, Line, Pair
 
 TOP_NEURONS, TOP_ACTIVATIONS = 8, 8  # neurons of each layer, and tokens of each neuron
 CONTEXT_TOKENS = 6  # shown before and after a token
@@ -69,9 +69,9 @@ def encode_pairs(predictor: Predictor[Any], pairs: Sequence[Pair]) -> tuple[list
         examples = []
         for tag in dict.fromkeys(pair.tag for pair in pairs):
             some = [pair for pair in pairs if pair.tag == tag]
-            sides = [pair.source for pair in some], [pair.target for pair in some]
+            lines = [Line(pair.source, context=pair.context) for pair in some]
             trees = [pair.tree for pair in some] if predictor.reads_trees else None
-            examples += predictor.make_examples(*sides, trees=trees, tag=tag)
+            examples += predictor.make_examples(lines, [pair.target for pair in some], trees=trees, tag=tag)
     elif isinstance(predictor, Generator) and name == "windows":
         ids = np.array(predictor.encode_lines([pair.target for pair in pairs]), dtype=np.int64)
         context = predictor.model.settings.context

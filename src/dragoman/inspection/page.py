@@ -42,11 +42,11 @@ DPI = 110
 # The page
 
 
-def load_page_template(name: str) -> Template:
-    """Return a template of inspection. Base template and style sheet are those of the evaluation: pages look alike."""
+def load_page_template(name: str, package: str = "dragoman.inspection") -> Template:
+    """Return a template of a package. Base template and style sheet are those of the evaluation: pages look alike."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    loader = ChoiceLoader([PackageLoader("dragoman.inspection"), PackageLoader("dragoman.evaluation")])
+    loader = ChoiceLoader([PackageLoader(package), PackageLoader("dragoman.evaluation")])
     environment = Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )

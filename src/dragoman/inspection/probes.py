@@ -177,7 +177,7 @@ def measure_probes(model: Model, batch: Batch) -> Probes:
 def compute_mean_loss(model: Model, batch: Batch) -> Tensor:
     """Return the mean negative log-likelihood of all target tokens, as in validation."""
     real_BT = batch.target_segment_BT > 0
-    logits_NV = model.project(model(batch)[real_BT])
+    logits_NV = model.compute_logits(model(batch)[real_BT])
     return nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT])
 
 

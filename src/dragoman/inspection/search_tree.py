@@ -81,7 +81,7 @@ def trace_search(translator: Translator, segment: SourceSegment, options: Decode
         return make_trace(title, translator.decode_segments([segment], options)[0], [note])
     if METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage):
         search = search.model_copy(update={"nbest": search.beam})
-    job = SearchJob([*segment.tag_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
+    job = SearchJob([*segment.leading_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
     steps: list[list[Candidate]] = []
     engine = translator.engine
     assert isinstance(engine, TorchEngine)

@@ -27,7 +27,7 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.phrase_translator import PhraseTranslator
 from dragoman.inference.predictor import MAX_TOKENS_WITH_EOS, Predictor, eval_mode
-from dragoman.inference.single_sequence import NO_LABEL, Classifier, Generator
+from dragoman.inference.single_sequence import NO_LABEL, Classifier, ClassifierEnsemble, Generator
 from dragoman.inference.translator import DecodeOptions, SourceSegment, Translator
 from dragoman.inspection.attention import record_attention
 from dragoman.inspection.attribution import compute_attributions
@@ -61,7 +61,7 @@ class SentenceBatch:
     @torch.no_grad()
     def compute_logp(self) -> Tensor:
         """Return the log-probabilities of every predicted token: logp_TV."""
-        logits_TV: Tensor = self.model.project(self.model(self.batch)[0])[:, : self.output_size]
+        logits_TV: Tensor = self.model.compute_logits(self.model(self.batch)[0])[:, : self.output_size]
         return logits_TV.float().log_softmax(-1)
 
 
@@ -74,20 +74,22 @@ def inspect(
     tag: str = "",
     part: int = 1,
     search: Mapping[str, Any] | None = None,
+    context: Sequence[str] = (),
 ) -> Inspection:
     """Return what a model does with a text.
 
     `target` is a translation to examine (of a language model: the text that follows directly, with its space); by
     default, the model's own translation, which starts with `prefix`. `search` overrides search settings. A long line is
-    translated in parts, of which an inspection shows one: `part`, counted from 1.
+    translated in parts, of which an inspection shows one: `part`, counted from 1. `context` has the sentences before
+    the text, oldest first, for models trained with data.context.
     """
     if not text.strip():
         raise UserError("there is nothing to inspect: the text is empty; give a sentence")
-    if isinstance(predictor.model, EnsembleModel):
+    if isinstance(predictor.model, EnsembleModel | ClassifierEnsemble):
         raise UserError("an ensemble cannot be inspected; inspect its runs one by one")
     if not isinstance(predictor, Translator):
-        if prefix or search or tag:
-            raise UserError("a prefix, a tag and search settings are for translation models; leave them out")
+        if prefix or search or tag or context:
+            raise UserError("a prefix, a tag, context and search settings are for translation models; leave them out")
         if isinstance(predictor, Classifier):
             return inspect_label(predictor, text, target, part=part)
         if part != 1:
@@ -95,22 +97,16 @@ def inspect(
         return inspect_language_model(predictor, text, target)
     if target is not None and prefix:
         raise UserError("a target and a prefix exclude each other: the prefix starts a translation that is searched")
-    return inspect_translation(predictor, text, target, prefix=prefix, tag=tag, part=part, search=search)
+    line = Line(text, begin=prefix, tag=tag, context=tuple(context))
+    return inspect_translation(predictor, line, target, part=part, search=search)
 
 
 def inspect_translation(
-    translator: Translator,
-    text: str,
-    target: str | None,
-    *,
-    prefix: str,
-    tag: str,
-    part: int,
-    search: Mapping[str, Any] | None,
+    translator: Translator, line: Line, target: str | None, *, part: int, search: Mapping[str, Any] | None
 ) -> Inspection:
     """Return the inspection of a translation by a sequence-to-sequence model or a phrase-based system."""
-    options = translator.make_options(search=search, tag=tag)
-    segments = translator.make_segments(Line(text, begin=prefix), options)
+    options = translator.make_options(search=search)
+    segments = translator.make_segments(line, options)
     segment, notes = choose_part(segments, part)
     if target is not None and len(segments) > 1:
         raise UserError(
@@ -151,7 +147,7 @@ def find_translation(
     translator: Translator, segment: SourceSegment, options: DecodeOptions
 ) -> tuple[SearchResult, Hypothesis]:
     """Return the best translation of a segment, the same as that of `Translator.translate`, with its token ids."""
-    job = SearchJob([*segment.tag_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
+    job = SearchJob([*segment.leading_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
     search = options.search
     if search.coverage:  # all hypotheses of the beam are ranked again
         search = search.model_copy(update={"nbest": search.beam})

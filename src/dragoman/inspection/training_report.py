@@ -18,6 +18,7 @@ from dragoman.evaluation.report import align_columns
 from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.model_card import read_records
 from dragoman.inference.predictor import Predictor
+from dragoman.inference.single_sequence import ClassifierEnsemble
 from dragoman.inspection.neurons import Neuron, encode_pairs, find_top_activations
 from dragoman.inspection.page import load_page_template
 from dragoman.inspection.probes import (
@@ -123,7 +124,7 @@ def inspect_training(
     kind = predictor.recipe.model.kind
     if kind == "smt":
         raise UserError("a phrase-based system (model.kind=smt) has no gradients; --training is for neural models")
-    if isinstance(predictor.model, EnsembleModel):
+    if isinstance(predictor.model, EnsembleModel | ClassifierEnsemble):
         raise UserError("an ensemble cannot be inspected; inspect its runs one by one")
     examples, notes = encode_pairs(predictor, pairs)
     batch = make_probe_batch(examples, predictor.recipe.example_format)
