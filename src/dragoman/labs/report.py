@@ -1,0 +1,140 @@
+"""The results of experiments as text for the terminal, as HTML pages and as Markdown pages of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dragoman.evaluation.figures import render_chart
+from dragoman.inspection.page import load_page_template
+from dragoman.io import format_json, write_text
+from dragoman.labs.experiment import CheckResult, Experiment
+from dragoman.labs.registry import EXPERIMENTS, GROUPS
+from dragoman.labs.runner import Result
+
+TEMPLATES = "dragoman.labs"
+FIGURE_WIDTH = 760  # pixels
+
+
+def format_number(value: float) -> str:
+    """Return a number with four significant digits, and thousands separated by commas."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def format_values(check: CheckResult) -> str:
+    """Return the measured value of a check: its mean and, for several seeds, the confidence interval."""
+    if len(check.values) == 1:
+        return format_number(check.mean)
+    return f"{format_number(check.mean)} ({format_number(check.low)} to {format_number(check.high)})"
+
+
+def format_threshold(check: CheckResult) -> str:
+    at_least = check.at_least is not None
+    threshold = check.at_least if at_least else check.at_most
+    assert threshold is not None
+    return f"{'at least' if at_least else 'at most'} {format_number(threshold)}"
+
+
+def describe_run(result: Result) -> str:
+    """Return how the result was obtained: seeds, size, machine and time."""
+    seeds = len(result.seeds)
+    size = "quick version" if result.quick else "full version"
+    return f"{size}, {seeds} seed{'s' * (seeds != 1)}, {result.machine}, {result.seconds:,.0f} s"
+
+
+def format_result(result: Result) -> str:
+    """Return claim, checks and verdict of a result as text."""
+    experiment = result.experiment
+    lines = [f"{experiment.title}  ({experiment.name})", f"  claim: {experiment.claim} ({experiment.lecture})"]
+    lines.append(f"  measured: {experiment.method}")
+    lines += [
+        f"  - {check.text}: {format_values(check)}, threshold: {format_threshold(check)}; {check.verdict}"
+        for check in result.checks
+    ]
+    return "\n".join([*lines, f"  verdict: {result.verdict}  [{describe_run(result)}]"])
+
+
+def list_experiments() -> Iterator[str]:
+    """Yield the lines of the list of experiments: groups, and name and question of each experiment."""
+    width = max(map(len, EXPERIMENTS))
+    for title, group in GROUPS.items():
+        yield f"\n{title}"
+        for name, experiment in group.items():
+            yield f"  {name:{width}}  {experiment.title}{' (law)' * experiment.law}"
+
+
+def render_result(result: Result) -> str:
+    """Return the page of an experiment and its result."""
+    figures = [(f.caption, render_chart(f.chart, width=FIGURE_WIDTH)) for f in result.experiment.plot(result.table)]
+    rows = [(c.text, format_threshold(c), format_values(c), c.verdict) for c in result.checks]
+    return load_page_template("lab.html", TEMPLATES).render(
+        title=result.experiment.title,
+        experiment=result.experiment,
+        result=result,
+        run=describe_run(result),
+        figures=figures,
+        rows=rows,
+    )
+
+
+def write_site(results: Sequence[Result], folder: Path) -> None:
+    """Write a page and a JSON file for each result, and index.html with all verdicts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        name = result.experiment.name
+        write_text(folder / f"{name}.json", format_json(result.to_json()) + "\n")
+        write_text(folder / f"{name}.html", render_result(result))
+    by_name = {result.experiment.name: result for result in results}
+    groups = {
+        title: [by_name[name] for name in group if name in by_name]
+        for title, group in GROUPS.items()
+        if any(name in by_name for name in group)
+    }
+    page = load_page_template("labs.html", TEMPLATES).render(title="Experiments", groups=groups, describe=describe_run)
+    write_text(folder / "index.html", page)
+
+
+def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[str]:
+    """Yield the lines of an experiment's page in the documentation: read, predict, run, compare."""
+    yield f"# {experiment.title}\n"
+    yield f"**Read.** {experiment.claim}\n\n*Source: {experiment.lecture}.*\n"
+    source = experiment.measure.__module__.replace(".", "/") + ".py"
+    yield f"**How it is tested.** {experiment.method} The code is [{source}](../../src/{source}).\n"
+    yield "The thresholds were fixed before the experiment ran:\n"
+    for check in experiment.checks:
+        bound = "at least" if check.at_least is not None else "at most"
+        threshold = check.at_least if check.at_least is not None else check.at_most
+        assert threshold is not None
+        yield f"- {check.text}: {bound} {format_number(threshold)}"
+    yield f"\n**Predict.** {experiment.predict}\n"
+    yield f"**Run.**\n\n```bash\ndragoman lab {experiment.name} --quick\n```\n"
+    if result is None:
+        yield "**Compare.** There is no full run of this experiment yet."
+        return
+    yield f"**Compare.** [Verdict](index.md) of the full version: **{result.verdict}**.\n"
+    yield "| check | threshold | measured (95 % interval) | verdict |\n|---|---|---|---|"
+    for row in result.checks:
+        yield f"| {row.text} | {format_threshold(row)} | {format_values(row)} | {row.verdict} |"
+    for number, (caption, chart) in enumerate(experiment.plot(result.table), 1):
+        name = "figure" if number == 1 else f"figure-{number}"
+        svg = render_chart(chart, width=FIGURE_WIDTH)
+        yield f'\n<figure id="{name}">\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>'
+    yield f"\n{experiment.lesson}\n\n*{describe_run(result)}.*"
+
+
+def write_markdown_index(results: Mapping[str, Result]) -> Iterator[str]:
+    """Yield the lines of the documentation's list of experiments, with the verdicts of their full versions."""
+    yield "# Experiments\n"
+    yield "Every claim of the lectures that can be measured is an experiment: `dragoman lab` lists them, and"
+    yield "`dragoman lab NAME --quick` runs one in a few seconds. Each page states the claim and asks for a prediction"
+    yield "before it shows the result. A law follows from the formulas; other claims are tendencies.\n"
+    yield "A check compares the mean over seeds, with its 95 % confidence interval, with a threshold that was fixed"
+    yield "before. It is *confirmed* if the whole interval is on the right side, *not confirmed* if all of it is on the"
+    yield "wrong side, and it *depends* if the threshold is inside: more seeds would tell. A claim is confirmed if all"
+    yield "of its checks are, not confirmed if none is, and depends if they differ; then its page says on what.\n"
+    for title, group in GROUPS.items():
+        yield f"## {title}\n\n| experiment | question | verdict |\n|---|---|---|"
+        for name, experiment in group.items():
+            verdict = results[name].verdict if name in results else "not run yet"
+            yield f"| [{name}]({name}.md) | {experiment.title} | {verdict}{' (law)' * experiment.law} |"
+        yield ""

@@ -1,0 +1,235 @@
+"""Run experiments: measure their trials, each once, and judge the results.
+
+The numbers of a trial are written to OUT/NAME/quick|full/CONDITION-SEED.json as soon as it is finished. A second call
+skips finished trials, so an interrupted experiment resumes. Several jobs are processes that share the trials and the
+GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman.errors import Stop, UserError
+from dragoman.hardware import cpu_name, thread_limited_environment
+from dragoman.io import format_json, write_text
+from dragoman.labs.experiment import CheckResult, Experiment, Numbers, Setup, Table
+from dragoman.labs.registry import EXPERIMENTS
+from dragoman.progress import WARNING, Report
+
+RESULT_DIGITS = 6  # significant digits of the numbers that are kept
+UNSAFE = re.compile(r"[^a-z0-9.]+")  # characters that file names of trials do not have
+
+
+@dataclass(frozen=True)
+class Result:
+    """All trials of an experiment, and how they were obtained."""
+
+    experiment: Experiment
+    quick: bool
+    table: Table
+    machine: str  # device and version of PyTorch; several, if trials were measured on several machines
+    seconds: float  # of all trials together
+
+    @property
+    def verdict(self) -> str:
+        return self.experiment.judge(self.table)[0]
+
+    @property
+    def checks(self) -> list[CheckResult]:
+        return self.experiment.judge(self.table)[1]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(next(iter(self.table.values())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as nested dictionaries; numbers that are not finite become null."""
+        checks = [{"text": c.text, "verdict": c.verdict, "values": list(c.values)} for c in self.checks]
+        record: dict[str, Any] = replace_infinite(
+            {
+                "name": self.experiment.name,
+                "quick": self.quick,
+                "verdict": self.verdict,
+                "checks": checks,
+                "machine": self.machine,
+                "seconds": self.seconds,
+                "trials": self.table,
+            }
+        )
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Result:
+        """Return the result in a record that `to_json` made. It is judged anew by the checks of the present code."""
+        table = {
+            name: {int(seed): restore_infinite(numbers) for seed, numbers in trials.items()}
+            for name, trials in record["trials"].items()
+        }
+        return cls(EXPERIMENTS[record["name"]], record["quick"], table, record["machine"], record["seconds"])
+
+
+def replace_infinite(value: Any) -> Any:
+    """Return nested data with rounded numbers, and None in place of numbers that are not finite."""
+    if isinstance(value, float):
+        return float(f"{value:.{RESULT_DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): replace_infinite(item) for key, item in value.items()}
+    return [replace_infinite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def restore_infinite(value: Any) -> Any:
+    """Return nested data with NaN in place of None."""
+    if isinstance(value, Mapping):
+        return {key: restore_infinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [restore_infinite(item) for item in value]
+    return math.nan if value is None else value
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One condition of an experiment with one seed, and the file of its numbers."""
+
+    name: str  # of the experiment
+    condition: str
+    seed: int
+    setup: Setup
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.condition!r}, seed {self.seed}"
+
+    @property
+    def file(self) -> Path:
+        condition = UNSAFE.sub("-", self.condition.lower()).strip("-")
+        return self.setup.folder / f"{condition}-{self.seed}.json"
+
+    @property
+    def machine(self) -> str:
+        device = torch.cuda.get_device_name() if self.setup.device.startswith("cuda") else cpu_name()
+        return f"{device}, PyTorch {version('torch')}"
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what an earlier run measured; None if the trial is not finished."""
+        if not self.file.exists():
+            return None
+        record: dict[str, Any] = restore_infinite(json.loads(self.file.read_text(encoding="utf-8")))
+        return record
+
+    def run(self) -> None:
+        """Measure the trial and write its numbers."""
+        start = time.monotonic()
+        torch.manual_seed(self.seed)
+        numbers: Numbers = EXPERIMENTS[self.name].measure(self.condition, self.seed, self.setup)
+        record = {"seconds": time.monotonic() - start, "machine": self.machine, "numbers": numbers}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.file, format_json(replace_infinite(record)) + "\n")
+
+
+def plan_trials(experiment: Experiment, setup: Setup, seeds: int) -> list[Trial]:
+    """Return the trials in an order in which all conditions of a seed come before those of the next."""
+    return [
+        Trial(experiment.name, condition, seed, setup)
+        for seed in range(1, seeds + 1)
+        for condition in experiment.conditions
+    ]
+
+
+def run_experiments(
+    names: Sequence[str], *, out: Path, quick: bool = False, seeds: int = 0, jobs: int = 1, device: str = "cpu"
+) -> list[Result]:
+    """Run experiments and return their results in the order of `names`. Finished trials are not repeated.
+
+    `seeds` is the number of trials per condition; 0: that of the experiment, or 1 in a quick run.
+    """
+    report = Report()
+    plans = {}
+    for name in names:
+        experiment = EXPERIMENTS[name]
+        setup = Setup(quick, out / name / ("quick" if quick else "full"), device)
+        plans[name] = plan_trials(experiment, setup, seeds or (1 if quick else experiment.seeds))
+    waiting = [trial for trials in plans.values() for trial in trials if not trial.file.exists()]
+    done = sum(map(len, plans.values())) - len(waiting)
+    if done:
+        report.log(f"{done} trials were finished before")
+    failures = []
+    try:
+        with report.progress("measuring", total=len(waiting), unit="trials") as progress:
+            for count, (trial, error) in enumerate(run_trials(waiting, jobs), 1):
+                progress.set_done(count)
+                if error is not None:
+                    report.log(f"{trial.title} failed: {error}", level=WARNING)
+                    failures.append((trial, error))
+    except KeyboardInterrupt:
+        raise Stop("stopped; finished trials are saved, and the same command resumes", 130) from None
+    if failures:
+        trial, error = failures[0]
+        raise UserError(
+            f"{len(failures)} of {len(waiting)} trials failed, first {trial.title}: {error}; "
+            "the others are saved, and the same command repeats those that failed"
+        ) from error
+    return [collect_result(EXPERIMENTS[name], trials) for name, trials in plans.items()]
+
+
+def run_trials(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Exception | None]]:
+    """Run trials here or in `jobs` processes, and yield each when it has ended, with its error if it failed."""
+    if jobs <= 1:
+        for trial in trials:
+            try:
+                trial.run()
+            except Exception as error:
+                yield trial, error
+            else:
+                yield trial, None
+        return
+    os.environ.update(thread_limited_environment(jobs))  # inherited by the processes
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[None], Trial] = {pool.submit(trial.run): trial for trial in trials}
+        try:
+            for future in as_completed(futures):
+                failure = future.exception()
+                if failure is not None and not isinstance(failure, Exception):
+                    raise failure
+                yield futures[future], failure
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def collect_result(experiment: Experiment, trials: Iterable[Trial]) -> Result:
+    """Return the result of an experiment whose trials are all finished."""
+    table: dict[str, dict[int, Numbers]] = {}
+    seconds, machines = 0.0, set()
+    for trial in trials:
+        record = trial.read()
+        assert record is not None
+        table.setdefault(trial.condition, {})[trial.seed] = record["numbers"]
+        seconds += record["seconds"]
+        machines.add(record["machine"])
+    return Result(experiment, trial.setup.quick, table, " and ".join(sorted(machines)), seconds)
+
+
+def read_results(folder: Path) -> dict[str, Result]:
+    """Return the results in the JSON files of a folder, by name, in the order of the registry."""
+    results = {}
+    for name in EXPERIMENTS:
+        file = folder / f"{name}.json"
+        if file.exists():
+            try:
+                results[name] = Result.from_json(json.loads(file.read_text(encoding="utf-8")))
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{str(file)!r} is not the result of an experiment; remove it") from None
+    return results

@@ -1,0 +1,30 @@
+"""Run the quick version of an experiment and check what every experiment must fulfil."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dragoman.labs.experiment import CONFIRMED, Experiment
+from dragoman.labs.report import render_result, write_markdown
+from dragoman.labs.runner import Result, run_experiments
+
+
+def check_quick_run(experiment: Experiment, folder: Path) -> Result:
+    """Run an experiment quickly and return its result. A law must be confirmed; figures and pages must render."""
+    [result] = run_experiments([experiment.name], out=folder, quick=True)
+    assert set(result.table) == set(experiment.conditions)
+    for check in result.checks:
+        assert all(value == value for value in check.values), f"{check.text}: not a number"
+        if experiment.law:
+            assert check.verdict == CONFIRMED, f"{check.text}: {check.values}"
+    figures = experiment.plot(result.table)
+    assert figures
+    assert all(figure.chart.series and all(series.points for series in figure.chart.series) for figure in figures)
+    assert experiment.title in render_result(result).replace("&#39;", "'")
+    kept = Result.from_json(json.loads(json.dumps(result.to_json())))
+    assert kept.verdict == result.verdict
+    page = "\n".join(write_markdown(experiment, kept))
+    assert page.count("<svg") == len(figures)
+    assert "](../../src/dragoman/labs/" in page
+    return result
