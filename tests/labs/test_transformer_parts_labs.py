@@ -1,0 +1,66 @@
+"""Quick versions of the experiments in labs/transformer_parts.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.labs.experiment import Experiment
+from dragoman.labs.small_models import FIRST_ID, build_small_model, make_batch
+from dragoman.labs.transformer_parts import (
+    EXPERIMENTS,
+    PartlyDetachedNorm,
+    count_dedicated,
+    make_attention_uniform,
+    replace_norms,
+)
+from dragoman.modules.norms import LayerNorm, NormSettings
+from lab_runs import check_quick_run
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
+    check_quick_run(experiment, tmp_path)
+
+
+def test_uniform_attention_is_linear_in_the_embeddings() -> None:
+    settings = {"kind": "classifier", "layers": 2, "width": 8, "heads": 2, "activation": "none", "norm": "none"}
+    model: Any = build_small_model({**settings, "biases": False, "position": "none"}, vocabulary=20, labels=2).eval()
+    make_attention_uniform(model)
+    batch = make_batch([[FIRST_ID, FIRST_ID + 1, FIRST_ID + 2]], [[0]], example_format="labels")
+    before = model(batch)
+    with torch.no_grad():
+        model.encoder.embedding.weight.mul_(3)
+    torch.testing.assert_close(model(batch), 3 * before)
+
+
+def test_partly_detached_norm_is_layer_norm_with_other_gradients() -> None:
+    norm = LayerNorm(NormSettings(width=6))
+    x_BTC = torch.randn(2, 3, 6, requires_grad=True)
+    gradients = {}
+    for detach in (False, True):
+        out_BTC = PartlyDetachedNorm(norm, detach_mean=detach, detach_deviation=detach)(x_BTC)
+        torch.testing.assert_close(out_BTC, norm(x_BTC))
+        [gradients[detach]] = torch.autograd.grad(out_BTC[..., 0].sum(), x_BTC)
+    [expected] = torch.autograd.grad(norm(x_BTC)[..., 0].sum(), x_BTC)
+    torch.testing.assert_close(gradients[False], expected)
+    assert not torch.allclose(gradients[True], expected)
+
+
+def test_norms_of_all_layers_are_replaced() -> None:
+    model = build_small_model({"kind": "transformer", "layers": 1, "width": 8, "heads": 2}, vocabulary=20)
+    count = sum(isinstance(module, LayerNorm) for module in model.modules())
+    replace_norms(model, detach_mean=True, detach_deviation=False)
+    assert not any(isinstance(module, LayerNorm) for module in model.modules())
+    assert sum(isinstance(module, PartlyDetachedNorm) for module in model.modules()) == count > 0
+
+
+def test_a_neuron_is_dedicated_if_its_top_words_share_a_feature() -> None:
+    feature_WG = torch.zeros(40, 1, dtype=torch.double)
+    feature_WG[:10] = 1
+    dedicated = torch.arange(40, 0, -1.0)  # highest for the words with the feature
+    activation_WF = torch.stack([dedicated, dedicated.flip(0), torch.zeros(40)], 1)
+    assert count_dedicated(activation_WF, feature_WG) == pytest.approx(1 / 3)
