@@ -1,0 +1,488 @@
+"""Experiments on decoding: greedy, exhaustive and beam search, length normalization and stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from statistics import correlation, fmean
+from typing import Any
+
+import torch
+
+from dragoman.decoding.beam import BeamState
+from dragoman.decoding.methods import SearchSettings
+from dragoman.decoding.protocol import SearchJob, SearchResult
+from dragoman.evaluation.figures import LineChart
+from dragoman.inference.engines.torch import TorchEngine
+from dragoman.inference.predictor import eval_mode
+from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_curves
+from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch
+from dragoman.labs.small_translators import list_pairs, score_texts, train_translator
+from dragoman.models.base import Seq2Seq
+from dragoman.types import Batch, Hypothesis, Pair
+
+LECTURE = "002, Lecture 7: Beam search decoding"
+TOLERANCE = 1e-4  # difference of log-probabilities that rounding can cause
+
+# `exhaustive` and `greedy`: models with so few tokens that all outputs can be tried
+
+TINY_MODEL = {"kind": "rnn", "cell": "gru", "width": 16, "dropout": 0.0, "attention": "dot"}
+TINY_VOCABULARY = FIRST_ID + 2
+TINY_LIMIT = 4  # tokens of an output, EOS included
+FULL_BEAM = (TINY_VOCABULARY - 1) ** (TINY_LIMIT - 1) * TINY_VOCABULARY  # all candidates of the last step
+BEAM_WIDTHS = (1, 2, 4, 16, 64, FULL_BEAM)
+SHARPNESS = 3.0  # factor of the initial weights, so that probabilities are far from uniform
+WORST_GAP = 20.0  # nats; stands for a beam that finds no finished output
+
+
+def search_ids(model: Seq2Seq, sources: Sequence[list[int]], max_tokens: int, **settings: Any) -> list[SearchResult]:
+    """Return the best result of every source. Scores are log-probabilities, without length normalization."""
+    engine = TorchEngine(model, torch.device("cpu"), str)
+    with eval_mode(model):
+        jobs = [SearchJob(source, max_tokens) for source in sources]
+        found = engine.search(jobs, SearchSettings(length_norm="none", **settings))
+    return [results[0] for results in found]
+
+
+def sample_sources(random: Random, count: int, length: int, vocabulary: int) -> list[list[int]]:
+    return [[random.randrange(FIRST_ID, vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def make_random_model(seed: int, vocabulary: int) -> Any:
+    """Return an untrained model whose distributions are about as sharp as those of a trained one."""
+    model = build_small_model(TINY_MODEL, vocabulary=vocabulary, seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(SHARPNESS)
+    return model
+
+
+def measure_exhaustive(condition: str, seed: int, setup: Setup) -> Numbers:  # noqa: ARG001 - the signature of all trials
+    """Compare the log-probability that beams of all widths find with that of exhaustive search."""
+    gaps: list[list[float]] = [[] for _ in BEAM_WIDTHS]
+    falls = 0
+    for number in range(setup.pick(10, 50)):
+        model = make_random_model(1000 * seed + number, TINY_VOCABULARY)
+        sources = sample_sources(Random(1000 * seed + number), 2, 3, TINY_VOCABULARY)
+        best = [result.logp for result in search_ids(model, sources, TINY_LIMIT, method="exhaustive")]
+        previous = [float("-inf")] * len(sources)
+        for row, width in enumerate(BEAM_WIDTHS):
+            found = search_ids(model, sources, TINY_LIMIT, beam=width, stop="limit")
+            logps = [result.logp if result.finished else float("-inf") for result in found]
+            gaps[row] += [min(top - logp, WORST_GAP) for top, logp in zip(best, logps, strict=True)]
+            falls += sum(logp < old - TOLERANCE for logp, old in zip(logps, previous, strict=True))
+            previous = logps
+    return {
+        "gap": [fmean(row) for row in gaps],
+        "smallest_gap": min(map(min, gaps)),
+        "full_gap": max(map(abs, gaps[-1])),
+        "falls": falls,
+    }
+
+
+def plot_exhaustive(table: Table) -> list[Figure]:
+    ticks = [str(width) for width in BEAM_WIDTHS]
+    chart = plot_curves(table, BEAM_WIDTHS, "gap", x_title="beam width", y_title="nats below the best", ticks=ticks)
+    return [Figure("Mean log-probability that a beam loses against exhaustive search", chart)]
+
+
+EXHAUSTIVE = Experiment(
+    name="exhaustive-search",
+    title="Is exhaustive search at least as good as every beam?",
+    lecture=LECTURE,
+    claim="We could try computing all possible sequences y; beam search keeps track of the k most probable partial "
+    "translations. So exhaustive search finds the most probable output, and a beam finds at most that.",
+    method="Untrained models with 6 tokens and outputs of at most 4 tokens, decoded exhaustively and by beams of 1 "
+    f"to {FULL_BEAM}, which is wide enough for every candidate. Measured: log-probability of the found output.",
+    predict="Does every wider beam find an output that is at least as probable as that of the narrower one?",
+    conditions=("random models",),
+    measure=measure_exhaustive,
+    checks=(
+        Check(
+            "least lead of exhaustive search over any beam, in nats (rounding may make it negative)",
+            lambda trials: trials["random models"]["smallest_gap"],
+            at_least=-TOLERANCE,
+        ),
+        Check(
+            "largest difference between exhaustive search and the widest beam, in nats",
+            lambda trials: trials["random models"]["full_gap"],
+            at_most=TOLERANCE,
+        ),
+    ),
+    plot=plot_exhaustive,
+    lesson="No beam beats exhaustive search, and a beam that keeps everything equals it. In between nothing is "
+    "guaranteed: a wider beam may lose the prefix that a narrower one happened to keep.",
+    law=True,
+)
+
+# `greedy`
+
+GREEDY_VOCABULARY = FIRST_ID + 8  # 4 source words with ids below 8, and as many others that only targets have
+GREEDY_LENGTH, GREEDY_LIMIT = 4, 8
+GREEDY_WIDTHS = (1, 2, 4)
+RANDOM, CERTAIN, AMBIGUOUS = "random weights", "one translation", "several translations"
+
+
+def translate_tokens(source: Sequence[int], random: Random, *, ambiguous: bool) -> list[int]:
+    """Return a translation of a toy language: the words in reverse order.
+
+    If it is ambiguous, then in 55 % of all cases it begins with a word whose successors have synonyms, which share
+    its probability; otherwise the words are the only ones.
+    """
+    words = list(reversed(source))
+    if not ambiguous or random.random() >= 0.55:
+        return words
+    return [GREEDY_VOCABULARY - 1, *(random.choice((word, word + 3)) for word in words[1:])]
+
+
+def train_toy_translator(seed: int, setup: Setup, *, ambiguous: bool) -> Any:
+    def sample_batch(step: int) -> Batch:
+        random = Random(1_000_003 * seed + step)
+        sources = sample_sources(random, 64, GREEDY_LENGTH, FIRST_ID + 4)
+        return make_batch(sources, [translate_tokens(source, random, ambiguous=ambiguous) for source in sources])
+
+    model = build_small_model({**TINY_MODEL, "width": 48}, vocabulary=GREEDY_VOCABULARY, seed=seed)
+    fit(model, sample_batch, steps=setup.pick(200, 1500), lr=1e-2)
+    return model
+
+
+def measure_greedy(condition: str, seed: int, setup: Setup) -> Numbers:
+    """Return in what share of sources greedy search and small beams miss the most probable output.
+
+    Only sources count for which the search finds a finished output: an untrained model often writes on up to the limit.
+    """
+    count = setup.pick(60, 400)
+    sources = sample_sources(Random(seed), count, GREEDY_LENGTH, FIRST_ID + 4)
+    if condition == RANDOM:
+        models = [make_random_model(1000 * seed + number, GREEDY_VOCABULARY) for number in range(count // 4)]
+    else:
+        models = [train_toy_translator(seed, setup, ambiguous=condition == AMBIGUOUS).cpu()]
+    gaps: dict[int, list[float]] = {width: [] for width in GREEDY_WIDTHS}
+    for number, model in enumerate(models):
+        part = sources[number :: len(models)]
+        best = search_ids(model, part, GREEDY_LIMIT, method="exhaustive")
+        for width in GREEDY_WIDTHS:
+            found = search_ids(model, part, GREEDY_LIMIT, beam=width, stop="best" if width > 1 else "enough")
+            pairs = zip(best, found, strict=True)
+            gaps[width] += [top.logp - other.logp for top, other in pairs if top.finished and other.finished]
+    missed = [fmean(gap > TOLERANCE for gap in row) for row in gaps.values()]
+    return {
+        "missed": missed,
+        "greedy_missed": missed[0],
+        "nats_lost": fmean(gaps[1]),
+        "greedy_finished": len(gaps[1]) / count,
+    }
+
+
+def plot_greedy(table: Table) -> list[Figure]:
+    widths = ("greedy", "beam 2", "beam 4")
+    chart = plot_curves(table, GREEDY_WIDTHS, "missed", x_title="search", y_title="share missed", ticks=widths)
+    return [Figure("How often the most probable output is missed, by width and model", chart)]
+
+
+GREEDY = Experiment(
+    name="greedy",
+    title="How often does greedy decoding miss the most probable output?",
+    lecture=LECTURE,
+    claim="Greedy decoding takes the argmax on each step of the decoder. Problem: it has no way to undo decisions.",
+    method="Small models with 12 tokens, so that exhaustive search is possible: with random weights; trained on a toy "
+    "language with one translation of each source; trained on one with several, where the most frequent first word is "
+    "followed by synonyms, so that each single translation that begins with it is rare. Measured: the share of "
+    "sources for which a search finds a finished output, but a less probable one than exhaustive search.",
+    predict="For which of the three models does greedy search miss most? Does a beam of 2 suffice?",
+    conditions=(RANDOM, CERTAIN, AMBIGUOUS),
+    measure=measure_greedy,
+    checks=(
+        Check(
+            "share missed by greedy search, several translations",
+            lambda trials: trials[AMBIGUOUS]["greedy_missed"],
+            at_least=0.1,
+        ),
+        Check(
+            "share missed by greedy search, random weights",
+            lambda trials: trials[RANDOM]["greedy_missed"],
+            at_least=0.1,
+        ),
+        Check(
+            "share that a beam of 4 misses, several translations, as a fraction of what greedy search misses",
+            lambda trials: trials[AMBIGUOUS]["missed"][2] / max(trials[AMBIGUOUS]["greedy_missed"], 1e-9),
+            at_most=0.5,
+        ),
+    ),
+    plot=plot_greedy,
+    lesson="Greedy search fails where the most probable first word does not begin the most probable output. That "
+    "needs ambiguity: a model that is sure of one translation is decoded exactly by greedy search. A model "
+    "that knows several translations misses the best one in half of the sentences or in all, depending on the "
+    "seed; a beam of 4 misses none.",
+)
+
+# `beam-width`, `length-normalization` and `stopping`: translators of the phrasebook
+
+SMALL_DATA, LARGE_DATA = "less training data", "more training data"
+WIDTHS = (1, 2, 4, 8, 16, 64)
+
+
+def train_for_search(condition: str, seed: int, setup: Setup) -> tuple[Any, list[Pair]]:
+    """Return an LSTM with attention and test pairs. Label smoothing is off, as it changes the probabilities."""
+    size, steps = {
+        SMALL_DATA: setup.pick((500, 60), (4_000, 800)),
+        LARGE_DATA: setup.pick((1500, 100), (30_000, 2000)),
+    }[condition]
+    pairs = list_pairs("train", size, setup, seed=seed)
+    name, train = condition.replace(" ", "-"), {"label_smoothing": 0.0}
+    translator = train_translator(pairs, "LSTM with attention", name, seed, setup, steps=steps, train=train)
+    return translator, list_pairs("test", setup.pick(60, 300), setup)
+
+
+def translate_pairs(translator: Any, pairs: Sequence[Pair], **search: Any) -> list[Hypothesis]:
+    found: list[Hypothesis] = translator.translate([pair.source for pair in pairs], search=search, align=False)
+    return found
+
+
+def compute_length_ratio(texts: Sequence[str], pairs: Sequence[Pair]) -> float:
+    """Return the number of words of texts, divided by that of their references."""
+    return sum(len(text.split()) for text in texts) / sum(len(pair.target.split()) for pair in pairs)
+
+
+def measure_widths(condition: str, seed: int, setup: Setup) -> Numbers:
+    """Return log-probability, BLEU and the shares of search and model errors by beam width.
+
+    A search error: the reference is more probable than the output, so the search has missed it. A model error: the
+    output is more probable than the reference and different from it, so that not even a perfect search would help.
+    """
+    translator, pairs = train_for_search(condition, seed, setup)
+    targets = [pair.target for pair in pairs]
+    references = [score.logp for score in translator.score([pair.source for pair in pairs], targets)]
+    curves: dict[str, list[float]] = {name: [] for name in ("logp", "bleu", "search_errors", "model_errors")}
+    for width in WIDTHS:
+        found = translate_pairs(translator, pairs, beam=width, length_norm="none", stop="best")
+        missed = [output.logp < logp - TOLERANCE for output, logp in zip(found, references, strict=True)]
+        wrong = [output.text != target for output, target in zip(found, targets, strict=True)]
+        curves["logp"].append(fmean(output.logp for output in found))
+        curves["bleu"].append(score_texts([output.text for output in found], pairs)["bleu"])
+        curves["search_errors"].append(fmean(missed))
+        curves["model_errors"].append(fmean(w and not m for w, m in zip(wrong, missed, strict=True)))
+    return dict(curves)
+
+
+def plot_widths(table: Table) -> list[Figure]:
+    ticks = [str(width) for width in WIDTHS]
+    titles = {
+        "logp": ("mean log-probability", "Model score of the outputs"),
+        "bleu": ("BLEU", "Quality of the outputs"),
+        "search_errors": ("share of sentences", "Search errors: the reference is more probable than the output"),
+        "model_errors": ("share of sentences", "Model errors: a wrong output is more probable than the reference"),
+    }
+    return [
+        Figure(caption, plot_curves(table, WIDTHS, key, x_title="beam width", y_title=title, ticks=ticks))
+        for key, (title, caption) in titles.items()
+    ]
+
+
+BEAM_WIDTH = Experiment(
+    name="beam-width",
+    title="Does a wider beam give more probable outputs, and better ones?",
+    lecture=LECTURE,
+    claim="On each step of the decoder, keep track of the k most probable partial translations. Greedy decoding, with "
+    "k = 1, has no way to undo decisions; exhaustive search is far too expensive.",
+    method="LSTMs with attention, trained on fewer and on more pairs of the phrasebook, decoded with beams of 1 to 64 "
+    "without length normalization. Measured: log-probability, BLEU, search errors (the reference is more probable "
+    "than the output) and model errors (the output is more probable than the reference, but differs from it).",
+    predict="Up to which width does the log-probability rise? Up to which width does BLEU rise?",
+    conditions=(SMALL_DATA, LARGE_DATA),
+    measure=measure_widths,
+    checks=(
+        Check(
+            "rise of the log-probability from greedy search to a beam of 64, smaller of both models",
+            lambda trials: min(trial["logp"][-1] - trial["logp"][0] for trial in trials.values()),
+            at_least=0.0,
+        ),
+        Check(
+            "least rise of the mean log-probability from a width to the next, both models",
+            lambda trials: min(wide - narrow for trial in trials.values() for narrow, wide in pairwise(trial["logp"])),
+            at_least=-0.01,
+        ),
+        Check(
+            "search errors of a beam of 8 as a fraction of those of greedy search, both models together",
+            lambda trials: (
+                sum(trial["search_errors"][3] for trial in trials.values())
+                / max(sum(trial["search_errors"][0] for trial in trials.values()), 1e-9)
+            ),
+            at_most=0.5,
+        ),
+        Check(
+            "rise of BLEU from a beam of 4 to one of 64, larger of both models",
+            lambda trials: max(trial["bleu"][-1] - trial["bleu"][2] for trial in trials.values()),
+            at_most=1.0,
+        ),
+    ),
+    plot=plot_widths,
+    lesson="The log-probability rises with the width, quality only at first: soon nearly all remaining errors are "
+    "errors of the model, which a better search cannot mend and may even make worse.",
+)
+
+NORMS = ("none", "gnmt", "length")
+
+
+def measure_norms(condition: str, seed: int, setup: Setup) -> Numbers:
+    """Return the length and quality of outputs by length normalization, and how scores depend on the length."""
+    translator, pairs = train_for_search(condition, seed, setup)
+    scores = translator.score([pair.source for pair in pairs], [pair.target for pair in pairs])
+    lengths = [float(len(score.tokens)) for score in scores]
+    ratios, bleus = [], []
+    for norm in NORMS:
+        texts = [output.text for output in translate_pairs(translator, pairs, beam=10, length_norm=norm, stop="best")]
+        ratios.append(compute_length_ratio(texts, pairs))
+        bleus.append(score_texts(texts, pairs)["bleu"])
+    return {
+        "correlation": correlation(lengths, [score.logp for score in scores]),
+        "mean_correlation": correlation(lengths, [score.mean for score in scores]),
+        "ratio": ratios,
+        "bleu": bleus,
+    }
+
+
+def plot_norms(table: Table) -> list[Figure]:
+    def plot(key: str, y_title: str) -> LineChart:
+        ticks = ("none", "GNMT", "by length")
+        return plot_curves(table, range(len(NORMS)), key, x_title="normalization", y_title=y_title, ticks=ticks)
+
+    return [
+        Figure("Words of the outputs, divided by words of the references", plot("ratio", "length ratio")),
+        Figure("Quality of the outputs", plot("bleu", "BLEU")),
+    ]
+
+
+LENGTH_NORMALIZATION = Experiment(
+    name="length-normalization",
+    title="Do beams prefer short outputs, and does normalization by length mend it?",
+    lecture=LECTURE,
+    claim="Problem: longer hypotheses have lower scores. Fix: normalize by length.",
+    method="LSTMs with attention, trained on fewer and on more pairs of the phrasebook. Measured: the correlation of "
+    "length and log-probability over the references; with a beam of 10 and no, the GNMT or full normalization, the "
+    "number of words of the outputs relative to the references, and BLEU.",
+    predict="By how much are outputs shorter than the references without normalization, and with it?",
+    conditions=(SMALL_DATA, LARGE_DATA),
+    measure=measure_norms,
+    checks=(
+        Check(
+            "correlation of length and log-probability, weaker of both models",
+            lambda trials: max(trial["correlation"] for trial in trials.values()),
+            at_most=-0.3,
+        ),
+        Check(
+            "length ratio without normalization, less training data",
+            lambda trials: trials[SMALL_DATA]["ratio"][0],
+            at_most=0.98,
+        ),
+        Check(
+            "how much nearer to 1 the length ratio is with normalization, less training data",
+            lambda trials: abs(1 - trials[SMALL_DATA]["ratio"][0]) - abs(1 - trials[SMALL_DATA]["ratio"][2]),
+            at_least=0.0,
+        ),
+        Check(
+            "gain of BLEU by normalization, less training data",
+            lambda trials: trials[SMALL_DATA]["bleu"][2] - trials[SMALL_DATA]["bleu"][0],
+            at_least=0.0,
+        ),
+    ),
+    plot=plot_norms,
+    lesson="Every further token lowers the log-probability, so longer references have lower scores. How much that "
+    "shortens outputs depends on how unsure the model is.",
+)
+
+BEAM_OF_STOPPING = 8
+FINISHED = (1, 2, 4, 8)  # n of the lecture: completed hypotheses that are enough
+LIMITS = (4, 8, 16, 32, 64)  # T of the lecture: maximum number of tokens
+
+
+def decode_counting_steps(translator: Any, pairs: Sequence[Pair], **search: Any) -> dict[str, float]:
+    """Translate the sources of pairs; return score, quality, length and the mean number of steps per sentence."""
+    options = translator.make_options(search={"beam": BEAM_OF_STOPPING, **search}, align=False)
+    steps = len(pairs)  # a sentence that is done after k steps is active after k - 1 of them
+
+    def count_active(state: BeamState) -> None:
+        nonlocal steps
+        steps += int((~state.done_B).sum())
+
+    segments = [translator.make_segments(pair.source, options)[0] for pair in pairs]
+    jobs = [SearchJob([*segment.ids], segment.max_tokens) for segment in segments]
+    with eval_mode(translator.model):
+        results = dict(translator.engine.iter_results(jobs, options.search, count_active))
+    best = [results[index][0] for index in range(len(jobs))]
+    texts = [translator.tokenizers.target.decode(result.tokens) for result in best]
+    return {
+        "score": fmean(result.score for result in best),
+        "bleu": score_texts(texts, pairs)["bleu"],
+        "ratio": compute_length_ratio(texts, pairs),
+        "cut": fmean(not result.finished for result in best),
+        "steps": steps / len(pairs),
+    }
+
+
+def measure_stopping(condition: str, seed: int, setup: Setup) -> Numbers:
+    """Return what the number n of completed hypotheses and the cutoff T change, each by itself."""
+    translator, pairs = train_for_search(condition, seed, setup)
+    by_finished = [decode_counting_steps(translator, pairs, finish=n) for n in FINISHED]
+    by_limit = [decode_counting_steps(translator, pairs, max_tokens=limit, max_ratio=10.0) for limit in LIMITS]
+    numbers: dict[str, Any] = {f"n_{key}": [row[key] for row in by_finished] for key in by_finished[0]}
+    return numbers | {f"T_{key}": [row[key] for row in by_limit] for key in by_limit[0]}
+
+
+def plot_stopping(table: Table) -> list[Figure]:
+    def plot(key: str, y_title: str) -> LineChart:
+        by_n = key.startswith("n_")
+        values, name = (FINISHED, "completed hypotheses n") if by_n else (LIMITS, "maximum length T")
+        return plot_curves(table, values, key, x_title=name, y_title=y_title, ticks=[str(value) for value in values])
+
+    return [
+        Figure(f"Score of the output of a beam of {BEAM_OF_STOPPING}, by n", plot("n_score", "score")),
+        Figure("Cost of the search, by n", plot("n_steps", "steps per sentence")),
+        Figure("Quality by the cutoff T", plot("T_bleu", "BLEU")),
+        Figure("Cost of the search, by the cutoff T", plot("T_steps", "steps per sentence")),
+    ]
+
+
+STOPPING = Experiment(
+    name="stopping",
+    title="When should beam search stop?",
+    lecture=LECTURE,
+    claim="Usually we continue beam search until we reach timestep T, or until we have at least n completed "
+    "hypotheses, where T and n are pre-defined cutoffs.",
+    method=f"LSTMs with attention decode test sentences with a beam of {BEAM_OF_STOPPING}, for n from 1 to "
+    f"{BEAM_OF_STOPPING} (`search.finish`) and for T from {LIMITS[0]} to {LIMITS[-1]} tokens (`search.max_tokens`). "
+    "Measured: score (log-probability per token), BLEU, and steps of the decoder per sentence.",
+    predict="Which is worse: a cutoff T that is too small or one that is too large? What does a large n cost?",
+    conditions=(SMALL_DATA, LARGE_DATA),
+    measure=measure_stopping,
+    checks=(
+        Check(
+            f"gain of the score from n = 1 to n = {BEAM_OF_STOPPING}, smaller of both models",
+            lambda trials: min(trial["n_score"][-1] - trial["n_score"][0] for trial in trials.values()),
+            at_least=0.0,
+        ),
+        Check(
+            f"steps at n = {BEAM_OF_STOPPING} divided by steps at n = 1, smaller of both models",
+            lambda trials: min(trial["n_steps"][-1] / trial["n_steps"][0] for trial in trials.values()),
+            at_least=1.1,
+        ),
+        Check(
+            f"BLEU lost with T = {LIMITS[0]} against T = {LIMITS[-1]}, more training data",
+            lambda trials: trials[LARGE_DATA]["T_bleu"][-1] - trials[LARGE_DATA]["T_bleu"][0],
+            at_least=5.0,
+        ),
+        Check(
+            f"difference of BLEU between T = {LIMITS[-2]} and T = {LIMITS[-1]}, more training data",
+            lambda trials: abs(trials[LARGE_DATA]["T_bleu"][-1] - trials[LARGE_DATA]["T_bleu"][-2]),
+            at_most=1.0,
+        ),
+    ),
+    plot=plot_stopping,
+    lesson="A cutoff T below the length of the translation destroys it; a larger one costs nothing, as the search "
+    "ends by n. A larger n takes more steps and finds slightly better scores.",
+)
+
+EXPERIMENTS = {
+    experiment.name: experiment for experiment in (EXHAUSTIVE, GREEDY, BEAM_WIDTH, LENGTH_NORMALIZATION, STOPPING)
+}
