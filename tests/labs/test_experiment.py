@@ -1,0 +1,130 @@
+"""Checks, verdicts and the runner: thresholds decide by intervals, and finished trials are never repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.errors import Stop, UserError
+from dragoman.labs import runner
+from dragoman.labs.experiment import CONFIRMED, DEPENDS, NOT_CONFIRMED, Check, Experiment, Table, find_interval
+from dragoman.labs.memory import RECURRENT_POWERS
+from dragoman.labs.registry import EXPERIMENTS
+from dragoman.labs.report import write_markdown, write_markdown_index, write_site
+from dragoman.labs.runner import Trial, read_results, run_experiments
+
+NAME = RECURRENT_POWERS.name
+
+
+def make_table(*values: float) -> Table:
+    return {"model": {seed: {"x": value} for seed, value in enumerate(values, 1)}}
+
+
+@pytest.mark.parametrize(
+    ("values", "at_least", "verdict"),
+    [
+        ((5.0,), 5.0, CONFIRMED),
+        ((4.9,), 5.0, NOT_CONFIRMED),
+        ((9.0, 9.1, 9.2), 5.0, CONFIRMED),
+        ((1.0, 1.1, 1.2), 5.0, NOT_CONFIRMED),
+        ((4.0, 6.0, 8.0), 5.0, DEPENDS),  # the mean is right, but chance may have decided
+    ],
+)
+def test_the_interval_decides(values: tuple[float, ...], at_least: float, verdict: str) -> None:
+    check = Check("x", lambda trials: trials["model"]["x"], at_least=at_least)
+    assert check.judge(make_table(*values)).verdict == verdict
+    mirrored = Check("x", lambda trials: -trials["model"]["x"], at_most=-at_least)
+    assert mirrored.judge(make_table(*values)).verdict == verdict
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
+def test_the_interval_is_that_of_the_t_distribution(values: list[float]) -> None:
+    low, high = find_interval(values)
+    assert (low + high) / 2 == pytest.approx(mean(values), abs=1e-9)
+    quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
+    expected = 2 * quantiles[len(values) - 1] * stdev(values) / len(values) ** 0.5
+    assert high - low == pytest.approx(expected, abs=1e-6)
+
+
+def test_only_common_seeds_count() -> None:
+    table = {"a": {1: {"x": 1.0}, 2: {"x": 2.0}}, "b": {2: {"x": 5.0}}}
+    assert Check("x", lambda trials: trials["b"]["x"] - trials["a"]["x"], at_least=0).judge(table).values == (3.0,)
+
+
+def test_finished_trials_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_experiments([NAME], out=tmp_path, quick=True)
+    monkeypatch.setattr(Trial, "run", lambda _: pytest.fail("a finished trial ran again"))
+    again = run_experiments([NAME], out=tmp_path, quick=True)
+    assert again[0].to_json() == first[0].to_json()
+
+
+def test_an_interrupted_experiment_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, count = Trial.run, 0
+
+    def run_two(trial: Trial) -> None:
+        nonlocal count
+        count += 1
+        if count > 2:
+            raise KeyboardInterrupt
+        run(trial)
+
+    monkeypatch.setattr(Trial, "run", run_two)
+    with pytest.raises(Stop, match="resumes"):
+        run_experiments([NAME], out=tmp_path, quick=True)
+    monkeypatch.setattr(Trial, "run", run)
+    [resumed], [whole] = (run_experiments([NAME], out=out, quick=True) for out in (tmp_path, tmp_path / "other"))
+    assert resumed.table == whole.table
+
+
+def test_a_failing_trial_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Trial.run
+    conditions = EXPERIMENTS[NAME].conditions
+
+    def fail_once(trial: Trial) -> None:
+        if trial.condition == conditions[0]:
+            raise ValueError("no memory")
+        run(trial)
+
+    monkeypatch.setattr(Trial, "run", fail_once)
+    with pytest.raises(UserError, match=f"1 of {len(conditions)} trials failed, first {NAME}, .*: no memory"):
+        run_experiments([NAME], out=tmp_path, quick=True)
+    assert len(list((tmp_path / NAME / "quick").glob("*.json"))) == len(conditions) - 1
+
+
+def test_processes_give_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.os, "environ", dict(runner.os.environ))  # type: ignore[attr-defined]
+    [one], [two] = (run_experiments([NAME], out=tmp_path / str(jobs), quick=True, jobs=jobs) for jobs in (1, 2))
+    assert one.table == two.table
+
+
+def test_the_site_has_all_results(tmp_path: Path) -> None:
+    [result] = run_experiments([NAME], out=tmp_path, quick=True)
+    write_site([result], tmp_path / "site")
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert f'href="{NAME}.html"' in index
+    assert result.verdict in index
+    assert read_results(tmp_path / "site")[NAME].table == result.table
+    (tmp_path / "site" / f"{NAME}.json").write_text("[]")
+    with pytest.raises(UserError, match="not the result of an experiment"):
+        read_results(tmp_path / "site")
+
+
+def test_the_documentation_lists_every_experiment() -> None:
+    page = "\n".join(write_markdown_index({}))
+    assert all(f"[{name}]({name}.md)" in page for name in EXPERIMENTS)
+    assert "no full run" in "\n".join(write_markdown(RECURRENT_POWERS, None))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_an_experiment_is_described(experiment: Experiment) -> None:
+    assert EXPERIMENTS[experiment.name] is experiment
+    for text in ("title", "lecture", "claim", "method", "predict", "lesson"):
+        assert getattr(experiment, text).strip()
+    checks = experiment.checks
+    assert checks
+    assert all((check.at_least is None) != (check.at_most is None) for check in checks)
+    assert experiment.seeds >= 3
