@@ -1,0 +1,260 @@
+"""Engines that many requests share: they decode sentences of different requests together.
+
+A request translates with the ordinary pipeline in a thread of its own, by a translator whose engine is bound to the
+request (`SharedEngine.bind`). So its text equals that of `dragoman translate`. The engine hands the sentences to
+threads that all requests share, and blocks until they are decoded, or until the request is cancelled.
+
+    SharedTorchEngine  continuous batching in PyTorch (decoding/live_batching.py)
+    SharedBatchEngine  for engines that decode whole batches, such as CTranslate2: as soon as one of its workers is
+                       free, it gets all sentences that wait, up to a limit
+    SharedEngine       no batching: each request decodes its own sentences, as many requests at a time as there are
+                       cores
+
+There is no waiting for a batch to become full in any of them. What requests compute apart from searches, such as
+alignments, also runs for as many requests at a time as there are cores, each with one thread of PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from dragoman.decoding.continuous_batching import Observer
+from dragoman.decoding.live_batching import DecodingCounts, LiveScheduler, Submission
+from dragoman.decoding.methods import SearchSettings
+from dragoman.decoding.protocol import IndexedResults, Results, SearchFactory, SearchJob
+from dragoman.hardware import BATCH_ROWS
+from dragoman.inference.engines.base import Engine
+from dragoman.inference.engines.torch import TorchEngine, choose_rows
+from dragoman.inference.translator import Translator
+from dragoman.serving.errors import RequestCancelled
+
+ResultT = TypeVar("ResultT")
+MAX_BATCH_ROWS = 64  # sentences of a batch of SharedBatchEngine
+MAX_BATCH_TOKENS = 2048  # of its sources, padding included
+
+
+class SharedEngine:
+    """An engine without batching. `engine` is None if the translator has a decoder of its own."""
+
+    def __init__(self, engine: Engine | None, threads: int) -> None:
+        self.engine = engine
+        self.counts = DecodingCounts()
+        self.pool = ThreadPoolExecutor(
+            threads, thread_name_prefix="model", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    def bind(self, cancelled: threading.Event) -> Engine:
+        """Return the engine for one request, which raises RequestCancelled once `cancelled` is set."""
+        if isinstance(self.engine, TorchEngine):
+            return BoundTorchEngine(self, self.engine, cancelled)
+        return BoundEngine(self, cancelled)
+
+    def call(self, work: Callable[[], ResultT], cancelled: threading.Event) -> ResultT:
+        """Return the result of work that uses the model, once one of the threads is free."""
+
+        def run() -> ResultT:
+            if cancelled.is_set():
+                raise RequestCancelled
+            return work()
+
+        return self.pool.submit(run).result()
+
+    def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
+        """Return the results of the jobs of a request. Torch engines are asked for `run_search` instead."""
+        assert self.engine
+        engine = self.engine
+        results = self.call(lambda: engine.search(jobs, search), cancelled)
+        self.counts.add(steps=1, slots=len(jobs), sentences=len(jobs))
+        return results
+
+    def run_search(
+        self,
+        jobs: Sequence[SearchJob],
+        make_search: SearchFactory,
+        cancelled: threading.Event,
+        *,
+        is_plain: bool,
+        observe: Observer | None,
+    ) -> Results:
+        """Return the results of one search for all jobs of a request."""
+        engine = self.engine
+        assert isinstance(engine, TorchEngine)
+        results = self.call(lambda: engine.run(jobs, make_search, is_plain=is_plain, observe=observe), cancelled)
+        self.counts.add(steps=1, slots=len(jobs), sentences=len(jobs))
+        return results
+
+    def close(self) -> None:
+        """End the threads. No request may use the engine any more."""
+        self.pool.shutdown()
+
+
+class SharedTorchEngine(SharedEngine):
+    """A PyTorch engine that batches the sentences of all requests continuously.
+
+    On a GPU the number of slots is fixed, because rounding depends on the shape of a batch.
+    """
+
+    engine: TorchEngine
+
+    def __init__(self, engine: TorchEngine, threads: int) -> None:
+        super().__init__(engine, threads)
+        rows, on_cpu = choose_rows(engine.model, engine.device), engine.device.type == "cpu"
+        slots = 0 if on_cpu else BATCH_ROWS[engine.device.type]
+        self.scheduler = LiveScheduler(engine.model, engine.device, rows, threads if on_cpu else 1, slots)
+        self.counts = self.scheduler.counts
+
+    def run_search(
+        self,
+        jobs: Sequence[SearchJob],
+        make_search: SearchFactory,
+        cancelled: threading.Event,
+        *,
+        is_plain: bool,
+        observe: Observer | None,
+    ) -> Results:
+        return self.scheduler.submit(jobs, make_search, cancelled, is_plain=is_plain, observe=observe).wait()
+
+    def close(self) -> None:
+        self.scheduler.close()
+        super().close()
+
+
+class SharedBatchEngine(SharedEngine):
+    """An engine for whole batches: `threads` feeders each take what waits whenever their last batch is decoded."""
+
+    engine: Engine
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        super().__init__(engine, threads)
+        self.condition = threading.Condition()  # guards the fields below
+        self.waiting: dict[Hashable, deque[tuple[Submission, int]]] = {}  # oldest first, by what may share a batch
+        self.idle, self.closed = 0, False
+        self.feeders = [threading.Thread(target=self.feed, name=f"feeder-{n}", daemon=True) for n in range(threads)]
+        for feeder in self.feeders:
+            feeder.start()
+
+    def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
+        submission = Submission(jobs, cancelled)
+        with self.condition:
+            for index, job in enumerate(jobs):
+                if job.max_tokens > 0:
+                    key = (search, job.constraints.is_constrained)  # engines may refuse constraints
+                    self.waiting.setdefault(key, deque()).append((submission, index))
+            self.condition.notify(len(jobs))
+        return submission.wait()
+
+    def feed(self) -> None:
+        """Decode batches until the engine is closed."""
+        while True:
+            with self.condition:
+                self.idle += 1
+                while not self.waiting:
+                    if self.closed:
+                        return
+                    self.condition.wait()
+                self.idle -= 1
+                search, batch = self.take_batch()
+            self.decode_batch(search, batch)
+
+    def take_batch(self) -> tuple[SearchSettings, list[tuple[Submission, int]]]:
+        """Remove and return the oldest job and others with the same settings; leave their part to idle feeders.
+
+        The queue that is left goes to the end, so that every kind of job gets its turn. Jobs of cancelled requests are
+        removed from all queues, so there may be no job left.
+        """
+        for key, queue in list(self.waiting.items()):
+            for submission in {submission for submission, _ in queue if submission.cancelled.is_set()}:
+                submission.fail(CancelledError())
+            self.waiting[key] = deque(entry for entry in queue if not entry[0].ended.is_set())
+        key = next(iter(self.waiting))
+        queue = self.waiting.pop(key)
+        assert isinstance(key, tuple)
+        limit, longest = min(math.ceil(len(queue) / (1 + self.idle)), MAX_BATCH_ROWS), 0
+        batch: list[tuple[Submission, int]] = []
+        while queue and len(batch) < limit:
+            submission, index = queue[0]
+            length = max(longest, len(submission.jobs[index].ids) + 1)
+            if batch and length * (len(batch) + 1) > MAX_BATCH_TOKENS:
+                break
+            batch.append(queue.popleft())
+            longest = length
+        if queue:
+            self.waiting[key] = queue
+        return key[0], batch
+
+    def decode_batch(self, search: SearchSettings, batch: list[tuple[Submission, int]]) -> None:
+        """Decode a batch and deliver each result as it comes. If that fails, decode the sentences one by one."""
+        missing = dict(enumerate(batch))
+        self.counts.add(steps=1, slots=len(batch))
+        try:
+            for number, results in self.engine.iter_results([s.jobs[index] for s, index in batch], search):
+                submission, index = missing.pop(number)
+                self.counts.add(sentences=1)
+                submission.deliver(index, results)
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0][0].fail(error.with_traceback(None))
+                return
+            for entry in missing.values():
+                self.decode_batch(search, [entry])
+
+    def close(self) -> None:
+        with self.condition:
+            self.closed = True
+            self.condition.notify_all()
+        for feeder in self.feeders:
+            feeder.join()
+        super().close()
+
+
+class BoundEngine(Engine):
+    """A shared engine, as the engine of one request."""
+
+    def __init__(self, shared: SharedEngine, cancelled: threading.Event) -> None:
+        self.shared, self.cancelled = shared, cancelled
+
+    def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
+        try:
+            return enumerate(self.shared.decode(jobs, search, self.cancelled))
+        except CancelledError:
+            raise RequestCancelled from None
+
+    def run_model(self, work: Callable[[], ResultT]) -> ResultT:
+        return self.shared.call(work, self.cancelled)
+
+
+class BoundTorchEngine(TorchEngine):
+    """A shared PyTorch engine, as the engine of one request. All decoding methods use its `run`."""
+
+    def __init__(self, shared: SharedEngine, engine: TorchEngine, cancelled: threading.Event) -> None:
+        # Without super().__init__(), which prepares the process for a new model.
+        self.model, self.device, self.detokenize = engine.model, engine.device, engine.detokenize
+        self.shared, self.cancelled = shared, cancelled
+
+    def run(
+        self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain: bool, observe: Observer | None
+    ) -> Results:
+        try:
+            return self.shared.run_search(jobs, make_search, self.cancelled, is_plain=is_plain, observe=observe)
+        except CancelledError:
+            raise RequestCancelled from None
+
+    def run_model(self, work: Callable[[], ResultT]) -> ResultT:
+        return self.shared.call(work, self.cancelled)
+
+
+def share_engine(translator: Translator, threads: int, *, batching: bool = True) -> SharedEngine:
+    """Return the engine of a translator in a form that requests share, with as many threads as there are cores."""
+    engine: Engine | None = translator.engine
+    if engine is None:
+        return SharedEngine(None, 1)  # decoders of other systems are not meant for several threads
+    if not batching:
+        return SharedEngine(engine, threads)
+    return SharedTorchEngine(engine, threads) if isinstance(engine, TorchEngine) else SharedBatchEngine(engine, threads)

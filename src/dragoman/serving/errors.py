@@ -1,0 +1,95 @@
+"""The one error that request handlers raise, and the forms in which the clients of each protocol expect it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dragoman.errors import UserError
+
+
+class RequestError(Exception):
+    """A request that is not answered, with the HTTP status, a code for programs and a sentence for people."""
+
+    def __init__(self, status: int, code: str, message: str, *, retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.retry_after = retry_after  # seconds; 0: a repeated request would fail as well
+
+
+class RequestCancelled(Exception):
+    """Raised in the thread of a request whose client has gone, or whose time is over."""
+
+
+Rendered = tuple[int, dict[str, Any]]  # status and body
+
+
+def render_own(error: RequestError) -> Rendered:
+    """Return an error as our own API answers it."""
+    return error.status, {"error": {"code": error.code, "message": error.message}}
+
+
+def render_libretranslate(error: RequestError) -> Rendered:
+    """Return an error with the statuses of LibreTranslate: a missing key is a bad request, a used-up quota is 403."""
+    status = {401: 400, 404: 400, 413: 400}.get(error.status, error.status) if error.code != "not_found" else 404
+    return status, {"error": ("Slowdown: " if status == 429 else "") + error.message}
+
+
+def render_deepl(error: RequestError) -> Rendered:
+    """Return an error with the statuses of DeepL, whose clients know 403 for keys and 456 for quotas."""
+    status = {"quota_exceeded": 456, "key_missing": 403}.get(error.code, error.status)
+    return status, {"message": error.message, "detail": error.code}
+
+
+LIBRETRANSLATE_PATHS = (
+    "/translate", "/detect", "/languages", "/translate_file", "/download_file", "/suggest", "/frontend", "/spec",
+)  # fmt: skip
+ERROR_FORMS: dict[tuple[str, ...], Callable[[RequestError], Rendered]] = {  # by the first part of the path
+    ("/v1", "/v2", "/v3"): render_deepl,
+    LIBRETRANSLATE_PATHS: render_libretranslate,
+}
+
+
+def render_error(path: str, error: RequestError) -> Rendered:
+    """Return status and body of an error in the form of the protocol that the path belongs to."""
+    first = "/" + path.lstrip("/").partition("/")[0]
+    for paths, render in ERROR_FORMS.items():
+        if first in paths:
+            return render(error)
+    return render_own(error)
+
+
+def describe_invalid(errors: Sequence[Any]) -> RequestError:
+    """Return the error for a request that pydantic refused: one sentence about the first wrong field."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        return RequestError(
+            400, "invalid_json", f"the body is not valid JSON: {reason} at character {first['loc'][-1]}"
+        )
+    _, *fields = first["loc"] if len(first["loc"]) > 1 else (*first["loc"], "body")
+    name = str(fields[0])  # what follows are the types of a union, and positions in lists
+    if first["type"] == "extra_forbidden":
+        return RequestError(400, "unknown_field", f"there is no field {name[:100]!r}")
+    if first["type"] == "missing":
+        return RequestError(400, "missing_field", f"{name}: missing")
+    expected = dict.fromkeys(
+        str(error["msg"]).removeprefix("Input should be ")
+        for error in errors
+        if list(error["loc"][1:2]) == fields[:1] or len(error["loc"]) == 1
+    )
+    return RequestError(400, "invalid_field", f"{name}: should be {' or '.join(expected)}")
+
+
+def to_request_error(error: Exception) -> RequestError:
+    """Return the RequestError for an error of FastAPI, or for bad input that the toolkit refuses."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, UserError):
+        return RequestError(400, "bad_request", str(error))
+    status: int = getattr(error, "status_code")  # noqa: B009 - an HTTPException, which must not be imported by commands
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+    details = {404: "there is nothing at this path", 405: "this path does not know this method"}
+    return RequestError(
+        status, codes.get(status, "bad_request"), details.get(status, str(getattr(error, "detail", "")))
+    )
