@@ -1,0 +1,230 @@
+"""API keys: a file with their hashes, limits per key, and how much of them is used.
+
+A key is `dragoman-ID-SECRET`. The file has the id and a salted hash of the secret, so that it tells nobody a key. The
+secret has 256 random bits, which no one can guess from a fast hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import secrets
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from dragoman.config.settings import Amount, AsTuple, Settings, parse_settings, read_text, setting
+from dragoman.errors import UserError
+from dragoman.io import format_json, lock_folder, write_text
+from dragoman.serving.errors import RequestError
+
+PREFIX = "dragoman"
+Right = Literal["admin"]
+
+
+class ApiKey(Settings):
+    """A key in the file of keys: everything but the secret."""
+
+    name: str = setting("", "name of the key in logs and metrics")
+    id: str = setting("", "part of the key by which it is found")
+    salt: str = setting("", "random text before the secret in the hash")
+    digest: str = setting("", "SHA-256 of salt and secret")
+    rights: Annotated[tuple[Right, ...], AsTuple] = setting((), "admin: load and remove models")
+    requests_per_minute: Amount = setting(0, "limit of requests; 0: none")
+    characters_per_month: Amount = setting(0, "limit of characters in a calendar month (UTC); 0: none")
+    created: str = setting("", "date")
+
+    def matches(self, secret: str) -> bool:
+        """Return whether this is the key with a secret, in a time that does not depend on the secret."""
+        return hmac.compare_digest(self.digest, hash_secret(self.salt, secret))
+
+
+class KeyFile(Settings):
+    """The file of keys."""
+
+    keys: Annotated[tuple[ApiKey, ...], AsTuple] = setting((), "the keys")
+
+
+def hash_secret(salt: str, secret: str) -> str:
+    return hashlib.sha256((salt + secret).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """Return the keys of a file; raise a UserError if it is not one."""
+    try:
+        values = json.loads(read_text(path, "key"))
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{str(path)!r} is not a file of API keys; make one with: dragoman keys add NAME") from None
+    return list(parse_settings(KeyFile, values, where=str(path)).keys)
+
+
+def write_keys(path: Path, keys: list[ApiKey]) -> None:
+    """Write a file of keys that only its owner can read."""
+    write_text(path, format_json(KeyFile(keys=tuple(keys)).model_dump(mode="json")))
+    path.chmod(0o600)
+
+
+def add_key(
+    path: Path,
+    name: str,
+    *,
+    rights: tuple[Right, ...] = (),
+    requests_per_minute: int = 0,
+    characters_per_month: int = 0,
+) -> str:
+    """Add a key to a file, which is created if there is none; return the key, which is stored nowhere."""
+    keys = read_keys(path) if path.exists() else []
+    if any(key.name == name for key in keys):
+        raise UserError(f"{str(path)!r} has a key called {name!r} already; remove it first, or choose another name")
+    identifier, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
+    key = ApiKey(
+        name=name,
+        id=identifier,
+        salt=salt,
+        digest=hash_secret(salt, secret),
+        rights=rights,
+        requests_per_minute=requests_per_minute,
+        characters_per_month=characters_per_month,
+        created=datetime.now(UTC).date().isoformat(),
+    )
+    write_keys(path, [*keys, key])
+    return f"{PREFIX}-{identifier}-{secret}"
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Remove a key from a file. A server that uses the file refuses the key after a few seconds."""
+    keys = read_keys(path)
+    if not any(key.name == name for key in keys):
+        known = ", ".join(key.name for key in keys) or "none"
+        raise UserError(f"{str(path)!r} has no key called {name!r} (there are: {known})")
+    write_keys(path, [key for key in keys if key.name != name])
+
+
+class KeyStore:
+    """The keys of a server, with what each has used.
+
+    `refresh`, called every few seconds, reads the file again if it has changed and adds the characters counted since
+    the last call to the counts beside the file, which replicas with the same file share. Whatever goes wrong there,
+    no character is forgotten: it is in `stored`, `pending` or `added`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.usage_folder = path, path.with_name(path.name + ".usage")
+        self.lock, self.refreshing = threading.Lock(), threading.Lock()
+        self.modified = -1
+        self.keys: dict[str, ApiKey] = {}  # by id
+        self.tokens: dict[str, tuple[float, float]] = {}  # by name: requests left in the bucket, and when that was
+        self.month = this_month()
+        self.stored: Counter[str] = Counter()  # characters of this month by name of key, in the file
+        self.pending: Counter[str] = Counter()  # characters that are being written to the file
+        self.added: Counter[str] = Counter()  # characters that are not in the file yet
+        self._read_keys()  # before anything is written beside a file that may not exist
+        self._write_counts()
+
+    def find(self, text: str) -> ApiKey | None:
+        """Return the key, or None if there is no such key."""
+        _, _, rest = text.partition("-")
+        identifier, _, secret = rest.partition("-")
+        key = self.keys.get(identifier)
+        return key if key and text.startswith(PREFIX + "-") and key.matches(secret) else None
+
+    def take_request(self, key: ApiKey) -> None:
+        """Count a request; raise a RequestError if the key has made too many within a minute."""
+        if not key.requests_per_minute:
+            return
+        with self.lock:
+            now, capacity = time.monotonic(), float(key.requests_per_minute)
+            left, before = self.tokens.get(key.name, (capacity, now))
+            left = min(capacity, left + (now - before) * capacity / 60)
+            self.tokens[key.name] = (max(left - 1, 0.0) if left >= 1 else left, now)
+        if left < 1:
+            message = f"the key {key.name!r} may make {key.requests_per_minute} requests per minute; try again later"
+            raise RequestError(429, "rate_limited", message, retry_after=math.ceil((1 - left) * 60 / capacity))
+
+    def take_characters(self, key: ApiKey, characters: int) -> None:
+        """Count characters; raise a RequestError, and count none, if that exceeds the month's limit of the key."""
+        with self.lock:
+            self._begin_month()
+            used = self._count(key)
+            if key.characters_per_month and used + characters > key.characters_per_month:
+                message = (
+                    f"the key {key.name!r} has used {used:,} of its {key.characters_per_month:,} characters of this "
+                    f"month, and the request has {characters:,}"
+                )
+                raise RequestError(403, "quota_exceeded", message)
+            self.added[key.name] += characters
+
+    def usage(self, key: ApiKey) -> tuple[int, int]:
+        """Return the characters that a key has used in this month, and its limit (0: none)."""
+        with self.lock:
+            self._begin_month()
+            return self._count(key), key.characters_per_month
+
+    def refresh(self) -> None:
+        """Read the file of keys if it has changed, and write the counts of characters; raise what prevents that."""
+        with self.refreshing:
+            try:
+                self._read_keys()
+            finally:
+                self._write_counts()
+
+    def _read_keys(self) -> None:
+        modified = self.path.stat().st_mtime_ns if self.path.exists() else 0
+        if modified != self.modified:
+            self.keys = {key.id: key for key in read_keys(self.path)}
+            self.modified = modified
+
+    def _write_counts(self) -> None:
+        with self.lock:
+            self._begin_month()
+            month, self.pending, self.added = self.month, self.added, Counter()
+            pending = self.pending
+        stored, is_locked = None, False
+        try:
+            with lock_folder(self.usage_folder, "another server writes its counts now"):
+                is_locked = True
+                file = self.usage_folder / f"{month}.json"
+                stored = read_counts(file)
+                if pending:
+                    stored.update(pending)
+                    write_text(file, format_json(stored))
+        except BaseException as error:
+            stored = None
+            if is_locked or not isinstance(error, UserError):  # otherwise the next call finds the folder unlocked
+                raise
+        finally:
+            with self.lock:
+                if self.month == month:
+                    if stored is None:
+                        self.added.update(pending)
+                    else:
+                        self.stored = stored
+                    self.pending = Counter()
+
+    def _count(self, key: ApiKey) -> int:
+        return self.stored[key.name] + self.pending[key.name] + self.added[key.name]
+
+    def _begin_month(self) -> None:
+        if self.month != this_month():
+            self.month = this_month()
+            self.stored, self.pending, self.added = Counter(), Counter(), Counter()
+
+
+def read_counts(path: Path) -> Counter[str]:
+    """Return the characters by name of key in a file, none if there is no file; raise a UserError if it is damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return Counter({str(name): int(count) for name, count in values.items()})
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f"{str(path)!r} has no counts of characters; remove it to count this month from 0") from None
+
+
+def this_month() -> str:
+    return datetime.now(UTC).strftime("%Y-%m")

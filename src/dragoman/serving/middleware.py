@@ -1,0 +1,180 @@
+"""What every request passes through: limits, keys, headers, errors, metrics and the log."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from dragoman.serving.access import Access, read_header_key, read_query_key
+from dragoman.serving.errors import RequestError, render_error
+from dragoman.serving.observability import RequestLog, ServerMetrics
+from dragoman.serving.request_context import CURRENT_REQUEST, Message, RequestContext
+from dragoman.serving.settings import ServerSettings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; frame-src 'self' blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
+DOCUMENT_PATHS = ("/api/documents", "/v2/document", "/translate_file")
+MULTIPART_ALLOWANCE = 100_000  # bytes of a form around the document
+LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
+# Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
+KEYED_PREFIXES = ("/api/", "/v2/", "/v3/")
+KEYLESS_PATHS = ("/api/settings",)
+BEFORE_READY = re.compile(r"/(health|ready|metrics|openapi\.json|api/settings)?$|.*\.(html|js|css|svg|png|ico)$")
+
+
+class BodyTooLarge(HTTPException):
+    """Raised while a body is read: FastAPI passes this kind of error on, and makes others a 400."""
+
+
+class RequestMiddleware:
+    """What requests pass through before they reach their routes; only CORS, if there is any, lies further out."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        settings: ServerSettings,
+        access: Access,
+        metrics: ServerMetrics,
+        log: RequestLog,
+        is_ready: Callable[[], bool],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self.app, self.settings, self.access, self.metrics, self.log = app, settings, access, metrics, log
+        self.is_ready, self.is_stopping = is_ready, is_stopping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given_id = headers.get("x-request-id", "")
+        client = (scope.get("client") or ("",))[0]
+        request = RequestContext(
+            id=given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex,
+            method=scope["method"],
+            path=scope["path"],
+            receive=receive,
+            is_local=client in LOCAL_ADDRESSES or client.startswith("127."),
+        )
+        limit = self._find_limit(request.path)
+        respond = self._add_headers(request, send)
+
+        async def receive_limited() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                request.body_bytes += len(message.get("body", b""))
+                request.has_body = not message.get("more_body", False)
+                if request.body_bytes > limit:
+                    raise BodyTooLarge(413, f"the request has more than the {limit:,} bytes allowed")
+            return message
+
+        token = CURRENT_REQUEST.set(request)
+        try:
+            self._admit(request, headers, scope.get("query_string", b""), limit)
+            await self.app(scope, receive_limited, respond)
+        except RequestError as error:
+            await self._answer_error(request, error, respond)
+        except RecursionError:
+            too_deep = RequestError(400, "too_deep", "the body is nested too deeply")
+            await self._answer_error(request, too_deep, respond)
+        except Exception as error:
+            request.route = find_route(scope, request)
+            self.log.log_error(request.id, request.route, error)
+            message = f"the server has failed; its log has more under the request id {request.id}"
+            await self._answer_error(request, RequestError(500, "internal_error", message), respond)
+        finally:
+            CURRENT_REQUEST.reset(token)
+            request.route = find_route(scope, request)
+            seconds = time.perf_counter() - request.start
+            self.metrics.observe(request, seconds)
+            self.log.log_request(request, seconds)
+
+    def _find_limit(self, path: str) -> int:
+        """Return how many bytes the body of a request may have."""
+        if path.startswith(DOCUMENT_PATHS):
+            return self.settings.max_document + MULTIPART_ALLOWANCE
+        return self.settings.max_body
+
+    def _admit(self, request: RequestContext, headers: Headers, query: bytes, limit: int) -> None:
+        """Raise a RequestError for a request that need not be read: too large, without its key, or too early."""
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > limit:
+            raise RequestError(
+                413, "too_large", f"the request has {int(length[:20]):,} bytes, and {limit:,} are allowed"
+            )
+        path = request.path
+        if path.startswith(KEYED_PREFIXES) and path not in KEYLESS_PATHS:
+            self.access.identify(request, read_header_key(headers) or read_query_key(query))
+        if not self.is_ready() and not self.is_stopping() and not BEFORE_READY.match(path):
+            raise RequestError(503, "loading", "the models are being loaded; try again later", retry_after=5)
+
+    def _add_headers(self, request: RequestContext, send: Send) -> Send:
+        """Return a `send` that adds the headers of every response and notes its status."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.status = message["status"]
+                headers = list(message.get("headers", []))
+                headers += [*SECURITY_HEADERS, (b"x-request-id", request.id.encode())]
+                if not any(name == b"content-security-policy" for name, _ in headers):
+                    headers.append((b"content-security-policy", CONTENT_SECURITY_POLICY.encode()))
+                if self.is_stopping():
+                    headers.append((b"connection", b"close"))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        return send_with_headers
+
+    async def _answer_error(self, request: RequestContext, error: RequestError, send: Send) -> None:
+        """Answer with an error; if the answer has begun, abort it, so that the client sees that it is incomplete."""
+        if request.status:
+            raise ResponseAborted from None
+        status, headers, body = format_error(request.path, error)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class ResponseAborted(Exception):
+    """Raised to make the server close the connection in the middle of an answer."""
+
+
+def format_error(path: str, error: RequestError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an error in the form of the protocol of the path."""
+    status, content = render_error(path, error)
+    body = json.dumps(content, ensure_ascii=True).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.retry_after:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return status, headers, body
+
+
+def find_route(scope: Scope, request: RequestContext) -> str:
+    """Return the template of the path of a request, for metrics and logs: paths as such are unlimited in number."""
+    route = scope.get("route")
+    if route is not None:
+        return str(route.path)
+    return "page" if request.status in (200, 304) else "unknown"

@@ -1,0 +1,151 @@
+"""Threads that do the blocking work of requests, with a bounded queue before them.
+
+A request that is not waited for any more, because its client has gone or its time is over, leaves the queue or, if its
+thread is running already, sees its event set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from dragoman.serving.errors import RequestCancelled, RequestError
+from dragoman.serving.request_context import CURRENT_REQUEST
+
+T = TypeVar("T")
+R = TypeVar("R")
+LONGEST_WAIT = 60  # seconds that a refused client is told to wait at most
+CLIENT_GONE = 499  # status in logs and metrics of a request that nobody waited for
+
+
+@dataclass(frozen=True)
+class StreamEnd(Generic[R]):
+    """The last item of a stream: what its generator returned."""
+
+    value: R
+
+
+class WorkerPool:
+    """Runs the work of requests in threads, at most `threads` at a time; at most `queue` more may wait."""
+
+    def __init__(self, *, threads: int, queue: int, timeout: float) -> None:
+        # Models compute in threads of their own (batching.py); what is left for these needs one core.
+        self.executor = ThreadPoolExecutor(
+            threads, thread_name_prefix="request", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self.threads, self.limit, self.timeout = threads, threads + queue, timeout
+        self.lock = threading.Lock()  # for what follows
+        self.admitted = 0  # requests that wait, or whose thread has not ended
+        self.running = 0  # requests in threads
+        self.events: set[Event] = set()  # of admitted requests
+        self.mean_seconds = 1.0  # recent duration of a request, for Retry-After
+        self.is_stopped = False
+
+    async def run(self, work: Callable[[Event], T]) -> T:
+        """Return the result of `work` in a thread. Its argument is set when the result is not needed any more."""
+        cancelled = Event()
+        self._admit(cancelled)
+        future = self.executor.submit(copy_context().run, self._work, work, cancelled)
+        future.add_done_callback(lambda _: self._release(cancelled))
+        result = asyncio.wrap_future(future)
+        request = CURRENT_REQUEST.get()
+        gone = asyncio.ensure_future(request.wait_for_disconnect()) if request and request.has_body else None
+        try:
+            awaited: set[asyncio.Future[Any]] = {result, gone} if gone else {result}
+            done, _ = await asyncio.wait(awaited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if result in done:
+                return result.result()
+            if gone in done:
+                raise RequestError(CLIENT_GONE, "client_gone", "the client has closed the connection")
+            raise RequestError(504, "timeout", f"the request took more than {self.timeout:g} s")
+        except RequestCancelled:
+            raise RequestError(503, "stopping", "the server is stopping", retry_after=1) from None
+        finally:
+            cancelled.set()
+            result.cancel()  # takes the work out of the queue if no thread has begun it
+            if gone:
+                gone.cancel()
+
+    async def stream(self, work: Callable[[Event], Generator[T, None, R]]) -> AsyncGenerator[T | StreamEnd[R], None]:
+        """Yield what a generator yields in a thread, and at the end what it returns.
+
+        Errors before the first item, such as that of a full queue, are raised by the first `anext`: a handler that
+        awaits it before it begins to answer can still answer with the status of the error.
+        """
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[T | None] = asyncio.Queue()  # None: the generator has ended
+
+        def produce(cancelled: Event) -> R:
+            generator = work(cancelled)
+            try:
+                while not cancelled.is_set():
+                    loop.call_soon_threadsafe(items.put_nowait, next(generator))
+            except StopIteration as end:
+                result: R = end.value
+                return result
+            finally:
+                generator.close()
+            raise RequestCancelled
+
+        task = asyncio.create_task(self.run(produce))
+        task.add_done_callback(lambda _: items.put_nowait(None))
+        try:
+            while (item := await items.get()) is not None:
+                yield item
+            yield StreamEnd(task.result())
+        finally:
+            task.cancel()
+
+    def stop(self) -> int:
+        """Refuse further work and cancel what runs or waits; return how many requests were cancelled."""
+        with self.lock:
+            self.is_stopped = True
+            count = len(self.events)
+            for event in self.events:
+                event.set()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        return count
+
+    @property
+    def waiting(self) -> int:
+        return self.admitted - self.running
+
+    def _admit(self, cancelled: Event) -> None:
+        with self.lock:
+            if self.is_stopped:
+                raise RequestError(503, "stopping", "the server is stopping", retry_after=1)
+            if self.admitted >= self.limit:
+                seconds = math.ceil(self.mean_seconds * self.admitted / self.threads)
+                wait = min(max(seconds, 1), LONGEST_WAIT)
+                message = f"the server has too many requests; try again in {wait} s"
+                raise RequestError(429, "busy", message, retry_after=wait)
+            self.admitted += 1
+            self.events.add(cancelled)
+
+    def _release(self, cancelled: Event) -> None:
+        with self.lock:
+            self.admitted -= 1
+            self.events.discard(cancelled)
+
+    def _work(self, work: Callable[[Event], T], cancelled: Event) -> T:
+        start = time.perf_counter()
+        with self.lock:
+            self.running += 1
+        try:
+            if cancelled.is_set():
+                raise RequestCancelled
+            return work(cancelled)
+        finally:
+            with self.lock:
+                self.running -= 1
+                self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
