@@ -1,0 +1,263 @@
+"""What all protocols call: translate, stream and look inside, with any of the loaded models.
+
+Nothing here knows HTTP. Methods block, so handlers call them in threads (workers.py); `cancelled` is set when nobody
+waits for the result any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from weakref import ref
+
+from dragoman.documents.document import Unit
+from dragoman.documents.html import read_fragment
+from dragoman.inference.constraints import Glossary
+from dragoman.inference.document_translation import TranslatedUnit, translate_units
+from dragoman.inference.languages import detect_language
+from dragoman.serving.errors import RequestCancelled, RequestError
+from dragoman.serving.language_index import LanguageIndex, Route, parse_code
+from dragoman.serving.model_pool import ModelPool, ServedModel
+from dragoman.serving.settings import ServerSettings
+from dragoman.serving.text_lines import TextLines
+from dragoman.types import Hypothesis, Line
+
+UNITS_PER_STEP = 64  # of a document: translated together; then progress is reported
+AUTO = "auto"  # the source language is to be detected
+CERTAIN = 0.95  # probability with which a text is in the target language, if it is not translated for that reason
+ALREADY_TRANSLATED = ("not translated: already in the target language",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationRequest:
+    """What to translate, with which model, and how."""
+
+    texts: list[str]
+    source: str = AUTO  # language of the texts
+    target: str = ""  # "": the only target language of the model
+    model: str = ""  # "": the first model with these languages
+    beam: int | None = None
+    nbest: int = 1
+    align: bool = False
+    prefix: str = ""  # each translation starts with it
+    terms: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    glossary: Glossary | None = None
+    context: tuple[str, ...] = ()  # sentences before the texts, oldest first
+    markup: str = "text"  # text, html or xml: whether the texts have tags
+    ignore_tags: tuple[str, ...] = ()  # elements that are not translated
+    splitting_tags: tuple[str, ...] = ()  # elements of XML at which a sentence ends
+    optional_context: tuple[str, ...] = ()  # as `context`, for models that read it; others ignore it
+    keep_breaks: bool = True  # whether line breaks separate what is translated; otherwise they become spaces
+
+    @property
+    def characters(self) -> int:
+        """The number of characters of all texts."""
+        return sum(map(len, self.texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """The language of a text, with a confidence between 0 and 1."""
+
+    language: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The translation of one text: the n best hypotheses, best first."""
+
+    hypotheses: list[Hypothesis]
+    source: str
+    target: str
+    model: str
+    detection: Detection | None = None  # if the request asked for it
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+
+class Service:
+    """The models, and what can be done with them."""
+
+    def __init__(self, pool: ModelPool, settings: ServerSettings) -> None:
+        self.pool, self.settings = pool, settings
+        self.indexed: tuple[LanguageIndex, list[ref[ServedModel]]] = (LanguageIndex({}), [])
+
+    @property
+    def languages(self) -> LanguageIndex:
+        """The directions of the models that are loaded now."""
+        models = list(self.pool.models.values())
+        index, indexed = self.indexed
+        if [model() for model in indexed] != models:
+            index = LanguageIndex({model.name: model.translator.directions for model in models})
+            self.indexed = index, [ref(model) for model in models]
+        return index
+
+    def translate(self, request: TranslationRequest, cancelled: Event) -> list[Translation]:
+        """Return the translation of each text of a request that was checked, in order."""
+        translations: dict[int, Translation] = {}
+        groups: dict[Route, list[int]] = {}
+        detections: list[Detection | None] = []
+        for index, text in enumerate(request.texts):
+            route, detection = self.choose_route(text, request)
+            detections.append(detection)
+            if route:
+                groups.setdefault(route, []).append(index)
+            else:
+                translations[index] = self.copy_text(text, request, detection)
+        for route, indices in groups.items():
+            texts = [request.texts[index] for index in indices]
+            translate = self.translate_texts if request.markup == "text" else self.translate_marked
+            nbest_lists = translate(texts, route, request, cancelled)
+            for index, nbest in zip(indices, nbest_lists, strict=True):
+                source, target = route.direction.source, route.direction.target
+                translations[index] = Translation(nbest, source, target, route.model, detections[index])
+        return [translations[index] for index in range(len(request.texts))]
+
+    def translate_texts(
+        self,
+        texts: list[str],
+        route: Route,
+        request: TranslationRequest,
+        cancelled: Event,
+    ) -> list[list[Hypothesis]]:
+        """Return the n best translations of each text by the model and in the direction of the route."""
+        layouts = [TextLines.split(text, keep_breaks=request.keep_breaks) for text in texts]
+        with self.pool.lease(route.model) as model:
+            translator = model.bind(cancelled)
+            beam = request.beam or (request.nbest if request.nbest > translator.recipe.search.beam else None)
+            options = translator.make_options(
+                beam=beam, count=request.nbest, align=request.align, tag=route.direction.tag
+            )
+            lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, options.context)]
+            nbest_lists = iter(translator.translate_nbest(lines, options))
+        return [layout.join_nbest([next(nbest_lists) for _ in layout.lines], request.nbest) for layout in layouts]
+
+    def translate_marked(
+        self, texts: list[str], route: Route, request: TranslationRequest, cancelled: Event
+    ) -> list[list[Hypothesis]]:
+        """Return the translation of each text with tags, which are placed by the alignment. There are no others."""
+        documents = [read_fragment(text, request.markup, request.ignore_tags, request.splitting_tags) for text in texts]
+        units = [unit for document in documents for unit in document.units]
+        translated = iter(self.translate_units(units, route, request, cancelled))
+        nbest_lists = []
+        for document in documents:
+            parts = [next(translated) for _ in document.units]
+            warnings = tuple(dict.fromkeys(warning for part in parts for warning in part.warnings))
+            text = document.write_text([part.content for part in parts])
+            nbest_lists.append([Hypothesis(text, 0.0, [], [], [], 0.0, warnings)])
+        return nbest_lists
+
+    def translate_units(
+        self,
+        units: Sequence[Unit],
+        route: Route,
+        request: TranslationRequest,
+        cancelled: Event,
+        report: Callable[[int], None] = lambda _done: None,
+    ) -> list[TranslatedUnit]:
+        """Return the translations of the units of a document; `report` is called with the number of finished ones."""
+        translated: list[TranslatedUnit] = []
+        with self.pool.lease(route.model) as model:
+            translator = model.bind(cancelled)
+            options = translator.make_options(beam=request.beam, tag=route.direction.tag)
+            step = len(units) if options.context else UNITS_PER_STEP
+            for start in range(0, len(units), max(step, 1)):
+                if cancelled.is_set():
+                    raise RequestCancelled
+                part = units[start : start + step]
+                translated += translate_units(translator, [part], options, glossary=request.glossary)
+                report(len(translated))
+        return translated
+
+    def stream(self, request: TranslationRequest, cancelled: Event) -> Generator[str, None, Translation]:
+        """Yield the translation of one text in parts, each as soon as it is final; return the translation."""
+        [text] = request.texts
+        route, detection = self.choose_route(text, request)
+        if not route:
+            yield text
+            return self.copy_text(text, request, detection)
+        if request.markup != "text":
+            [nbest] = self.translate_marked([text], route, request, cancelled)
+            yield nbest[0].text
+            return Translation(nbest, route.direction.source, route.direction.target, route.model, detection)
+        layout, parts = TextLines.split(text, keep_breaks=request.keep_breaks), list[list[Hypothesis]]()
+        with self.pool.lease(route.model) as model:
+            translator = model.bind(cancelled)
+            options = translator.make_options(beam=request.beam, align=request.align, tag=route.direction.tag)
+            for gap, line in zip(layout.gaps, self.make_lines(layout.lines, request, options.context), strict=False):
+                if gap:
+                    yield gap
+                parts.append([(yield from translator.stream_line(line, options))])
+        if layout.gaps[-1]:
+            yield layout.gaps[-1]
+        hypotheses = layout.join_nbest(parts, 1)
+        return Translation(hypotheses, route.direction.source, route.direction.target, route.model, detection)
+
+    def check(self, request: TranslationRequest) -> None:
+        """Raise a RequestError for a request that is larger than the settings allow. Handlers call it at first."""
+        settings, characters = self.settings, request.characters
+        problem = ""
+        if characters > settings.max_characters:
+            problem = f"the request has {characters:,} characters, and {settings.max_characters:,} are allowed"
+        elif len(request.texts) > settings.max_texts:
+            problem = f"the request has {len(request.texts):,} texts, and {settings.max_texts:,} are allowed"
+        if problem:
+            raise RequestError(413, "too_long", problem)
+        if max(request.nbest, request.beam or 1) > settings.max_nbest:
+            raise RequestError(
+                400, "too_many", f"a request may have {settings.max_nbest} translations per text at most"
+            )
+
+    def choose_route(self, text: str, request: TranslationRequest) -> tuple[Route | None, Detection | None]:
+        """Return the model and direction for a text, and its language if that had to be detected.
+
+        There is no route for a text that is already in the target language, and that no model rewrites in it.
+        """
+        index, model = self.languages, request.model
+        if model not in index.tables:
+            raise RequestError(404, "unknown_model", f"there is no model {model!r}; GET /api/models lists them")
+        source = "" if request.source == AUTO else parse_code(request.source, "source")
+        target = parse_code(request.target, "target")
+        if request.source != AUTO:
+            return index.find_route(source, target, model), None
+        target = index.match_target(target, model)
+        sources = index.list_sources(target, model)
+        known = [source for source in sources if source]
+        ranked = self.rank_languages(text, tuple(dict.fromkeys([*known, *([target] if target else [])])))
+        best = ranked[0] if ranked else None
+        if best and best.language not in known and best.confidence >= CERTAIN:
+            return None, best
+        detection = next((found for found in ranked if found.language in known), None)
+        return index.find_route(detection.language if detection else "", target, model), detection
+
+    def detect(self, text: str) -> list[Detection]:
+        """Return the languages of the models, best first, with the probability that the text is in each."""
+        return self.rank_languages(text, tuple(self.languages.list_codes()))
+
+    def rank_languages(self, text: str, candidates: tuple[str, ...]) -> list[Detection]:
+        """Return the candidates as `detect` does; none if there are none."""
+        found = detect_language(text, candidates) if candidates else []
+        return [Detection(language, probability) for language, probability in found]
+
+    def copy_text(self, text: str, request: TranslationRequest, detection: Detection | None) -> Translation:
+        """Return a text that is already in the target language as its own translation."""
+        code = detection.language if detection else request.target
+        return Translation([Hypothesis(text, 0.0, [], [], [], 0.0, ALREADY_TRANSLATED)], code, code, "", detection)
+
+    def make_lines(self, texts: Sequence[str], request: TranslationRequest, context: int) -> list[Line]:
+        """Return the lines of one text. The forced prefix and the unconditional terms belong to its first line.
+
+        `context` is the number of previous lines that the model reads before each line.
+        """
+        lines = []
+        for number, text in enumerate(texts):
+            before = (*request.context, *((*request.optional_context, *texts[:number])[-context:] if context else ()))
+            terms, prefix = (request.terms, request.prefix) if number == 0 else ((), "")
+            line = Line(text, terms=terms, avoid=request.avoid, begin=prefix, context=before)
+            lines.append(request.glossary.add_terms(line) if request.glossary else line)
+        return lines
