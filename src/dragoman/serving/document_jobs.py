@@ -1,0 +1,282 @@
+"""Documents that are being translated, and their translations until they expire.
+
+A document is parsed when it arrives, waits in a queue, and is translated part by part by a few threads, so that its
+progress is known and it can be cancelled. Nobody has to wait for it: a client that has gone can come back for the
+result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import threading
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from threading import Event
+from typing import Literal
+from urllib.parse import quote
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from dragoman.documents.document import Document
+from dragoman.documents.formats import open_document
+from dragoman.errors import UserError
+from dragoman.serving.access import authorize, current_request, find_owner
+from dragoman.serving.errors import RequestCancelled, RequestError, to_request_error
+from dragoman.serving.language_index import parse_code
+from dragoman.serving.observability import RequestLog
+from dragoman.serving.service import AUTO, Service, TranslationRequest
+from dragoman.serving.settings import ServerSettings
+from dragoman.serving.workers import WorkerPool
+
+SAMPLE_CHARACTERS = 2000  # by which the language of a document is detected
+MAX_FILE_NAME = 120  # characters of the name of a file
+MAX_WARNINGS = 100  # that are kept of a document
+MEMORY_FACTOR = 3  # bytes of a document in memory, with its units and their translations, for each of its size
+Status = Literal["queued", "translating", "done", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentRequest:
+    """A document, and how to translate it: `options` has everything but the texts."""
+
+    name: str
+    data: bytes
+    options: TranslationRequest
+
+
+@dataclass(eq=False, kw_only=True)
+class DocumentJob:
+    """The translation of a document: waiting, running or finished."""
+
+    name: str
+    owner: str  # name of the API key
+    options: TranslationRequest
+    document: Document | None  # until it is translated
+    size: int  # of the document: bytes of the file or characters of its unpacked text, whichever is more
+    total: int  # units to translate
+    characters: int
+    request_id: str  # of the upload, for the log
+    route: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    key: str = field(default_factory=lambda: secrets.token_hex(32))  # that clients of DeepL have to show
+    status: Status = "queued"
+    done: int = 0
+    warnings: list[str] = field(default_factory=list)
+    failure: RequestError | None = None  # with status error: why, as a request that waits is answered
+    result: bytes = b""
+    started: float = 0.0
+    finished: float = 0.0
+    cancelled: Event = field(default_factory=Event)
+    task: Future[None] | None = None  # of the executor
+    future: Future[None] = field(default_factory=Future)  # done when the job has ended
+
+    @property
+    def error(self) -> str:
+        """Why the document is not translated; "" unless the status is error."""
+        return str(self.failure or "")
+
+    @property
+    def bytes_held(self) -> int:
+        """The memory that the document takes, roughly: its text, units and translation."""
+        return len(self.result) + (MEMORY_FACTOR * self.size if self.document else 0)
+
+    @property
+    def seconds_left(self) -> int | None:
+        """The expected duration of what remains; None if nothing is known yet."""
+        if self.status in ("done", "error"):
+            return 0
+        if not self.done:
+            return None
+        return math.ceil((time.monotonic() - self.started) / self.done * (self.total - self.done))
+
+    async def wait(self) -> None:
+        """Return when the job has ended. It goes on if the wait is cancelled."""
+        await asyncio.shield(asyncio.wrap_future(self.future))
+
+    def end(self, failure: RequestError | None) -> None:
+        """Note that the job has ended, and release the document."""
+        self.failure, self.status = failure, "error" if failure else "done"
+        self.document, self.finished = None, time.monotonic()
+        self.future.set_result(None)
+
+
+class DocumentJobs:
+    """The documents of a server, by id."""
+
+    def __init__(self, service: Service, workers: WorkerPool, settings: ServerSettings, log: RequestLog) -> None:
+        self.service, self.workers, self.settings, self.log = service, workers, settings, log
+        self.executor = ThreadPoolExecutor(settings.document_threads, thread_name_prefix="document")
+        self.lock = threading.RLock()
+        self.jobs: dict[str, DocumentJob] = {}  # oldest first
+        self.is_stopped = False
+
+    async def submit(self, http: Request, request: DocumentRequest, key: str | None = None) -> DocumentJob:
+        """Parse a document and put it into the queue; raise a RequestError if it is refused.
+
+        `key` is the API key of the request, if it is not in the header. The characters of the document are charged.
+        """
+        name = clean_name(request.name)
+        if len(request.data) > self.settings.max_document:
+            message = f"the document has {len(request.data):,} bytes, and {self.settings.max_document:,} are allowed"
+            raise RequestError(413, "too_large", message)
+        with self.lock:
+            self._check_room(len(request.data))
+        document = await self.workers.run(lambda _: self._open(name, request))
+        job = DocumentJob(
+            name=name,
+            owner="",  # the key is not known before the request is authorized
+            options=request.options,
+            document=document,
+            size=max(len(request.data), measure_text(document)),
+            total=len(document.units),
+            characters=sum(len(unit.text) for unit in document.units),
+            request_id=current_request().id,
+            route=str(http.scope["route"].path),
+        )
+        with self.lock:  # others may have taken the room while the document was parsed, and only now its size is known
+            self._check_room(job.size)
+            authorize(http, key, job.characters, job.total)
+            job.owner = find_owner()
+            job.task = self.executor.submit(self._run, job)
+            self.jobs[job.id] = job
+        return job
+
+    def find(self, identifier: str, *, owner: str | None = None, key: str | None = None) -> DocumentJob:
+        """Return a job; raise a RequestError if there is none of this owner or with this document key.
+
+        With neither, the id is enough: it cannot be guessed.
+        """
+        self._expire()
+        job = self.jobs.get(identifier)
+        is_allowed = job and (owner is None or job.owner == owner)
+        is_allowed = is_allowed and (key is None or secrets.compare_digest(job.key.encode(), key.encode()))  # type: ignore[union-attr]
+        if job is None or not is_allowed:
+            raise RequestError(404, "not_found", "there is no such document; its translation may have expired")
+        return job
+
+    def delete(self, job: DocumentJob) -> None:
+        """Forget a document; if it waits or is being translated, stop that."""
+        with self.lock:
+            self.jobs.pop(job.id, None)
+            self._cancel(job, RequestError(404, "not_found", "the document has been deleted"))
+
+    def stop(self) -> int:
+        """Refuse further documents and cancel all jobs; return how many were not finished."""
+        with self.lock:
+            self.is_stopped = True
+            unfinished = [job for job in self.jobs.values() if not job.finished]
+            for job in unfinished:
+                self._cancel(job, stopping())
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        return len(unfinished)
+
+    def _cancel(self, job: DocumentJob, failure: RequestError) -> None:
+        """End a job that waits, and let the thread of one that runs end it."""
+        job.failure = failure
+        job.cancelled.set()
+        if job.task and job.task.cancel():
+            job.end(failure)
+
+    def _open(self, name: str, request: DocumentRequest) -> Document:
+        """Return the document, in the languages of the model, which are refused before anything is parsed."""
+        options = request.options
+        route, _ = self.service.choose_route("", options)
+        source, target = (route.direction.source, route.direction.target) if route else ("", "")
+        if options.source == AUTO:
+            source = ""  # that of the file, if it says it
+        else:
+            source = source or parse_code(options.source, "source")
+        target = target or parse_code(options.target, "target")
+        return open_document(request.data, name, source_language=source, target_language=target)
+
+    def _check_room(self, size: int) -> None:
+        """Raise a RequestError if too many documents wait, or if documents take too much memory. Needs the lock."""
+        if self.is_stopped:
+            raise stopping()
+        self._expire(MEMORY_FACTOR * size)
+        waiting = sum(not job.finished for job in self.jobs.values())
+        held = sum(job.bytes_held for job in self.jobs.values())
+        if waiting >= self.settings.max_documents:
+            raise RequestError(429, "busy", "the server has too many documents; try again later", retry_after=10)
+        if held + MEMORY_FACTOR * size > self.settings.document_bytes:
+            message = "the documents of the server take all the memory allowed; try again later"
+            raise RequestError(429, "busy", message, retry_after=30)
+
+    def _expire(self, needed: int = 0) -> None:
+        """Forget the translations that are too old, and the oldest ones if `needed` bytes more are too many."""
+        with self.lock:
+            oldest = time.monotonic() - self.settings.document_lifetime
+            held = needed + sum(job.bytes_held for job in self.jobs.values())
+            for job in list(self.jobs.values()):
+                if job.finished and (job.finished < oldest or held > self.settings.document_bytes):
+                    held -= job.bytes_held
+                    del self.jobs[job.id]
+
+    def _run(self, job: DocumentJob) -> None:
+        """Translate a document, in a thread of the executor."""
+        document, failure = job.document, None
+        assert document
+        job.status, job.started = "translating", time.monotonic()
+        try:
+            job.result = self._translate(job, document)
+        except (RequestError, UserError) as error:
+            failure = to_request_error(error)
+        except RequestCancelled:
+            failure = job.failure or stopping()
+        except Exception as error:
+            self.log.log_error(job.request_id, job.route, error)
+            message = f"the server has failed; its log has more under the request id {job.request_id}"
+            failure = RequestError(500, "internal_error", message)
+        finally:
+            job.end(failure)
+            self._expire()
+
+    def _translate(self, job: DocumentJob, document: Document) -> bytes:
+        options = job.options
+        sample = " ".join(unit.text for unit in document.units[:200])[:SAMPLE_CHARACTERS]
+        route, _ = self.service.choose_route(sample, options)
+        if route is None:
+            job.warnings.append("not translated: already in the target language")
+            job.done = job.total
+            return document.write([None] * len(document.units))
+
+        def report(done: int) -> None:
+            job.done = done
+
+        translated = self.service.translate_units(document.units, route, options, job.cancelled, report)
+        for number, unit in enumerate(translated, 1):
+            found = [f"{document.units[number - 1].note or f'unit {number}'}: {text}" for text in unit.warnings]
+            job.warnings += found[: MAX_WARNINGS - len(job.warnings)]
+        return document.write([unit.content for unit in translated])
+
+
+def stopping() -> RequestError:
+    return RequestError(503, "stopping", "the server is stopping", retry_after=1)
+
+
+def measure_text(document: Document) -> int:
+    """Return the size of a document in memory, which for packed formats is not that of the file."""
+    return int(getattr(document, "size", 0)) or len(document.file.text)
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a file without folders and control characters, and not too long, but with its suffix."""
+    path = PurePath("".join(character for character in name.replace("\\", "/") if character.isprintable()))
+    suffix = path.suffix[:20]
+    return (path.stem[: MAX_FILE_NAME - len(suffix)] + suffix) or "document"
+
+
+def respond_with_document(job: DocumentJob, *, not_ready: int = 409) -> Response:
+    """Return the translated document as an attachment; raise a RequestError if it is not ready yet, or failed."""
+    if job.status == "error":
+        raise RequestError(409, "document_failed", job.error)
+    if job.status != "done":
+        raise RequestError(not_ready, "not_ready", "the document is not translated yet; try again later", retry_after=1)
+    disposition = f"attachment; filename*=UTF-8''{quote(job.name, safe='')}"
+    return Response(job.result, media_type="application/octet-stream", headers={"content-disposition": disposition})
