@@ -1,0 +1,117 @@
+"""The fields of a request, wherever they stand: in JSON, a form or the query string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError, model_validator
+from starlette.exceptions import HTTPException
+
+from dragoman.serving.errors import RequestError
+
+_M = TypeVar("_M", bound=BaseModel)
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+MAX_FORM_FIELDS = 2000
+
+
+class RequestFields(BaseModel):
+    """The base of the fields of all requests: none of them has half a character (a surrogate), as JSON allows."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_surrogates(cls, values: Any) -> Any:
+        rest = [values]
+        while rest:
+            value = rest.pop()
+            if isinstance(value, dict):
+                rest += [*value, *value.values()]
+            elif isinstance(value, list):
+                rest += value
+            elif isinstance(value, str) and not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError:
+                    raise RequestError(400, "bad_text", "a text has a surrogate, which is half a character") from None
+        return values
+
+
+class Upload(NamedTuple):
+    """A file in a form."""
+
+    name: str
+    data: bytes
+
+
+def is_json(request: Request) -> bool:
+    """Return whether the body of a request is said to be JSON."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+async def read_json_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object in the body of a request."""
+    try:
+        value = json.loads(await request.body())
+    except (ValueError, RecursionError):  # ValueError: also wrong UTF-8
+        raise RequestError(400, "bad_json", "the body is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise RequestError(400, "bad_json", "Invalid JSON format: the body must be an object")
+    return value
+
+
+async def read_form(request: Request) -> list[tuple[str, str | Upload]]:
+    """Return the form in the body of a request; an empty one if the body is no form. Accept one on GET, too."""
+    if not request.headers.get("content-type", "").lower().startswith(FORM_TYPES):
+        return []
+    try:
+        async with request.form(max_files=8, max_fields=MAX_FORM_FIELDS, max_part_size=2_000_000) as form:
+            return [
+                (name, value if isinstance(value, str) else Upload(value.filename or "", await value.read()))
+                for name, value in form.multi_items()
+            ]
+    except (HTTPException, UnicodeError, ValueError) as error:
+        if isinstance(error, HTTPException) and error.status_code == 413:  # from the limit of all requests
+            raise
+        raise RequestError(400, "bad_form", "the body is not a valid form") from None
+
+
+async def read_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the fields of a request as a dict: those of a JSON object, or else of the query and the form together.
+
+    Of a form, the fields in `lists` are lists, since they may be repeated. Of others, the first value counts.
+    """
+    if is_json(request):
+        return await read_json_object(request)
+    fields: dict[str, Any] = {}
+    for name, value in [*request.query_params.multi_items(), *await read_form(request)]:
+        if name in lists:
+            fields.setdefault(name, []).append(value)
+        else:
+            fields.setdefault(name, value)
+    return fields
+
+
+def parse_fields(model: type[_M], fields: Mapping[str, Any]) -> _M:
+    """Return the fields as a record; raise a RequestError that names those that are wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        location = ".".join(map(str, problem["loc"]))
+        raise RequestError(400, "invalid_field", f"{location}: {problem['msg']}") from None
+
+
+def describe_body(model: type[BaseModel], *, with_file: bool = False) -> dict[str, Any]:
+    """Return what OpenAPI says about a body that is read with `read_fields`: JSON or a form, or one with a file."""
+    schema = model.model_json_schema()
+    if with_file:
+        file = {"type": "string", "format": "binary", "description": "the document"}
+        schema["properties"] = {"file": file, **schema["properties"]}
+        schema["required"] = ["file", *schema.get("required", [])]
+        content = {"multipart/form-data": {"schema": schema}}
+    else:
+        content = {name: {"schema": schema} for name in ("application/json", "application/x-www-form-urlencoded")}
+    return {"requestBody": {"required": True, "content": content}}

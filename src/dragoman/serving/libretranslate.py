@@ -1,0 +1,225 @@
+"""The API of LibreTranslate 1.9, at the paths and with the answers that its clients know.
+
+Fields come as JSON, as a form or in the query string, the key in the field `api_key`. Errors are `{"error": "text"}`
+with status 400, 403, 429 or 500 (errors.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import ConfigDict, Field
+
+from dragoman.documents.formats import list_suffixes
+from dragoman.serving.access import authorize
+from dragoman.serving.document_jobs import DocumentJobs, DocumentRequest, respond_with_document
+from dragoman.serving.errors import RequestError
+from dragoman.serving.fields import RequestFields, Upload, describe_body, is_json, parse_fields, read_fields
+from dragoman.serving.language_index import name_code, parse_code
+from dragoman.serving.service import AUTO, Detection, Service, Translation, TranslationRequest
+from dragoman.serving.workers import WorkerPool
+
+FORMATS = ("text", "html")
+ECHO_LANGUAGE = "en"  # as which LibreTranslate detects a text without letters
+
+
+class TranslateFields(RequestFields):
+    """The fields of POST /translate."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    q: str | list[str] = Field(description="text to translate, or in JSON a list of texts")
+    source: str = Field(description="language of the text, or auto")
+    target: str = Field(description="language of the translation")
+    format: str = Field("text", description="text or html")
+    alternatives: int = Field(0, ge=0, description="number of further translations")
+    api_key: str | None = Field(None, description="API key")
+
+
+class DetectFields(RequestFields):
+    """The fields of POST /detect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    q: str = Field(description="text whose language is to be detected")
+    api_key: str | None = Field(None, description="API key")
+
+
+class FileFields(RequestFields):
+    """The fields of POST /translate_file besides the file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    source: str = Field(description="language of the file, or auto")
+    target: str = Field(description="language of the translation")
+    api_key: str | None = Field(None, description="API key")
+
+
+def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: DocumentJobs) -> APIRouter:
+    """Return the routes of LibreTranslate."""
+    router = APIRouter(tags=["LibreTranslate"])
+
+    @router.post("/translate", openapi_extra=describe_body(TranslateFields))
+    async def translate(http: Request) -> dict[str, Any]:
+        """Translate a text, or a list of texts."""
+        raw = require_fields(await read_fields(http), "q", "source", "target")
+        if not is_json(http):  # forms have CRLF
+            raw["q"] = str(raw["q"]).replace("\r\n", "\n").replace("\r", "\n")
+        fields = parse_fields(TranslateFields, raw)
+        if fields.format not in FORMATS:
+            raise RequestError(400, "bad_format", f"{fields.format[:20]} format is not supported")
+        limit = service.settings.max_nbest - 1
+        if fields.alternatives > limit:
+            message = f"Invalid request: requested alternatives ({fields.alternatives}) exceed the limit ({limit})"
+            raise RequestError(400, "too_many", message)
+        texts = [fields.q] if isinstance(fields.q, str) else fields.q
+        request = TranslationRequest(
+            texts=texts,
+            source=check_source(service, fields.source),
+            target=check_target(service, fields.source, fields.target),
+            nbest=fields.alternatives + 1,
+            markup=fields.format,
+        )
+        service.check(request)
+        authorize(http, fields.api_key, request.characters, len(texts))
+        translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
+        return describe_translations(fields, translations)
+
+    @router.post("/detect", openapi_extra=describe_body(DetectFields))
+    async def detect(http: Request) -> list[dict[str, Any]]:
+        """Return the languages that a text may be in, best first."""
+        fields = parse_fields(DetectFields, require_fields(await read_fields(http), "q"))
+        service.check(TranslationRequest(texts=[fields.q]))
+        authorize(http, fields.api_key, len(fields.q))
+        found = await workers.run(lambda _: service.detect(fields.q))
+        likely = [detection for detection in found if round(100 * detection.confidence) > 0]
+        return [describe_detection(detection) for detection in likely] or [describe_detection(None)]
+
+    @router.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """Return the source languages, and the target languages of each."""
+        return [
+            {"code": language.code, "name": language.name, "targets": list(language.targets)}
+            for language in service.languages.list_languages()
+        ]
+
+    @router.post("/suggest")
+    async def suggest() -> Response:
+        """Refuse suggestions of better translations, which are not collected."""
+        return JSONResponse({"error": "Suggestions are disabled on this server."}, 403)
+
+    @router.get("/frontend/settings")
+    async def frontend_settings() -> dict[str, Any]:
+        """Return limits, formats and default languages."""
+        return describe_frontend(service)
+
+    add_file_routes(router, service, jobs)
+    return router
+
+
+def add_file_routes(router: APIRouter, service: Service, jobs: DocumentJobs) -> None:
+    @router.post("/translate_file", openapi_extra=describe_body(FileFields, with_file=True))
+    async def translate_file(http: Request) -> dict[str, Any]:
+        """Translate a document; the answer has the address of the translated one."""
+        raw = await read_fields(http)
+        file = raw.pop("file", None)
+        if not isinstance(file, Upload) or not file.name:
+            raise RequestError(400, "missing_field", "Invalid request: missing file parameter")
+        fields = parse_fields(FileFields, require_fields(raw, "source", "target"))
+        source, target = check_source(service, fields.source), check_target(service, fields.source, fields.target)
+        authorize(http, fields.api_key)
+        options = TranslationRequest(texts=[], source=source, target=target)
+        request = DocumentRequest(name=file.name, data=file.data, options=options)
+        job = await jobs.submit(http, request, fields.api_key)
+        await job.wait()
+        if job.failure:
+            raise job.failure
+        return {"translatedFileUrl": f"{http.base_url}download_file/{job.id}.{quote(job.name)}"}
+
+    @router.get("/download_file/{name}")
+    async def download_file(name: str) -> Response:
+        """Return a translated document. Its address cannot be guessed, so that no key is needed."""
+        return respond_with_document(jobs.find(name.partition(".")[0]))
+
+
+def require_fields(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the fields; raise a RequestError if one of these is missing or empty, which is the same."""
+    for name in names:
+        if not fields.get(name):
+            raise RequestError(400, "missing_field", f"Invalid request: missing {name} parameter")
+    return fields
+
+
+def check_source(service: Service, code: str) -> str:
+    """Return a source language, or auto; raise a RequestError in the words of LibreTranslate if no model has it."""
+    if code.strip().lower() == AUTO:
+        return AUTO
+    try:
+        service.languages.match_source(parse_code(code, "source"), "")
+    except RequestError:
+        raise RequestError(400, "unsupported_source", f"{code[:20]} is not supported") from None
+    return code
+
+
+def check_target(service: Service, source: str, target: str) -> str:
+    """Return a target language; raise a RequestError in the words of LibreTranslate if no model has it."""
+    try:
+        code = parse_code(target, "target")
+        service.languages.match_target(code, "")
+    except RequestError:
+        raise RequestError(400, "unsupported_target", f"{target[:20]} is not supported") from None
+    try:
+        if source.strip().lower() != AUTO:
+            service.languages.find_route(parse_code(source, "source"), code, "")
+    except RequestError as error:
+        if error.code != "unsupported_pair":
+            raise
+        names = [f"{name_code(parse_code(each, 'source'))} ({each})" for each in (target, source)]
+        message = f"{names[0]} is not available as a target language from {names[1]}"
+        raise RequestError(400, error.code, message) from None
+    return target
+
+
+def describe_frontend(service: Service) -> dict[str, Any]:
+    """Return the answer of GET /frontend/settings."""
+    settings, offered = service.settings, service.languages.list_languages()
+    first = offered[0] if offered else None
+    target = first.targets[0] if first else ""
+    return {
+        "charLimit": settings.max_characters,
+        "frontendTimeout": 500,
+        "apiKeys": settings.keys_file is not None,
+        "keyRequired": settings.key_required,
+        "suggestions": False,
+        "filesTranslation": True,
+        "supportedFilesFormat": list_suffixes(),
+        "language": {
+            "source": {"code": first.code if first else AUTO, "name": first.name if first else "Auto Detect"},
+            "target": {"code": target, "name": name_code(target)},
+        },
+    }
+
+
+def describe_translations(fields: TranslateFields, translations: list[Translation]) -> dict[str, Any]:
+    """Return the answer of POST /translate. What was one text in the request is no list in the answer."""
+    texts = [translation.text for translation in translations]
+    detections = [describe_detection(translation.detection) for translation in translations]
+    alternatives = [[other.text for other in translation.hypotheses[1:]] for translation in translations]
+    is_list = isinstance(fields.q, list)
+    answer: dict[str, Any] = {"translatedText": texts if is_list else texts[0]}
+    if fields.source.strip().lower() == AUTO:
+        answer["detectedLanguage"] = detections if is_list else detections[0]
+    if fields.alternatives:
+        answer["alternatives"] = alternatives if is_list else alternatives[0]
+    return answer
+
+
+def describe_detection(detection: Detection | None) -> dict[str, Any]:
+    """Return a language and a confidence between 0 and 100, whole as a float: clients may fail at fractions."""
+    if detection is None or not detection.confidence:
+        return {"confidence": 0.0, "language": ECHO_LANGUAGE}
+    return {"confidence": float(math.floor(100 * detection.confidence + 0.5)), "language": detection.language}
