@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["toy_fixtures"]
+pytest_plugins = ["toy_fixtures", "toy_server"]
 
-settings.register_profile("house", deadline=None, database=None, derandomize=True, print_blob=True)
-settings.load_profile("house")
+settings.register_profile("dragoman", deadline=None, database=None, derandomize=True, print_blob=True)
+settings.load_profile("dragoman")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

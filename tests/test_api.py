@@ -91,7 +91,7 @@ def test_lines_may_come_from_a_generator(toy: Toy) -> None:
 
 def test_a_line_with_wishes_is_only_for_translating(toy: Toy) -> None:
     with pytest.raises(UserError, match="source 0 of the list is Line"):
-        toy.translator.score([Line("ba!")], ["ak!"])  # type: ignore[list-item]
+        toy.translator.score([Line("ba!", terms=("ak",))], ["ak!"])
 
 
 @pytest.mark.parametrize(

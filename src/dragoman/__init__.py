@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dragoman.inspection.records import Inspection as Inspection
     from dragoman.inspection.sentence import inspect as inspect
     from dragoman.recipe import Recipe as Recipe
+    from dragoman.serving.server import serve as serve
     from dragoman.training.trainer import train as train
     from dragoman.types import Hypothesis as Hypothesis
     from dragoman.types import Line as Line
@@ -41,6 +42,7 @@ _EXPORTS = {  # module -> its public names
     "inspection.records": "Inspection",
     "inspection.sentence": "inspect",
     "recipe": "Recipe",
+    "serving.server": "serve",
     "training.trainer": "train",
     "types": "Hypothesis Line Pair PairScore Score",
 }

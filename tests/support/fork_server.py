@@ -96,6 +96,7 @@ def serve(address: str) -> None:
 
     import dragoman.cli.main
     import dragoman.inference.translator
+    import dragoman.serving.server
     import dragoman.smt.system
     import dragoman.training.trainer  # noqa: F401
 

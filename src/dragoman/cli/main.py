@@ -29,7 +29,9 @@ from dragoman.cli.align import align_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.inspect import inspect_command
+from dragoman.cli.lab import lab_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
+from dragoman.cli.serve import keys, serve_command
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
 from dragoman.hardware import limit_threads, set_runtime_defaults
@@ -48,6 +50,7 @@ SIGTERM_EXIT_CODE = 128 + signal.SIGTERM  # as shells report a process that a si
 
 app = opt.CommandGroup()
 app.add_typer(data, name="data")
+app.add_typer(keys, name="keys")
 for command in (
     translate_command,
     generate_command,
@@ -56,6 +59,8 @@ for command in (
     score_command,
     align_command,
     inspect_command,
+    serve_command,
+    lab_command,
     distil_command,
     backtranslate_command,
     export_command,

@@ -1,0 +1,160 @@
+"""The ASGI application: all protocols, what every request passes through, and how errors look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from dragoman.errors import UserError
+from dragoman.progress import WARNING, log
+from dragoman.serving.access import Access
+from dragoman.serving.admin import make_admin_router
+from dragoman.serving.api import make_router
+from dragoman.serving.deepl import make_deepl_router
+from dragoman.serving.document_api import make_document_router
+from dragoman.serving.document_jobs import DocumentJobs
+from dragoman.serving.errors import RequestError, describe_invalid, to_request_error
+from dragoman.serving.exploration_api import make_description_router, make_exploration_router
+from dragoman.serving.glossaries import GlossaryStore
+from dragoman.serving.keys import KeyStore
+from dragoman.serving.libretranslate import make_libretranslate_router
+from dragoman.serving.middleware import RequestMiddleware, format_error
+from dragoman.serving.model_pool import ModelPool
+from dragoman.serving.observability import RequestLog, ServerMetrics
+from dragoman.serving.openapi import describe_api
+from dragoman.serving.service import Service
+from dragoman.serving.settings import ServerSettings
+from dragoman.serving.state import Runs, ServerState, name_runs
+from dragoman.serving.workers import WorkerPool
+
+PAGE_FOLDER = Path(__file__).parent / "page"
+KEY_REFRESH_SECONDS = 3.0
+
+
+def create_app(runs: Runs, settings: ServerSettings | None = None) -> FastAPI:
+    """Return the application that serves these runs, with loaded models, for any ASGI server.
+
+    Whom that server lets in is unknown here, whatever `settings.host` says, so the settings must have either API keys
+    or open access.
+
+        app = create_app(["runs/demo"], ServerSettings(keys_file="keys.json"))
+    """
+    settings = settings or ServerSettings()
+    if settings.keys_file is None and not settings.open_access:
+        raise UserError(
+            "the application does not know who reaches it, so it needs API keys: make one with "
+            "'dragoman keys add NAME' and give the file as keys_file, or set open_access"
+        )
+    return make_app(runs, settings)
+
+
+def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> FastAPI:
+    """Return the application for a server that listens on `settings.host`; `run_server` is that server.
+
+    Without `load`, the models are not loaded before `app.state.server.load_models` is called; until then, requests are
+    refused with status 503.
+    """
+    if settings.key_required and settings.keys_file is None:
+        raise UserError(
+            f"on {settings.host}, other machines reach this server, so it needs API keys: make one with "
+            "'dragoman keys add NAME' and give the file as keys_file (--keys-file), or set open_access (--open-access)"
+        )
+    pool = ModelPool(engine=settings.engine, device=settings.device, batching=settings.batching)
+    workers = WorkerPool(threads=settings.threads, queue=settings.queue, timeout=settings.timeout)
+    keys = KeyStore(settings.keys_file) if settings.keys_file else None
+    server = ServerState(name_runs(runs), settings, pool, workers, keys)
+    app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, lifespan=run_background_work)
+    app.state.server = server
+    app.state.access = Access(keys, required=settings.key_required)
+    metrics = ServerMetrics(pool, workers, server.is_ready)
+    service = Service(pool, settings)
+    app.include_router(make_admin_router(server, metrics))
+    request_log = RequestLog(enabled=settings.log_requests)
+    glossaries = GlossaryStore(settings.glossary_folder)
+    jobs = DocumentJobs(service, workers, settings, request_log)
+    app.state.documents = jobs
+    app.include_router(make_router(service, workers, glossaries))
+    app.include_router(make_document_router(service, workers, jobs, glossaries))
+    app.include_router(make_exploration_router(service, workers))
+    app.include_router(make_description_router(service, workers))
+    app.include_router(make_libretranslate_router(service, workers, jobs))
+    app.include_router(make_deepl_router(service, workers, jobs, glossaries))
+    if PAGE_FOLDER.is_dir():
+        app.mount("/", StaticFiles(directory=PAGE_FOLDER, html=True))
+    for kind in (RequestError, UserError, HTTPException):
+        app.add_exception_handler(kind, render_exception)
+    app.add_exception_handler(RequestValidationError, render_invalid)
+    app.add_middleware(
+        RequestMiddleware,
+        settings=settings,
+        access=app.state.access,
+        metrics=metrics,
+        log=request_log,
+        is_ready=server.is_ready,
+        is_stopping=lambda: server.is_stopping,
+    )
+    if settings.cors:
+        headers = ["Authorization", "Content-Type", "X-Request-ID"]
+        methods = ["GET", "POST", "PUT", "DELETE"]
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors),
+            allow_methods=methods,
+            allow_headers=headers,
+            expose_headers=["X-Request-ID", "Retry-After"],
+        )
+    describe_api(app)
+    if load:
+        server.load_models()
+    return app
+
+
+@asynccontextmanager
+async def run_background_work(app: FastAPI) -> AsyncIterator[None]:
+    """Refresh the keys every few seconds while the application runs; at its end, write their counts."""
+    server: ServerState = app.state.server
+    keys = server.keys
+
+    async def refresh() -> None:
+        while keys:
+            await asyncio.sleep(KEY_REFRESH_SECONDS)
+            try:
+                await asyncio.to_thread(keys.refresh)
+            except (UserError, OSError, ValueError) as error:  # the keys read last remain valid, the counts are kept
+                log(f"the API keys or their counts could not be refreshed: {error}", WARNING)
+
+    task = asyncio.create_task(refresh())
+    yield
+    server.is_stopping = True
+    task.cancel()
+    server.workers.stop()
+    app.state.documents.stop()
+    await asyncio.to_thread(server.pool.close)
+    if keys:
+        try:
+            keys.refresh()
+        except (UserError, OSError, ValueError) as error:
+            log(f"the last counts of the API keys could not be written: {error}", WARNING)
+
+
+def render_exception(request: Request, error: Exception) -> Response:
+    """Answer with an error in the form of the protocol of the path."""
+    status, headers, body = format_error(request.url.path, to_request_error(error))
+    allowed: Any = getattr(error, "headers", None) or {}  # such as Allow, of a 405
+    return Response(body, status, {**dict(allowed), **{name.decode(): value.decode() for name, value in headers}})
+
+
+def render_invalid(request: Request, error: Exception) -> Response:
+    """Answer a request that FastAPI or pydantic refused."""
+    assert isinstance(error, RequestValidationError)
+    return render_exception(request, describe_invalid(error.errors()))

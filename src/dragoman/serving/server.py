@@ -1,0 +1,257 @@
+"""Running an application with uvicorn: limits of connections, the start, and a stop that finishes what has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from dragoman.config.settings import parse_settings
+from dragoman.errors import UserError
+from dragoman.inference.languages import describe_directions
+from dragoman.progress import WARNING, log
+from dragoman.serving.app import make_app
+from dragoman.serving.document_jobs import DocumentJobs
+from dragoman.serving.settings import ServerSettings
+from dragoman.serving.state import Runs, ServerState
+
+MAX_HEADERS = 64 * 1024  # bytes of request line and headers
+MAX_DISCARDED = 32_000_000  # bytes of a body that are received after the request was refused, so that it sees why
+BYTES_PER_SECOND = 10_000  # a body that arrives faster than this is not late
+ANSWER_SECONDS = 1.0  # time for the answers to requests that are cancelled when the server stops
+KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep idle connections, so that they close them first
+TICKS_PER_CHECK = 5  # of 0.1 s
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection with limits on headers, on the time in which a request arrives, and on unread answers."""
+
+    limits = ServerSettings()  # replaced in a subclass for each server
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.waits_since: float | None = time.monotonic()  # for the rest of a request; None: no request is arriving
+        self.blocked_since: float | None = None  # the client does not read the answer
+        self.received = self.discarded = 0  # bytes of the request
+        self.in_headers = True
+        self.answering: Any = None  # the request that is being answered; `cycle` is the last one received
+        if len(self.connections) > self.limits.max_connections:
+            self.refuse(503, "too many connections; try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.answering is not None and not self.answering.response_complete:
+            self.answering.disconnected = True
+            self.answering.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self.received += len(data)
+        if self.in_headers and self.received > MAX_HEADERS:
+            self.refuse(431, "the headers are too large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.waits_since, self.in_headers = time.monotonic(), True
+        self.received = self.discarded = 0
+
+    def on_headers_complete(self) -> None:
+        self.in_headers = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self.discarded += len(body)
+            if self.discarded > MAX_DISCARDED:
+                self.transport.close()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.waits_since = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.blocked_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.blocked_since = None
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def close_if_late(self, now: float) -> None:
+        """Close the connection if the request arrives, or the answer is read, too slowly."""
+        allowed = self.limits.receive_timeout
+        if self.blocked_since is not None and now - self.blocked_since > allowed:
+            self.transport.abort()
+        elif self.waits_since is not None and now - self.waits_since > allowed + self.received / BYTES_PER_SECOND:
+            self.refuse(408, "the request took too long to arrive")
+
+    def refuse(self, status: int, reason: str) -> None:
+        """Answer in plain text, unless an answer has begun, and close the connection."""
+        # While headers arrive, `cycle` is the request before, whose answer must have ended.
+        last = self.cycle
+        if last is None or (last.response_complete if self.in_headers else not last.response_started):
+            body = reason.encode()
+            head = f"HTTP/1.1 {status} \r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+            self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self.waits_since = None
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """A server of one application, which stops on SIGTERM and Ctrl-C when it has finished what has begun."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.state: ServerState = app.state.server
+        self.documents: DocumentJobs = app.state.documents
+        settings = self.state.settings
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=type("Protocol", (LimitedProtocol,), {"limits": settings}),
+                ws="none",
+                log_config=None,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                log_level="error",  # clients cause its warnings
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(settings.stop_timeout + ANSWER_SECONDS) + 1,
+            )
+        )
+        self.signal = 0  # that stopped the server
+        self.cut_off = 0  # requests that were cancelled
+        self.drained_at = 0.0  # when the server stops to accept requests after SIGTERM
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT in the main thread. Unlike uvicorn's, this does not raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Begin to stop; a second signal ends the wait for unfinished requests."""
+        if self.signal:
+            self.force_exit = self.should_exit = True
+            return
+        self.signal, self.state.is_stopping = sig, True
+        if sig == signal.SIGTERM and self.state.settings.drain:
+            self.drained_at = time.monotonic() + self.state.settings.drain
+        else:
+            self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        now = time.monotonic()
+        if self.drained_at and now > self.drained_at:
+            self.should_exit = True
+        if counter % TICKS_PER_CHECK == 0:
+            self.close_late_connections(now)
+        return await super().on_tick(counter)
+
+    def close_late_connections(self, now: float) -> None:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, LimitedProtocol)
+            connection.close_if_late(now)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, and finish running requests; cancel them when the time for it is over."""
+        self.state.is_stopping = True
+
+        async def cut_off_late() -> None:
+            deadline = time.monotonic() + self.state.settings.stop_timeout
+            while (now := time.monotonic()) < deadline:
+                self.close_late_connections(now)
+                await asyncio.sleep(0.1)
+            self.cut_off = self.state.workers.stop() + self.documents.stop()
+
+        task = asyncio.create_task(cut_off_late())
+        await super().shutdown(sockets)
+        task.cancel()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raise a UserError if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except PermissionError:
+        raise UserError(
+            f"port {port} needs privileges that this user lacks; choose one above 1023 with --port"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} of {host} is taken; choose another one with --port, or --port 0 for any free one"
+            raise UserError(message) from None
+        raise UserError(f"cannot listen on {host!r}: {os.strerror(error.errno) if error.errno else error}") from None
+
+
+def serve(runs: Runs, *, settings: ServerSettings | None = None, **options: Any) -> None:
+    """Serve runs until SIGTERM or Ctrl-C. Options are those of `dragoman serve`, such as port.
+
+    dragoman.serve("runs/demo", port=8000)
+    dragoman.serve({"news": "runs/news", "chat": "runs/chat"}, max_characters=5000)
+    """
+    settings = settings or parse_settings(ServerSettings, options, where="serve")
+    run_server(runs, settings)
+
+
+def run_server(runs: Runs, settings: ServerSettings, announce: Callable[[str], None] = log) -> Server:
+    """Serve runs; return the server when it has stopped. The port is open while the models are being loaded."""
+    app = make_app(runs, settings, load=False)
+    server = Server(app)
+    errors: list[BaseException] = []
+
+    with listen(settings.host, settings.port) as listening:
+        port = listening.getsockname()[1]
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+
+        def load() -> None:
+            try:
+                server.state.load_models(lambda name: log(f"loading {name} ..."))
+                announce(describe_server(server.state, f"http://{host}:{port}"))
+            except BaseException as error:
+                errors.append(error)
+                server.should_exit = True
+
+        threading.Thread(target=load, daemon=True).start()
+        server.run([listening])
+    if errors:
+        raise errors[0]
+    if server.cut_off:
+        log(f"{server.cut_off} requests were not finished within {settings.stop_timeout:g} s", WARNING)
+    return server
+
+
+def describe_server(state: ServerState, url: str) -> str:
+    """Return what a user wants to know when the server is ready: address, and models with their languages."""
+    keys = "an API key is required" if state.settings.key_required else "no API key is required"
+    models = list(state.pool.models.values())
+    lines = [f"Dragoman serves {', '.join(model.name for model in models)} at {url} ({keys})"]
+    for model in models:
+        languages = describe_directions(model.translator.directions) or "unknown languages"
+        lines.append(f"  {model.name}: {languages}")
+    return "\n".join(lines)

@@ -1,0 +1,245 @@
+"""Words that can follow a beginning, word alignments, inspections, and what the server tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, current_thread
+from typing import Any
+
+import pytest
+
+import dragoman
+from dragoman.errors import UserError
+from dragoman.inference.next_words import is_word_end, list_next_words
+from dragoman.inference.translator import Translator
+from dragoman.serving import exploration
+from dragoman.serving.batching import BoundTorchEngine
+from dragoman.serving.errors import RequestCancelled, RequestError
+from dragoman.serving.exploration import list_alternatives, render_inspection
+from dragoman.serving.inspection_store import InspectionStore
+from dragoman.serving.service import Service, TranslationRequest
+from dragoman.types import Line
+from toy_run import Toy, translate_toy
+from toy_server import ToyServer
+
+SOURCE = "ba del fo mun!"
+
+
+@pytest.fixture(scope="module")
+def translator(toy: Toy) -> Translator:
+    return toy.translator
+
+
+@pytest.mark.parametrize("words", range(4))
+def test_next_words_have_the_probabilities_of_their_tokens(translator: Translator, words: int) -> None:
+    """The toy language has no ambiguity, and its words are told apart by the spaces between them."""
+    expected = translate_toy(SOURCE)[:-1].split()
+    begin = " ".join(expected[:words])
+    found = list_next_words(translator, Line(SOURCE, begin=begin), 5)
+    assert found[0].word == expected[words]
+    assert found[0].text == " ".join(expected[: words + 1])
+    assert found[0].probability > 0.5
+    assert [word.probability for word in found] == sorted((word.probability for word in found), reverse=True)
+    assert sum(word.probability for word in found) <= 1
+    assert len({word.text for word in found}) == len(found) == 5
+
+
+def test_the_probability_of_a_sentence_is_the_product_of_its_words(translator: Translator) -> None:
+    """Each word is spelled in one way only if no spelling but the usual one has a considerable probability."""
+    target = translate_toy(SOURCE)
+    begin, product = "", 1.0
+    while begin != target:
+        best = next(
+            word for word in list_next_words(translator, Line(SOURCE, begin=begin), 8) if target.startswith(word.text)
+        )
+        begin, product = best.text, product * best.probability
+    [score] = translator.score([SOURCE], [target])
+    assert product == pytest.approx(2.718281828**score.logp, rel=0.05)
+
+
+def test_fewer_words_are_the_first_of_more(translator: Translator) -> None:
+    line = Line(SOURCE, begin="sa")
+    assert [w.word for w in list_next_words(translator, line, 3)] == [
+        w.word for w in list_next_words(translator, line, 12)
+    ][:3]
+
+
+def test_a_mark_follows_the_last_word(translator: Translator) -> None:
+    begin = translate_toy(SOURCE)[:-1]
+    assert list_next_words(translator, Line(SOURCE, begin=begin), 1)[0].text == begin + "!"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "text", "ends"),
+    [
+        ("Haus", "Haus", True),
+        ("Haus", "Haus.", True),
+        ("Haus", "Haus am See", True),
+        ("Haus", "Hausboot", False),
+        ("Haus", "Haus-Boot", False),
+        ("don", "don't", False),
+        ("(", "(Haus", True),
+        ("今日", "今日は", True),
+        ("नमस", "नमस्ते", False),
+    ],
+)
+def test_ends_of_words(beginning: str, text: str, ends: bool) -> None:
+    assert is_word_end(beginning, text) == ends
+
+
+def test_next_words_need_one_sentence(translator: Translator) -> None:
+    with pytest.raises(UserError, match="empty"):
+        list_next_words(translator, Line("  "), 3)
+    with pytest.raises(UserError, match="longer than any sentence"):
+        list_next_words(translator, Line("ba del fo. " * 400), 3)
+
+
+# Routes
+
+
+def test_words(toy_server: ToyServer, translator: Translator) -> None:
+    prefix = "sa ol"
+    answer = toy_server.client.post("/api/words", json={"text": SOURCE, "prefix": prefix, "count": 6})
+    alternatives = answer.raise_for_status().json()["alternatives"]
+    assert 1 <= len(alternatives) <= 6
+    assert sum(alternative["probability"] for alternative in alternatives) <= 1
+    assert alternatives[0]["text"] == translator.translate([SOURCE])[0].text
+    for alternative in alternatives:
+        begin = f"{prefix} {alternative['word']}"
+        assert alternative["text"].startswith((begin, prefix + alternative["word"]))
+        begin = alternative["text"][
+            : alternative["text"].index(alternative["word"], len(prefix)) + len(alternative["word"])
+        ]
+        assert alternative["text"] == translator.translate([Line(SOURCE, begin=begin)])[0].text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"text": " "}, 400, "empty_text"),
+        ({"text": SOURCE, "count": 0}, 400, "invalid_field"),
+        ({"text": SOURCE, "beam": 3}, 400, "unknown_field"),
+        ({"text": SOURCE, "model": "none"}, 404, "unknown_model"),
+        ({"text": "ba " * 10_000}, 413, "too_long"),
+    ],
+)
+def test_words_that_are_refused(toy_server: ToyServer, body: dict[str, object], status: int, code: str) -> None:
+    answer = toy_server.client.post("/api/words", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_an_alignment_comes_with_words(toy_server: ToyServer) -> None:
+    text = "ba del fo!\n\n  gri mun."
+    body = {"text": text, "align": True}
+    [best] = toy_server.client.post("/api/translate", json=body).raise_for_status().json()["translations"]
+    assert [text[start:end] for start, end in best["source_words"]] == ["ba", "del", "fo", "!", "gri", "mun", "."]
+    words = [best["text"][start:end] for start, end in best["words"]]
+    assert words == ["ol", "ebi", "ak", "!", "sa", "tun", "."]
+    assert len(best["word_alignment"]) == len(words)
+    for row in best["word_alignment"]:
+        assert sum(row) == pytest.approx(1, abs=0.001)
+    lines = [[*row[:4]] for row in best["word_alignment"][:4]]
+    assert all(sum(row) == pytest.approx(1, abs=0.001) for row in lines)  # no line is aligned to another
+    [plain] = toy_server.client.post("/api/translate", json={"text": text}).json()["translations"]
+    assert (plain["text"], plain["words"], plain["word_alignment"]) == (best["text"], [], [])
+
+
+def test_inspect(toy_server: ToyServer, toy: Toy) -> None:
+    answer = toy_server.client.post("/api/inspect", json={"text": SOURCE})
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "sandbox allow-scripts" in answer.headers["content-security-policy"]
+    assert translate_toy(SOURCE) in answer.text
+    name = toy_server.client.get("/api/models").json()[0]["name"]
+    assert f"<title>{name}: transformer model</title>" in answer.text
+    assert str(toy.run) not in answer.text  # the folder is nothing for clients
+    created = toy_server.client.post("/api/inspections", json={"text": SOURCE})
+    assert created.status_code == 201
+    kept = toy_server.client.get(created.json()["url"])
+    assert (kept.status_code, kept.text) == (200, answer.text)
+    assert kept.headers["content-security-policy"] == answer.headers["content-security-policy"]
+    missing = toy_server.client.get("/inspections/none")
+    assert (missing.status_code, "error" in missing.json()) == (404, True)
+
+
+def test_inspections_expire_and_the_oldest_leave_first() -> None:
+    store = InspectionStore(max_bytes=10)
+    first, second, third = (store.add(page) for page in ("first", "two", "three"))
+    with pytest.raises(RequestError):
+        store.get(first)
+    assert (store.get(second), store.get(third), store.size) == (b"two", b"three", 8)
+    store.add("more than ten")
+    assert len(store.pages) == 1  # a page that is too large is still shown
+    brief = InspectionStore(lifetime=-1.0)
+    name = brief.add("page")
+    with pytest.raises(RequestError, match="not kept"):
+        brief.get(name)
+
+
+def test_descriptions(toy_server: ToyServer, translator: Translator) -> None:
+    [model] = toy_server.client.get("/api/models").json()
+    assert model["parameters"] == translator.parameter_count
+    assert model["kind"] == translator.recipe.model.kind
+    assert model["directions"] == [{"source": "und", "target": "und"}]
+    [language] = toy_server.client.get("/api/languages").json()
+    assert (language["code"], language["targets"]) == ("und", ["und"])
+    settings = toy_server.client.get("/api/settings").json()
+    assert settings["max_characters"] == 20_000
+    assert settings["key_required"] is False
+    assert settings["version"] == dragoman.__version__
+    assert {".txt", ".po", ".html"} <= {suffix for each in settings["document_formats"] for suffix in each["suffixes"]}
+
+
+def test_detect(toy_server: ToyServer) -> None:
+    assert toy_server.client.post("/api/detect", json={"text": "Guten Tag"}).json() == {"languages": []}
+
+
+def test_the_page_is_there_with_a_strict_policy(toy_server: ToyServer) -> None:
+    answer = toy_server.client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert "'unsafe" not in policy
+    assert "default-src 'none'" in policy
+    assert "<style" not in answer.text
+    assert " style=" not in answer.text
+    for name in ("main.js", "page.css", "icon.svg"):
+        assert name in answer.text
+        assert toy_server.client.get(f"/{name}").status_code == 200
+
+
+def test_alternatives_are_cancelled_between_two_steps_of_the_model(
+    toy_server: ToyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled, steps = Event(), list[object]()
+    run_model = BoundTorchEngine.run_model
+
+    def count(engine: BoundTorchEngine, work: Callable[[], object]) -> object:
+        result = run_model(engine, work)
+        steps.append(result)
+        if len(steps) == 2:
+            cancelled.set()
+        return result
+
+    monkeypatch.setattr(BoundTorchEngine, "run_model", count)
+    state = toy_server.app.state.server
+    with pytest.raises(RequestCancelled):
+        list_alternatives(Service(state.pool, state.settings), TranslationRequest(texts=[SOURCE]), 8, cancelled)
+    assert len(steps) == 2
+
+
+def test_inspections_run_in_the_threads_of_the_model(toy_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So there are never more of them at work than cores."""
+    threads: list[str] = []
+
+    def inspect(*arguments: Any, **options: Any) -> Any:
+        threads.append(current_thread().name)
+        return original(*arguments, **options)
+
+    original = dragoman.inspect
+    monkeypatch.setattr(exploration, "inspect", inspect)
+    toy_server.client.post("/api/inspect", json={"text": SOURCE}).raise_for_status()
+    assert len(threads) == 1
+    assert threads[0].startswith("model")
+    cancelled, state = Event(), toy_server.app.state.server
+    cancelled.set()
+    with pytest.raises(RequestCancelled):
+        render_inspection(Service(state.pool, state.settings), TranslationRequest(texts=[SOURCE]), cancelled)

@@ -1,0 +1,191 @@
+"""The API of LibreTranslate, with the real client libretranslatepy and with requests as other clients send them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+import pytest
+from libretranslatepy import LibreTranslateAPI  # type: ignore[import-untyped]
+
+from dragoman.serving.keys import add_key
+from dragoman.serving.settings import ServerSettings
+from toy_run import make_sentences, translate_toy
+from toy_server import ToyServer, serve_in_thread
+
+SOURCES = make_sentences(3)
+TARGETS = [translate_toy(source) for source in SOURCES]
+
+
+def post(server: ToyServer, path: str = "/translate", **fields: Any) -> Any:
+    answer = server.client.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(server: ToyServer, status: int = 400, path: str = "/translate", **fields: Any) -> str:
+    answer = server.client.post(path, json=fields)
+    assert answer.status_code == status, answer.text
+    assert list(answer.json()) == ["error"]
+    return str(answer.json()["error"])
+
+
+def test_the_client_translates_detects_and_lists_languages(language_server: ToyServer) -> None:
+    client = LibreTranslateAPI(language_server.url)
+    assert [client.translate(source, "en", "de") for source in SOURCES] == TARGETS
+    assert client.translate(SOURCES[0], "de", "en") == TARGETS[0]
+    assert client.detect("Der Hund schläft im Garten.")[0] == {"confidence": 100.0, "language": "de"}
+    assert client.languages() == [
+        {"code": "de", "name": "German", "targets": ["en"]},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+
+
+def test_the_client_sees_errors(language_server: ToyServer) -> None:
+    client = LibreTranslateAPI(language_server.url, "any key will do")
+    assert client.translate(SOURCES[0], "en", "de") == TARGETS[0]
+    for arguments in (("", "en", "de"), ("a", "xx", "de"), ("a", "en", "en"), ("a" * 30_000, "en", "de")):
+        with pytest.raises(HTTPError) as error:
+            client.translate(*arguments)
+        assert error.value.code == 400
+        error.value.close()
+
+
+def test_a_json_request_may_have_a_list(language_server: ToyServer) -> None:
+    answer = post(language_server, q=SOURCES, source="en", target="de")
+    assert answer == {"translatedText": TARGETS}
+    answer = post(language_server, q=SOURCES[:2], source="EN", target="DE", alternatives=2)
+    assert answer["translatedText"] == TARGETS[:2]
+    assert all(1 <= len(alternatives) <= 2 for alternatives in answer["alternatives"])
+    answer = post(language_server, q=SOURCES[0], source="en", target="de", alternatives=10)
+    assert len(set(answer["alternatives"]) - {TARGETS[0]}) == len(answer["alternatives"]) > 1
+
+
+def test_the_source_language_is_detected(language_server: ToyServer) -> None:
+    text = "This is an English sentence about a dog."
+    answer = post(language_server, q=text, source="auto", target="de")
+    assert answer["detectedLanguage"] == {"confidence": 100.0, "language": "en"}
+    answer = post(language_server, q=[text, "\U0001f600 \u2764\ufe0f"], source="auto", target="de")
+    assert answer["detectedLanguage"][1] == {"confidence": 0.0, "language": "en"}
+    assert answer["translatedText"][1] == "\U0001f600 \u2764\ufe0f"
+    german = "Das ist schon ein deutscher Satz über einen Hund."
+    answer = post(language_server, q=german, source="auto", target="de")
+    assert answer == {"translatedText": german, "detectedLanguage": {"confidence": 100.0, "language": "de"}}
+
+
+def test_lines_and_spaces_are_kept(language_server: ToyServer) -> None:
+    layout = "  {}\n\n\t{} \r\n{}\n"
+    answer = post(language_server, q=layout.format(*SOURCES), source="en", target="de")
+    assert answer["translatedText"] == layout.format(*TARGETS)
+
+
+def test_mastodon_sends_html(language_server: ToyServer) -> None:
+    html = f"<p>{SOURCES[0]}</p><p><a href='https://example.org/ba'>{SOURCES[1]}</a></p>"
+    answer = post(language_server, q=[html], source="en", target="de", format="html")
+    expected = f"<p>{TARGETS[0]}</p><p><a href='https://example.org/ba'>{TARGETS[1]}</a></p>"
+    assert answer == {"translatedText": [expected]}
+
+
+def test_fields_may_stand_in_the_query_string(language_server: ToyServer) -> None:
+    """As deep-translator sends them, without a body."""
+    fields = {"q": SOURCES[0], "source": "en", "target": "de", "api_key": "x"}
+    answer = language_server.client.post("/translate", params=fields)
+    assert answer.json() == {"translatedText": TARGETS[0]}
+
+
+def test_form_line_breaks_are_normalized(language_server: ToyServer) -> None:
+    fields = {"q": "\r\n".join(SOURCES), "source": "en", "target": "de"}
+    assert language_server.client.post("/translate", data=fields).json() == {"translatedText": "\n".join(TARGETS)}
+    files = {name: (None, value) for name, value in fields.items()}
+    assert language_server.client.post("/translate", files=files).json() == {"translatedText": "\n".join(TARGETS)}
+
+
+def test_errors_have_the_words_of_libretranslate(language_server: ToyServer) -> None:
+    good: dict[str, Any] = {"q": "a", "source": "en", "target": "de"}
+    for name in good:
+        assert refused(language_server, **{**good, name: ""}) == f"Invalid request: missing {name} parameter"
+    assert refused(language_server, **{**good, "q": []}) == "Invalid request: missing q parameter"
+    assert refused(language_server, **{**good, "source": "xx"}) == "xx is not supported"
+    assert refused(language_server, **{**good, "target": "fr"}) == "fr is not supported"
+    expected = "English (en) is not available as a target language from English (en)"
+    assert refused(language_server, **{**good, "target": "en"}) == expected
+    assert refused(language_server, **{**good, "format": "pdf"}) == "pdf format is not supported"
+    assert "exceed the limit" in refused(language_server, **good, alternatives=1000)
+    assert "30,000 characters, and 20,000 are allowed" in refused(language_server, **{**good, "q": "a" * 30_000})
+    assert "500 texts, and 128 are allowed" in refused(language_server, **{**good, "q": ["a"] * 500})
+    assert refused(language_server, **{**good, "q": 1})
+    assert refused(language_server, **{**good, "q": [["a"]]})
+    for body in (b"[1]", b"{", b"\xff", b'{"q": "\\ud800", "source": "en", "target": "de"}', b"[" * 100_000):
+        answer = language_server.client.post("/translate", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, body[:20]
+        assert answer.json()["error"]
+    assert refused(language_server, 403, "/suggest", q="a", s="b", source="en", target="de")
+
+
+def test_settings_and_languages_of_the_frontend(language_server: ToyServer) -> None:
+    answer = language_server.client.get("/frontend/settings").json()
+    assert answer["charLimit"] == 20_000
+    assert not answer["keyRequired"]
+    assert answer["filesTranslation"]
+    assert {".txt", ".html", ".docx"} <= set(answer["supportedFilesFormat"])
+    assert answer["language"] == {
+        "source": {"code": "de", "name": "German"},
+        "target": {"code": "en", "name": "English"},
+    }
+
+
+def test_a_file_is_translated(language_server: ToyServer) -> None:
+    text = "\n\n".join(SOURCES) + "\n"
+    files = {"file": ("Größe 1.txt", text.encode())}
+    answer = language_server.client.post("/translate_file", data={"source": "en", "target": "de"}, files=files)
+    url = answer.json()["translatedFileUrl"]
+    assert url.startswith(f"{language_server.url}/download_file/")
+    assert url.endswith(quote(".Größe 1.txt"))
+    downloaded = language_server.client.get(url)
+    assert downloaded.text == "\n\n".join(TARGETS) + "\n"
+    assert "attachment" in downloaded.headers["content-disposition"]
+    assert language_server.client.get("/download_file/nothing.txt").status_code == 404
+    for files, message in (({"file": ("a.xyz", b"a")}, "a.xyz"), ({"other": ("a.txt", b"a")}, "missing file")):
+        answer = language_server.client.post("/translate_file", data={"source": "en", "target": "de"}, files=files)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]
+
+
+def test_keys_are_fields(language_runs: list[Path], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "one", characters_per_month=100)
+    slow = add_key(keys, "two", requests_per_minute=1)
+    with serve_in_thread(language_runs, ServerSettings(log_requests=False, keys_file=keys)) as server:
+        client = LibreTranslateAPI(server.url, key)
+        assert client.translate(SOURCES[0], "en", "de") == TARGETS[0]
+        assert client.detect("Hund")
+        assert client.languages()
+        good: dict[str, Any] = {"q": SOURCES[0], "source": "en", "target": "de"}
+        assert "key" in refused(server, 400, **good)
+        assert "key" in refused(server, 403, **good, api_key="wrong")
+        assert "characters" in refused(server, 403, **{**good, "q": "ba " * 50}, api_key=key)
+        assert post(server, **good, api_key=slow) == {"translatedText": TARGETS[0]}
+        assert refused(server, 429, **good, api_key=slow).startswith("Slowdown: ")
+        files = {"file": ("a.txt", SOURCES[0].encode())}
+        answer = server.client.post("/translate_file", data={"source": "en", "target": "de"}, files=files)
+        assert answer.status_code == 400
+        data = {"source": "en", "target": "de", "api_key": key}
+        assert server.client.post("/translate_file", data=data, files=files).status_code == 200
+
+
+def test_a_model_of_unknown_languages_takes_all(toy_server: ToyServer) -> None:
+    assert toy_server.client.get("/languages").json() == [
+        {"code": "und", "name": "Unknown language", "targets": ["und"]}
+    ]
+    client = LibreTranslateAPI(toy_server.url)
+    for source, target in (("en", "de"), ("auto", "fr"), ("und", "und")):
+        assert client.translate(SOURCES[0], source, target) == TARGETS[0]
+    assert client.detect("Hund") == [{"confidence": 0.0, "language": "en"}]
+
+
+def test_the_body_of_a_get_request_is_skipped(language_server: ToyServer) -> None:
+    answer = language_server.client.request("GET", "/languages", data={"api_key": "x"})
+    assert json.loads(answer.text)[0]["code"] == "de"

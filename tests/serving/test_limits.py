@@ -1,0 +1,222 @@
+"""Tests of the limits of requests and connections, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from dragoman.serving.server import MAX_HEADERS
+from dragoman.serving.settings import ServerSettings
+from toy_run import Toy, make_sentences, translate_toy
+from toy_server import ToyServer, serve_in_thread
+
+SETTINGS = ServerSettings(
+    max_body=10_000,
+    max_texts=3,
+    max_characters=1000,
+    max_connections=20,
+    receive_timeout=0.5,
+    log_requests=False,
+)
+SOURCE = make_sentences(1)[0]
+HALF = "\ud800"  # of a character: JSON can have it, UTF-8 cannot
+
+
+@pytest.fixture(scope="module")
+def server(toy: Toy) -> Iterator[ToyServer]:
+    """Return a server with low limits."""
+    with serve_in_thread([toy.run], SETTINGS) as server:
+        yield server
+
+
+def post(server: ToyServer, **body: object) -> httpx.Response:
+    return server.client.post("/api/translate", json=body)
+
+
+def read_status(connection: socket.socket) -> int:
+    """Return the status of the next answer; 0 if the connection is closed without one."""
+    line = connection.makefile("rb").readline()
+    return int(line.split()[1]) if line else 0
+
+
+def start_request(length: int, *headers: str) -> bytes:
+    lines = ["POST /api/translate HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"text": "a" * 1001}, 413, "too_long"),
+        ({"text": ["a"] * 4}, 413, "too_long"),
+        ({"text": "a" * 20_000}, 413, "too_large"),
+        ({"text": "a", "nbest": 21}, 400, "too_many"),
+        ({"text": "a", "beam": 0}, 400, "invalid_field"),
+        ({"text": 5}, 400, "invalid_field"),
+        ({"text": ["a", 5]}, 400, "invalid_field"),
+        ({"text": []}, 400, "invalid_field"),
+        ({"texts": "a"}, 400, "missing_field"),
+        ({"text": "a", "colour": "blue"}, 400, "unknown_field"),
+        ({"text": "a", "model": "none"}, 404, "unknown_model"),
+    ],
+)
+def test_bad_requests_get_a_sentence(server: ToyServer, body: dict[str, object], status: int, code: str) -> None:
+    answer = post(server, **body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["code"] == code
+    assert 5 < len(error["message"]) < 300
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"nbest": 2}, {"align": True}, {"prefix": "a"}, {"terms": ["a"]}, {"avoid": ["a"]}, {"context": ["a"]}],
+)
+def test_options_that_texts_with_tags_do_not_have_are_refused(server: ToyServer, change: dict[str, object]) -> None:
+    for path in ("/api/translate", "/api/stream"):
+        answer = server.client.post(path, json={"text": "ba <b>del</b>.", "markup": "html", **change})
+        [name] = change
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_with_markup")
+        assert name in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("change", [{"text": []}, {"text": ["a", "b"]}, {"nbest": 2}])
+def test_a_stream_has_one_translation_of_one_text(server: ToyServer, change: dict[str, object]) -> None:
+    answer = server.client.post("/api/stream", json={"text": "ba.", **change})
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/translate", {"text": "a", "prefix": HALF}),
+        ("/api/translate", {"text": "a", "terms": [HALF]}),
+        ("/api/stream", {"text": "a", "context": [HALF]}),
+        ("/api/words", {"text": "a", "prefix": HALF}),
+        ("/api/detect", {"text": HALF}),
+        ("/api/glossaries", {"name": "a", "source": "en", "target": "de", "entries": {HALF: "a"}}),
+        ("/v2/translate", {"text": [HALF], "target_lang": "DE"}),
+        ("/v2/document/a", {"document_key": HALF}),
+        ("/translate", {"q": HALF, "source": "en", "target": "de"}),
+        ("/detect", {"q": HALF}),
+    ],
+)
+def test_half_characters_are_refused_in_every_field(server: ToyServer, path: str, body: dict[str, object]) -> None:
+    headers = {"content-type": "application/json"}
+    answer = server.client.post(path, content=json.dumps(body), headers=headers)
+    assert answer.status_code == 400
+    assert "surrogate" in answer.text
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[" * 5000, b'{"text": "\xff"}', b"", b"null", b'{"text": "\\ud800"}', b"1e999"]
+)
+def test_bodies_that_are_not_json_are_refused(server: ToyServer, body: bytes) -> None:
+    answer = server.client.post("/api/translate", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_a_body_without_length_is_refused_while_it_arrives(server: ToyServer) -> None:
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(20):
+            sent += 1000
+            yield b"x" * 1000
+
+    answer = server.client.post("/api/translate", content=chunks())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+def test_a_large_body_is_refused_before_it_is_sent(server: ToyServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(start_request(10**15))
+        assert read_status(connection) == 413
+
+
+def test_large_headers_are_refused(server: ToyServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"x" * (MAX_HEADERS + 1))
+        assert read_status(connection) == 431
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /api/tr", start_request(100), start_request(100) + b"{"])
+def test_a_request_that_does_not_arrive_is_given_up(server: ToyServer, sent: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(sent)
+        assert read_status(connection) == 408
+        assert connection.recv(1) == b""
+
+
+def test_a_client_that_half_closes_is_not_waited_for(server: ToyServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(start_request(100))
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(10)
+        assert connection.recv(1000) == b""
+
+
+def test_too_many_connections_are_refused(server: ToyServer) -> None:
+    server.client.get("/health", headers={"connection": "close"})
+    connections = [server.connect() for _ in range(SETTINGS.max_connections)]
+    try:
+        with server.connect() as late:
+            assert read_status(late) == 503
+    finally:
+        for connection in connections:
+            connection.close()
+    deadline = time.monotonic() + 30
+    while server.server.server_state.connections and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert post(server, text=SOURCE).json()["translations"][0]["text"] == translate_toy(SOURCE)
+
+
+def test_pipelined_requests_are_answered_in_order(server: ToyServer) -> None:
+    sources = make_sentences(3, seed=4)
+    bodies = [json.dumps({"text": source}).encode() for source in sources]
+    with server.connect() as connection:
+        connection.sendall(b"".join(start_request(len(body)) + body for body in bodies))
+        received = b""
+        while received.count(b'"translations"') < 3:
+            received += connection.recv(100_000)
+    positions = [received.index(translate_toy(source).encode()) for source in sources]
+    assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+        b"Content-Length: 5\r\nContent-Length: 6",
+        b"Content-Length: -1",
+        b"Transfer-Encoding: chunked, identity",
+    ],
+)
+def test_ambiguous_requests_are_refused(server: ToyServer, headers: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"POST /api/translate HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n0\r\n\r\n")
+        assert read_status(connection) in (400, 408)
+
+
+@pytest.mark.parametrize(
+    ("start", "status"), [(b"GET /health HT", 408), (b"GET /health HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEADERS, 431)]
+)
+def test_the_second_request_of_a_connection_is_refused_as_the_first(
+    server: ToyServer, start: bytes, status: int
+) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        first = b""
+        while b"}" not in first:
+            first += connection.recv(4096)
+        assert first.startswith(b"HTTP/1.1 200")
+        connection.sendall(start)
+        assert read_status(connection) == status
