@@ -111,7 +111,7 @@ def test_commands_of_a_page_are_there(page: str) -> None:
         assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= known | {"--help"}, f"{page}: dragoman {name} {rest}"
 
 
-@pytest.mark.parametrize(("page", "count"), [("more-data", 2), ("models", 1)])
+@pytest.mark.parametrize(("page", "count"), [("more-data", 2), ("models", 2), ("context", 1)])
 def test_recipes_of_a_page_are_recipes(page: str, count: int, tmp_path: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.M | re.S)
     assert len(blocks) == count

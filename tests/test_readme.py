@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def test_every_block_of_the_pages_on_inspection_runs(tmp_path: Path, monkeypatch
             run_block(kind, text.replace("--count 300", "--count 5"), tmp_path)
     for name in ("page", "target", "prefix", "training", "heads"):
         assert (tmp_path / f"{name}.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_every_block_of_the_page_on_serving_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = write_fast_commands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    run_block("bash", DEMO, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    blocks = find_blocks((ROOT / "docs/serving.md").read_text(encoding="utf-8"))
+    assert len(blocks) >= 4
+    for kind, text in blocks:
+        run_block(kind, text.replace("5000", port) if kind == "bash" else text, tmp_path)
 
 
 def run_block(kind: str, text: str, folder: Path) -> None:

@@ -1,11 +1,14 @@
-"""Hooks of MkDocs (see mkdocs.yml): generate the reference pages of settings and commands, and adapt links.
+"""Hooks of MkDocs (see mkdocs.yml): generate references, the pages of experiments, and pages of source files.
 
-The pages are written from the same sources as `dragoman settings --json` and `dragoman COMMAND --help`.
+The references are written from the same sources as `dragoman settings --json` and `dragoman COMMAND --help`. The
+pages of experiments show the results of their full versions, which are kept in bench/results/labs. Every file of src/
+that a page links to gets a page of its own, because the site has no other copy of it.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +19,27 @@ from mkdocs.structure.files import File, Files
 
 from dragoman.cli.main import app
 from dragoman.config.reference import Setting, load_settings_reference
+from dragoman.labs.registry import EXPERIMENTS
+from dragoman.labs.report import write_markdown, write_markdown_index
+from dragoman.labs.runner import read_results
 
+ROOT = Path(__file__).parents[1]
+LAB_RESULTS = ROOT / "bench" / "results" / "labs"
+CHART_STYLE = ROOT / "src" / "dragoman" / "evaluation" / "templates" / "style.css"
+SOURCE_LINK = re.compile(r"\]\((?:\.\./)+src/(dragoman/[\w/]+\.py)\)")
+CHART_LAYOUT = ".md-typeset figure:has(> svg) { width: 100%; }\n"  # else a figure is as narrow as its caption
 SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for every kind of model
 
 
 def on_config(config: Any) -> Any:
-    """Add every design decision (docs/decisions/) to the navigation."""
+    """Add every design decision (docs/decisions/) and every experiment to the navigation."""
     explanation = next(item["Explanation"] for item in config.nav if "Explanation" in item)
     decisions = next(item["Decisions"] for item in explanation if "Decisions" in item)
     decisions += [f"decisions/{path.name}" for path in sorted(Path(config.docs_dir, "decisions").glob("0*.md"))]
+    course = next(item["Course"] for item in config.nav if "Course" in item)
+    next(item["Experiments"] for item in course if "Experiments" in item).extend(
+        f"labs/{name}.md" for name in EXPERIMENTS
+    )
     return config
 
 
@@ -32,11 +47,43 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     files.append(File.generated(config, "reference/settings.md", content="\n".join(write_settings())))
     files.append(File.generated(config, "reference/commands.md", content="\n".join(write_commands())))
+    texts = [path.read_text(encoding="utf-8") for path in Path(config.docs_dir).rglob("*.md")]
+    results = read_results(LAB_RESULTS)
+    files.append(File.generated(config, "labs/index.md", content="\n".join(write_markdown_index(results))))
+    for name, experiment in EXPERIMENTS.items():
+        texts.append("\n".join(write_markdown(experiment, results.get(name))))
+        files.append(File.generated(config, f"labs/{name}.md", content=texts[-1]))
+    # The colours of charts are variables of the style sheet of pages, up to its rules for elements.
+    variables = CHART_STYLE.read_text(encoding="utf-8").partition("\nbody ")[0]
+    files.append(File.generated(config, "labs/charts.css", content=f"{variables}\n{CHART_LAYOUT}"))
+    for path in sorted({path for text in texts for path in SOURCE_LINK.findall(text)}):
+        files.append(File.generated(config, f"source/{path}.md", content=write_source(path)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace links and images of files outside docs/, which are not part of the site, by the paths of the files."""
+def write_source(path: str) -> str:
+    """Return the page of a source file. The search of the site does not find its text."""
+    code = (ROOT / "src" / path).read_text(encoding="utf-8")
+    return f'---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n~~~{{.python linenums="1"}}\n{code}~~~\n'
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links to source files to their pages, and add verdicts and figures to those to experiments in the course.
+
+    Other files outside docs/ are not part of the site: links and images of them become the paths of the files.
+    """
+    folder = posixpath.dirname(page.file.src_uri)
+    markdown = SOURCE_LINK.sub(
+        lambda match: f"]({posixpath.relpath(f'source/{match[1]}.md', folder or '.')})", markdown
+    )
+    if folder == "course":
+        results = read_results(LAB_RESULTS)
+
+        def add_result(match: re.Match[str]) -> str:
+            result = results.get(match[1])
+            return f"{match[0]} ({result.verdict}, [figure](../labs/{match[1]}.md#figure))" if result else match[0]
+
+        markdown = re.sub(r"\[([\w-]+)\]\(\.\./labs/\1\.md\)", add_result, markdown)
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
 
