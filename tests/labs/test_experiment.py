@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +19,7 @@ from dragoman.labs.experiment import CONFIRMED, DEPENDS, NOT_CONFIRMED, Check, E
 from dragoman.labs.memory import RECURRENT_POWERS
 from dragoman.labs.registry import EXPERIMENTS
 from dragoman.labs.report import write_markdown, write_markdown_index, write_site
-from dragoman.labs.runner import Trial, read_results, run_experiments
+from dragoman.labs.runner import Trial, read_results, replace_infinite, restore_infinite, run_experiments
 
 NAME = RECURRENT_POWERS.name
 
@@ -43,11 +47,44 @@ def test_the_interval_decides(values: tuple[float, ...], at_least: float, verdic
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
 def test_the_interval_is_that_of_the_t_distribution(values: list[float]) -> None:
-    low, high = find_interval(values)
-    assert (low + high) / 2 == pytest.approx(mean(values), abs=1e-9)
+    center, low, high = find_interval(values)
+    assert center == pytest.approx(mean(values), abs=1e-9)
+    assert (low + high) / 2 == pytest.approx(center, abs=1e-9)
     quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
     expected = 2 * quantiles[len(values) - 1] * stdev(values) / len(values) ** 0.5
     assert high - low == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("values", "verdict"), [((1e4, 1e5, 1e6), CONFIRMED), ((0.5, 1e9, 1e3), DEPENDS)])
+def test_ratios_are_compared_on_a_logarithmic_scale(values: tuple[float, ...], verdict: str) -> None:
+    check = Check("x", lambda trials: trials["model"]["x"], at_least=10, ratio=True)
+    inverse = Check("x", lambda trials: 1 / trials["model"]["x"], at_most=0.1, ratio=True)
+    result, mirrored = check.judge(make_table(*values)), inverse.judge(make_table(*values))
+    assert result.verdict == mirrored.verdict == verdict
+    assert result.mean == pytest.approx(1 / mirrored.mean)
+    assert (result.low, result.high) == pytest.approx((1 / mirrored.high, 1 / mirrored.low))
+
+
+@pytest.mark.parametrize("control", [True, False])
+@pytest.mark.parametrize("claims", [(True, True), (True, False), (False, False)])
+def test_a_control_is_no_evidence(control: bool, claims: tuple[bool, ...]) -> None:
+    """The verdict is that of the claim alone if the control holds, and undecided if it fails."""
+    checks = [Check("claim", lambda _, held=held: float(held), at_least=1) for held in claims]  # type: ignore[misc]
+    checks.append(Check("control", lambda _: float(control), at_least=1, control=True))
+    verdict, results = replace(RECURRENT_POWERS, checks=tuple(checks)).judge(make_table(1.0, 2.0))
+    assert len(results) == 3
+    expected = {(True, True): CONFIRMED, (True, False): DEPENDS, (False, False): NOT_CONFIRMED}[claims]
+    assert verdict == (expected if control else DEPENDS)
+
+
+NUMBER = st.sampled_from([0.5, -2.25, -0.0, 3, math.inf, -math.inf, math.nan])
+
+
+@given(st.recursive(NUMBER, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc", max_size=3), inner)))
+def test_kept_numbers_are_read_back(value: Any) -> None:
+    """Numbers that are not finite are read back too, although JSON has none."""
+    kept = json.loads(json.dumps(replace_infinite(value), allow_nan=False))
+    assert repr(restore_infinite(kept)) == repr(value)
 
 
 def test_only_common_seeds_count() -> None:
@@ -108,6 +145,11 @@ def test_the_site_has_all_results(tmp_path: Path) -> None:
     assert f'href="{NAME}.html"' in index
     assert result.verdict in index
     assert read_results(tmp_path / "site")[NAME].table == result.table
+    [other] = run_experiments(["cell-keeps"], out=tmp_path, quick=True)
+    write_site([other], tmp_path / "site")
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert f'href="{NAME}.html"' in index
+    assert 'href="cell-keeps.html"' in index
     (tmp_path / "site" / f"{NAME}.json").write_text("[]")
     with pytest.raises(UserError, match="not the result of an experiment"):
         read_results(tmp_path / "site")

@@ -14,10 +14,10 @@ def check_quick_run(experiment: Experiment, folder: Path) -> Result:
     """Run an experiment quickly and return its result. A law must be confirmed; figures and pages must render."""
     [result] = run_experiments([experiment.name], out=folder, quick=True)
     assert set(result.table) == set(experiment.conditions)
-    for check in result.checks:
-        assert all(value == value for value in check.values), f"{check.text}: not a number"
+    for checked in result.checks:
+        assert all(value == value for value in checked.values), f"{checked.check.text}: not a number"
         if experiment.law:
-            assert check.verdict == CONFIRMED, f"{check.text}: {check.values}"
+            assert checked.verdict == CONFIRMED, f"{checked.check.text}: {checked.values}"
     figures = experiment.plot(result.table)
     assert figures
     assert all(figure.chart.series and all(series.points for series in figure.chart.series) for figure in figures)

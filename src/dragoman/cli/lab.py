@@ -19,7 +19,9 @@ def lab_command(
     quick: Annotated[bool, Option("--quick", help="a small version: one seed and about 15 seconds on a CPU")] = False,
     run_all: Annotated[bool, Option("--all", help="run all experiments")] = False,
     out_folder: Annotated[Path, Option("-o", "--out", help="folder for measurements and models")] = Path("runs/labs"),
-    report: Annotated[Path | None, Option(help="folder for the pages; default: OUT/quick or OUT/full")] = None,
+    report: Annotated[
+        Path | None, Option(help="folder for the pages, added to those already there; default: OUT/quick or OUT/full")
+    ] = None,
     seeds: Annotated[int, Option(min=0, help="trials per condition; 0: 1 if quick, else 3 or more")] = 0,
     jobs: Annotated[int, Option(min=1, help="trials in parallel")] = 1,
     device: opt.Device = "auto",
@@ -31,6 +33,8 @@ def lab_command(
     """
     if run_all and names:
         raise UserError("--all runs all experiments; give no names with it, or leave it out")
+    if not run_all and not names and (quick or report or seeds):
+        raise UserError("no experiment is named; name some, or run all of them with --all")
     from dragoman.hardware import choose_device
     from dragoman.labs.registry import EXPERIMENTS
     from dragoman.labs.report import format_result, list_experiments, write_site

@@ -158,6 +158,7 @@ ATTRACTOR = Experiment(
             "accuracy without attractors, one noun after the subject, lowest of all architectures",
             lambda trials: min(trials[name]["plain"][0] for name in ARCHITECTURES),
             at_least=0.9,
+            control=True,
         ),
         Check("accuracy that the vanilla RNN loses", lambda trials: trials[VANILLA_RNN]["drop"], at_least=10),
         Check("how much more it loses at three nouns", lambda trials: trials[VANILLA_RNN]["growth"], at_least=5),

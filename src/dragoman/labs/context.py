@@ -199,6 +199,7 @@ PRONOUNS_EXPERIMENT = Experiment(
             "right pronouns that the verb form determines, %",
             lambda trials: trials[DROPPED]["accuracy"][CLUES.index("verb")],
             at_least=90.0,
+            control=True,
         ),
         Check(
             "right pronouns that nothing determines, %",
@@ -209,6 +210,7 @@ PRONOUNS_EXPERIMENT = Experiment(
             "the same pronouns, right if the source has them, %",
             lambda trials: trials[WITH_PRONOUNS]["accuracy"][CLUES.index("nothing")],
             at_least=90.0,
+            control=True,
         ),
     ),
     plot=lambda table: [

@@ -121,6 +121,7 @@ DEPTH = Experiment(
             "accuracy of 2 layers without residual connections, best norm: the task can be learned at all",
             lambda trials: max(trials[name]["accuracy"][0] for name in PLAIN_STACKS),
             at_least=LEARNED,
+            control=True,
         ),
         Check(
             "deepest trained stack with residual connections and pre-norm, as a share of the deepest one",
@@ -279,11 +280,13 @@ LAYER_GRADIENTS = Experiment(
             "first layer / last layer, without residual connections and norms",
             lambda trials: trials["plain, no norm"]["ratio"],
             at_most=1e-2,
+            ratio=True,
         ),
         Check(
             "first layer / last layer, without residual connections, pre-norm",
             lambda trials: trials["plain, pre-norm"]["ratio"],
             at_most=1e-2,
+            ratio=True,
         ),
         Check(
             "first layer / last layer, with residual connections, smallest of all norms",
@@ -354,6 +357,7 @@ VARIANCE = Experiment(
             "variance of the last layer / of the first, without norms",
             lambda trials: trials["residual, no norm"]["growth"],
             at_least=1000,
+            ratio=True,
         ),
         Check(
             "variance of log Var(x_n) that the exponential explains, without norms",
@@ -369,6 +373,7 @@ VARIANCE = Experiment(
             "variance of the last layer / of the first, with pre-norm",
             lambda trials: trials["residual, pre-norm"]["growth"],
             at_most=100,
+            ratio=True,
         ),
     ),
     plot=plot_variance,
@@ -472,6 +477,7 @@ LANDSCAPE = Experiment(
             "loss at the end of training, the larger of the two: both are at a minimum",
             lambda trials: max(trial["training_loss"] for trial in trials.values()),
             at_most=0.1,
+            control=True,
         ),
         Check(
             f"rise of the loss at distance {RADIUS:g}, without / with residual connections",

@@ -52,55 +52,61 @@ class Setup:
 
 @dataclass(frozen=True)
 class Check:
-    """A statement about one number, with the threshold that decides about it. Exactly one threshold is given."""
+    """A statement about one number, with the threshold that decides about it. Exactly one threshold is given.
+
+    The number of a `ratio` is positive, and its seeds may differ by orders of magnitude: it is averaged, and its
+    interval computed, on a logarithmic scale. A `control` is no part of the claim, but must hold for the experiment to
+    say anything about it, such as that the task can be learned at all.
+    """
 
     text: str  # such as "the LSTM reaches at least five times as far as the vanilla cell"
     value: Callable[[Trials], float]
     at_least: float | None = None
     at_most: float | None = None
+    ratio: bool = False
+    control: bool = False
 
     def judge(self, table: Table) -> CheckResult:
         """Compare the mean over all seeds, with its 95 % confidence interval, with the threshold.
 
         The check is confirmed if the whole interval is on the right side, and not confirmed if all of it is on the
-        wrong side. With one seed there is no interval, and the value itself decides.
+        wrong side. With one seed there is no interval, and the value itself decides. NaN decides nothing.
         """
         seeds = set.intersection(*(set(by_seed) for by_seed in table.values()))
         values = [self.value({name: by_seed[seed] for name, by_seed in table.items()}) for seed in sorted(seeds)]
-        low, high = find_interval(values)
+        if self.ratio:
+            logarithms = [math.log(value) if value > 0 else -math.inf for value in values]
+            mean, low, high = map(math.exp, find_interval(logarithms))
+        else:
+            mean, low, high = find_interval(values)
         holds = [
             value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0)
             for value in (low, high)
         ]
-        verdict = CONFIRMED if all(holds) else DEPENDS if any(holds) else NOT_CONFIRMED
-        return CheckResult(self.text, tuple(values), low, high, self.at_least, self.at_most, verdict)
+        verdict = CONFIRMED if all(holds) else DEPENDS if any(holds) or math.isnan(mean) else NOT_CONFIRMED
+        return CheckResult(self, tuple(values), mean, low, high, verdict)
 
 
 class CheckResult(NamedTuple):
-    """A check with its values, one per seed, the confidence interval of their mean, and the verdict."""
+    """A check with its values, one per seed, their mean, its confidence interval, and the verdict."""
 
-    text: str
+    check: Check
     values: tuple[float, ...]
+    mean: float
     low: float
     high: float
-    at_least: float | None
-    at_most: float | None
     verdict: str
 
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
 
-
-def find_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean by Student's t; a single value is its own interval."""
+def find_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean and its 95 % confidence interval by Student's t; a single value is its own interval."""
     count = len(values)
     mean = sum(values) / count
     if count == 1 or not math.isfinite(mean):
-        return mean, mean
+        return mean, mean, mean
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
     half = T_QUANTILES[min(count - 1, len(T_QUANTILES)) - 1] * deviation / math.sqrt(count)
-    return mean - half, mean + half
+    return mean, mean - half, mean + half
 
 
 class Figure(NamedTuple):
@@ -133,10 +139,15 @@ class Experiment:
     seeds: int = 3
 
     def judge(self, table: Table) -> tuple[str, list[CheckResult]]:
-        """Return the verdict and the results of all checks: confirmed if all are, not confirmed if none is."""
+        """Return the verdict and the results of all checks.
+
+        The claim is confirmed if all checks but the controls are, and not confirmed if none of them is. If a control
+        is not confirmed, the claim has not been tested, and the verdict is that it depends.
+        """
         results = [check.judge(table) for check in self.checks]
-        verdicts = {result.verdict for result in results}
-        return (verdicts.pop() if len(verdicts) == 1 else DEPENDS), results
+        is_tested = all(result.verdict == CONFIRMED for result in results if result.check.control)
+        verdicts = {result.verdict for result in results if not result.check.control}
+        return (verdicts.pop() if is_tested and len(verdicts) == 1 else DEPENDS), results
 
 
 def plot_curves(

@@ -284,6 +284,7 @@ CLIPPING = Experiment(
             "final loss with small weights, no clipping: learned, so that large weights are the cause",
             lambda trials: trials[SMALL_FREE]["final"],
             at_most=math.log(CLIP_SYMBOLS) / 10,
+            control=True,
         ),
     ),
     plot=plot_clipping,
@@ -407,8 +408,15 @@ REACH = Experiment(
     checks=(
         Check("reach of the vanilla RNN", lambda trials: trials[VANILLA]["reach"], at_most=20),
         Check("reach of the LSTM", lambda trials: trials[LSTM]["reach"], at_least=50),
-        Check("reach of the LSTM in multiples of the vanilla RNN's", compare_reach(LSTM, VANILLA), at_least=5),
-        Check("the same, classical initialisation", compare_reach(LSTM_CLASSICAL, VANILLA_CLASSICAL), at_least=5),
+        Check(
+            "reach of the LSTM in multiples of the vanilla RNN's", compare_reach(LSTM, VANILLA), at_least=5, ratio=True
+        ),
+        Check(
+            "the same, classical initialisation",
+            compare_reach(LSTM_CLASSICAL, VANILLA_CLASSICAL),
+            at_least=5,
+            ratio=True,
+        ),
         Check(
             "part of the distances that the LSTM with attention reaches",
             lambda trials: trials[LSTM_ATTENTION]["share"],

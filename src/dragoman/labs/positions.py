@@ -367,6 +367,7 @@ EXTRAPOLATION = Experiment(
             "accuracy at the length of training, worst of the five encodings",
             lambda trials: min(trials[name]["trained"] for name in EXTRAPOLATED[:5]),
             at_least=0.95,
+            control=True,
         ),
         Check(
             "accuracy that sinusoidal positions lose at four times the length", find_loss("sinusoidal"), at_least=0.2

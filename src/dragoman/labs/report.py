@@ -8,9 +8,9 @@ from pathlib import Path
 from dragoman.evaluation.figures import render_chart
 from dragoman.inspection.page import load_page_template
 from dragoman.io import format_json, write_text
-from dragoman.labs.experiment import CheckResult, Experiment
+from dragoman.labs.experiment import Check, CheckResult, Experiment
 from dragoman.labs.registry import EXPERIMENTS, GROUPS
-from dragoman.labs.runner import Result
+from dragoman.labs.runner import Result, read_results
 
 TEMPLATES = "dragoman.labs"
 FIGURE_WIDTH = 760  # pixels
@@ -21,18 +21,21 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def format_values(check: CheckResult) -> str:
+def format_values(result: CheckResult) -> str:
     """Return the measured value of a check: its mean and, for several seeds, the confidence interval."""
-    if len(check.values) == 1:
-        return format_number(check.mean)
-    return f"{format_number(check.mean)} ({format_number(check.low)} to {format_number(check.high)})"
+    if len(result.values) == 1:
+        return format_number(result.mean)
+    return f"{format_number(result.mean)} ({format_number(result.low)} to {format_number(result.high)})"
 
 
-def format_threshold(check: CheckResult) -> str:
-    at_least = check.at_least is not None
-    threshold = check.at_least if at_least else check.at_most
+def format_threshold(check: Check) -> str:
+    threshold = check.at_least if check.at_least is not None else check.at_most
     assert threshold is not None
-    return f"{'at least' if at_least else 'at most'} {format_number(threshold)}"
+    return f"{'at least' if check.at_least is not None else 'at most'} {format_number(threshold)}"
+
+
+def format_verdict(result: CheckResult) -> str:
+    return result.verdict + " (control)" * result.check.control
 
 
 def describe_run(result: Result) -> str:
@@ -46,10 +49,11 @@ def format_result(result: Result) -> str:
     """Return claim, checks and verdict of a result as text."""
     experiment = result.experiment
     lines = [f"{experiment.title}  ({experiment.name})", f"  claim: {experiment.claim} ({experiment.lecture})"]
-    lines.append(f"  measured: {experiment.method}")
+    lines += [f"  measured: {experiment.method}", f"  predict: {experiment.predict}"]
     lines += [
-        f"  - {check.text}: {format_values(check)}, threshold: {format_threshold(check)}; {check.verdict}"
-        for check in result.checks
+        f"  - {checked.check.text}: {format_values(checked)}, threshold: {format_threshold(checked.check)}; "
+        f"{format_verdict(checked)}"
+        for checked in result.checks
     ]
     return "\n".join([*lines, f"  verdict: {result.verdict}  [{describe_run(result)}]"])
 
@@ -66,7 +70,7 @@ def list_experiments() -> Iterator[str]:
 def render_result(result: Result) -> str:
     """Return the page of an experiment and its result."""
     figures = [(f.caption, render_chart(f.chart, width=FIGURE_WIDTH)) for f in result.experiment.plot(result.table)]
-    rows = [(c.text, format_threshold(c), format_values(c), c.verdict) for c in result.checks]
+    rows = [(c.check.text, format_threshold(c.check), format_values(c), format_verdict(c)) for c in result.checks]
     return load_page_template("lab.html", TEMPLATES).render(
         title=result.experiment.title,
         experiment=result.experiment,
@@ -78,13 +82,13 @@ def render_result(result: Result) -> str:
 
 
 def write_site(results: Sequence[Result], folder: Path) -> None:
-    """Write a page and a JSON file for each result, and index.html with all verdicts."""
+    """Write a page and a JSON file for each result, and index.html with their verdicts and those already there."""
     folder.mkdir(parents=True, exist_ok=True)
+    by_name = read_results(folder) | {result.experiment.name: result for result in results}
     for result in results:
         name = result.experiment.name
         write_text(folder / f"{name}.json", format_json(result.to_json()) + "\n")
         write_text(folder / f"{name}.html", render_result(result))
-    by_name = {result.experiment.name: result for result in results}
     groups = {
         title: [by_name[name] for name in group if name in by_name]
         for title, group in GROUPS.items()
@@ -102,10 +106,7 @@ def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[st
     yield f"**How it is tested.** {experiment.method} The code is [{source}](../../src/{source}).\n"
     yield "The thresholds were fixed before the experiment ran:\n"
     for check in experiment.checks:
-        bound = "at least" if check.at_least is not None else "at most"
-        threshold = check.at_least if check.at_least is not None else check.at_most
-        assert threshold is not None
-        yield f"- {check.text}: {bound} {format_number(threshold)}"
+        yield f"- {'control: ' * check.control}{check.text}: {format_threshold(check)}"
     yield f"\n**Predict.** {experiment.predict}\n"
     yield f"**Run.**\n\n```bash\ndragoman lab {experiment.name} --quick\n```\n"
     if result is None:
@@ -114,7 +115,8 @@ def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[st
     yield f"**Compare.** [Verdict](index.md) of the full version: **{result.verdict}**.\n"
     yield "| check | threshold | measured (95 % interval) | verdict |\n|---|---|---|---|"
     for row in result.checks:
-        yield f"| {row.text} | {format_threshold(row)} | {format_values(row)} | {row.verdict} |"
+        cells = (row.check.text, format_threshold(row.check), format_values(row), format_verdict(row))
+        yield f"| {' | '.join(cells)} |"
     for number, (caption, chart) in enumerate(experiment.plot(result.table), 1):
         name = "figure" if number == 1 else f"figure-{number}"
         svg = render_chart(chart, width=FIGURE_WIDTH)
@@ -130,8 +132,10 @@ def write_markdown_index(results: Mapping[str, Result]) -> Iterator[str]:
     yield "before it shows the result. A law follows from the formulas; other claims are tendencies.\n"
     yield "A check compares the mean over seeds, with its 95 % confidence interval, with a threshold that was fixed"
     yield "before. It is *confirmed* if the whole interval is on the right side, *not confirmed* if all of it is on the"
-    yield "wrong side, and it *depends* if the threshold is inside: more seeds would tell. A claim is confirmed if all"
-    yield "of its checks are, not confirmed if none is, and depends if they differ; then its page says on what.\n"
+    yield "wrong side, and it *depends* if the threshold is inside: more seeds would tell. The mean and the interval of"
+    yield "a ratio are computed on a logarithmic scale. A *control* shows that the experiment can tell at all.\n"
+    yield "A claim is confirmed if all of its checks are, and not confirmed if none is. It depends if they differ or if"
+    yield "a control fails: its page says which.\n"
     for title, group in GROUPS.items():
         yield f"## {title}\n\n| experiment | question | verdict |\n|---|---|---|"
         for name, experiment in group.items():

@@ -56,8 +56,18 @@ class Result:
         return sorted(next(iter(self.table.values())))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as nested dictionaries; numbers that are not finite become null."""
-        checks = [{"text": c.text, "verdict": c.verdict, "values": list(c.values)} for c in self.checks]
+        """Return the result as nested dictionaries; numbers that are not finite become strings."""
+        checks = [
+            {
+                "text": c.check.text,
+                "at_least" if c.check.at_least is not None else "at_most": c.check.at_least or c.check.at_most or 0.0,
+                "control": c.check.control,
+                "verdict": c.verdict,
+                "values": list(c.values),
+                "interval": [c.low, c.high],
+            }
+            for c in self.checks
+        ]
         record: dict[str, Any] = replace_infinite(
             {
                 "name": self.experiment.name,
@@ -82,21 +92,21 @@ class Result:
 
 
 def replace_infinite(value: Any) -> Any:
-    """Return nested data with rounded numbers, and None in place of numbers that are not finite."""
+    """Return nested data with rounded numbers, and strings such as "inf" for numbers that are not finite."""
     if isinstance(value, float):
-        return float(f"{value:.{RESULT_DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.{RESULT_DIGITS}g}") if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): replace_infinite(item) for key, item in value.items()}
     return [replace_infinite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def restore_infinite(value: Any) -> Any:
-    """Return nested data with NaN in place of None."""
+    """Return nested data with the numbers that `replace_infinite` turned into strings."""
     if isinstance(value, Mapping):
         return {key: restore_infinite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [restore_infinite(item) for item in value]
-    return math.nan if value is None else value
+    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 @dataclass(frozen=True)

@@ -202,11 +202,13 @@ FEEDFORWARD = Experiment(
             "accuracy of attention with a ReLU network",
             lambda trials: trials["attention, ReLU network"]["accuracy"],
             at_least=0.95,
+            control=True,
         ),
         Check(
             "accuracy of uniform attention alone, which is linear",
             lambda trials: trials["uniform attention alone"]["accuracy"],
             at_most=0.75,
+            control=True,
         ),
         Check(
             "accuracy of attention without a nonlinear network, the better of the two",
