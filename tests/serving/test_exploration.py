@@ -10,6 +10,8 @@ import pytest
 
 import dragoman
 from dragoman.errors import UserError
+from dragoman.inference import next_words
+from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.next_words import is_word_end, list_next_words
 from dragoman.inference.translator import Translator
 from dragoman.serving import exploration
@@ -224,6 +226,26 @@ def test_alternatives_are_cancelled_between_two_steps_of_the_model(
     with pytest.raises(RequestCancelled):
         list_alternatives(Service(state.pool, state.settings), TranslationRequest(texts=[SOURCE]), 8, cancelled)
     assert len(steps) == 2
+
+
+def test_a_beginning_is_read_in_slices_that_can_be_cancelled(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(SOURCE, begin=translate_toy(SOURCE)[:-1])
+    expected = list_next_words(translator, line, 3)
+    calls, counts = list[object](), list[int]()
+
+    def count(_: TorchEngine, work: Callable[[], Any]) -> Any:
+        calls.append(work)
+        return work()
+
+    monkeypatch.setattr(TorchEngine, "run_model", count)
+    for step in (64, 2):
+        monkeypatch.setattr(next_words, "PREFIX_STEP", step)
+        calls.clear()
+        assert list_next_words(translator, line, 3) == expected
+        counts.append(len(calls))
+    assert counts[1] > counts[0] + 2
 
 
 def test_inspections_run_in_the_threads_of_the_model(toy_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:

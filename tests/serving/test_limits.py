@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from dragoman.serving.server import MAX_HEADERS
+from dragoman.serving.service import Service, TranslationRequest
 from dragoman.serving.settings import ServerSettings
 from toy_run import Toy, make_sentences, translate_toy
 from toy_server import ToyServer, serve_in_thread
@@ -55,6 +56,9 @@ def start_request(length: int, *headers: str) -> bytes:
         ({"text": "a" * 1001}, 413, "too_long"),
         ({"text": ["a"] * 4}, 413, "too_long"),
         ({"text": "a" * 20_000}, 413, "too_large"),
+        ({"text": "a", "prefix": "a" * 1000}, 413, "too_long"),
+        ({"text": "a", "terms": ["a" * 500], "context": ["a" * 500]}, 413, "too_long"),
+        ({"text": "a", "avoid": ["a"] * 600, "context": [""] * 401}, 400, "too_many"),
         ({"text": "a", "nbest": 21}, 400, "too_many"),
         ({"text": "a", "beam": 0}, 400, "invalid_field"),
         ({"text": 5}, 400, "invalid_field"),
@@ -72,6 +76,15 @@ def test_bad_requests_get_a_sentence(server: ToyServer, body: dict[str, object],
     assert error["code"] == code
     assert 5 < len(error["message"]) < 300
     assert "\n" not in error["message"]
+
+
+def test_lines_do_not_copy_the_context_of_their_request(server: ToyServer) -> None:
+    state, texts = server.app.state.server, ["a", "b", "c"]
+    service = Service(state.pool, state.settings)
+    request = TranslationRequest(texts=[], context=("x", "y"), optional_context=("z",))
+    assert all(line.context is request.context for line in service.make_lines(texts, request, 0))
+    contexts = [line.context for line in service.make_lines(texts, request, 2)]
+    assert contexts == [("y", "z"), ("z", "a"), ("a", "b")]
 
 
 @pytest.mark.parametrize(

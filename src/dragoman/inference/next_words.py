@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -33,6 +34,7 @@ from dragoman.inference.translator import SourceSegment, Translator
 from dragoman.types import BOS, EOS, Line
 
 MAX_WORD_TOKENS = 40  # longer spellings are given up; words of bytes have many tokens
+PREFIX_STEP = 64  # tokens of the beginning that the model reads between two checks for cancellation
 SPARE = 8  # unfinished spellings kept in addition to twice the number of words that is asked for
 INSIDE_WORDS = "'’-"  # marks that join two parts of a word, such as "don't" or "well-known"
 # The kinds of characters, by which words are told apart; BYTE continues a character, EMPTY is a special token
@@ -106,7 +108,8 @@ def is_word_end(beginning: str, text: str) -> bool:
 def list_next_words(translator: Translator, line: Line, count: int) -> list[NextWord]:
     """Return up to `count` words that can follow `line.begin` in the translation of a line, most probable first.
 
-    Each step of the model is one piece of work for the engine of the translator, which may be shared and cancelled.
+    Each step of the model, and each slice of the beginning, is one piece of work for the engine of the translator,
+    which may be shared and cancelled.
     """
     segment = get_single_segment(translator, line)
     tokenizer, model, device = translator.tokenizers.target, translator.model, translator.device
@@ -119,10 +122,13 @@ def list_next_words(translator: Translator, line: Line, count: int) -> list[Next
     spellings: list[tuple[list[int], float]] = [([], 1.0)]  # tokens and probability, most probable first
 
     @torch.inference_mode()  # which counts for one thread
-    def read_prefix() -> tuple[Tensor, Any]:
+    def start() -> Any:
         source_BS, real_BS, features = collate_source(segment, device)
-        state = model.start(source_BS, real_BS, **features)
-        for token in (BOS, *prefix):
+        return model.start(source_BS, real_BS, **features)
+
+    @torch.inference_mode()
+    def read(state: Any, tokens: Sequence[int]) -> tuple[Tensor, Any]:
+        for token in tokens:
             logp_NV, state = model.step(torch.tensor([token], device=device), state)
         return logp_NV, state
 
@@ -132,7 +138,9 @@ def list_next_words(translator: Translator, line: Line, count: int) -> list[Next
         return model.step(token_K, state.select(rows_K))
 
     with eval_mode(model):
-        logp_NV, state = translator.engine.run_model(read_prefix)
+        state, given = translator.engine.run_model(start), (BOS, *prefix)
+        for index in range(0, len(given), PREFIX_STEP):
+            logp_NV, state = translator.engine.run_model(partial(read, state, given[index : index + PREFIX_STEP]))
         for _ in range(steps):
             p_KV = logp_NV.double().exp().cpu().numpy()[:, : len(kind_V)]
             extended: list[tuple[float, int, int]] = []  # probability, index of the spelling, next token

@@ -25,6 +25,7 @@ from dragoman.types import Hypothesis, Line
 
 UNITS_PER_STEP = 64  # of a document: translated together; then progress is reported
 AUTO = "auto"  # the source language is to be detected
+MAX_ENTRIES = 1000  # terms and sentences of context in a request: each takes more memory than its characters
 CERTAIN = 0.95  # probability with which a text is in the target language, if it is not translated for that reason
 ALREADY_TRANSLATED = ("not translated: already in the target language",)
 
@@ -53,8 +54,13 @@ class TranslationRequest:
 
     @property
     def characters(self) -> int:
-        """The number of characters of all texts."""
-        return sum(map(len, self.texts))
+        """The number of characters of all texts and of the prefix: what a key is charged for."""
+        return sum(map(len, self.texts)) + len(self.prefix)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The terms and the context, which are limited but not charged."""
+        return (*self.terms, *self.avoid, *self.context, *self.optional_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +206,8 @@ class Service:
 
     def check(self, request: TranslationRequest) -> None:
         """Raise a RequestError for a request that is larger than the settings allow. Handlers call it at first."""
-        settings, characters = self.settings, request.characters
+        settings, entries = self.settings, request.entries
+        characters = request.characters + sum(map(len, entries))
         problem = ""
         if characters > settings.max_characters:
             problem = f"the request has {characters:,} characters, and {settings.max_characters:,} are allowed"
@@ -212,6 +219,9 @@ class Service:
             raise RequestError(
                 400, "too_many", f"a request may have {settings.max_nbest} translations per text at most"
             )
+        if len(entries) > MAX_ENTRIES:
+            message = f"the request has {len(entries):,} terms and sentences of context; give {MAX_ENTRIES:,} at most"
+            raise RequestError(400, "too_many", message)
 
     def choose_route(self, text: str, request: TranslationRequest) -> tuple[Route | None, Detection | None]:
         """Return the model and direction for a text, and its language if that had to be detected.
@@ -255,8 +265,12 @@ class Service:
         `context` is the number of previous lines that the model reads before each line.
         """
         lines = []
+        previous = (*request.context, *request.optional_context, *texts)
+        first = len(previous) - len(texts)
         for number, text in enumerate(texts):
-            before = (*request.context, *((*request.optional_context, *texts[:number])[-context:] if context else ()))
+            end = first + number
+            # Without context the lines share the tuple, which the translator refuses unless it is empty.
+            before = previous[max(end - context, 0) : end] if context else request.context
             terms, prefix = (request.terms, request.prefix) if number == 0 else ((), "")
             line = Line(text, terms=terms, avoid=request.avoid, begin=prefix, context=before)
             lines.append(request.glossary.add_terms(line) if request.glossary else line)
