@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
 from dragoman.serving.api import TranslateAnswer
-from toy_run import make_sentences, translate_toy
+from dragoman.serving.app import create_app
+from dragoman.serving.keys import add_key
+from dragoman.serving.settings import ServerSettings
+from toy_run import Toy, make_sentences, translate_toy
 from toy_server import ToyServer
+
+
+def send(app: ASGIApp, method: str, path: str, *, root: str = "", **request: Any) -> httpx.Response:
+    """Return the answer of an application in this process."""
+
+    async def answer() -> httpx.Response:
+        transport = httpx.ASGITransport(app, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(answer())
 
 
 def test_the_answer_is_described(toy_server: ToyServer) -> None:
@@ -37,3 +61,32 @@ def test_a_text_is_translated(toy_server: ToyServer) -> None:
     answer = toy_server.client.post("/api/translate", json={"text": source})
     assert answer.status_code == 200
     assert answer.json()["translations"][0]["text"] == translate_toy(source)
+
+
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_a_root_path_changes_nothing(toy: Toy, tmp_path: Path, is_mounted: bool) -> None:
+    """Neither that of an application in which this one is mounted, nor that of a server behind a proxy."""
+    add_key(tmp_path / "keys.json", "a")
+    app = create_app([toy.run], ServerSettings(keys_file=tmp_path / "keys.json", max_body=1000, log_requests=False))
+    outer, root = (Starlette(routes=[Mount("/mt", app)]), "") if is_mounted else (app, "/mt")
+
+    def post(path: str, **request: Any) -> httpx.Response:
+        return send(outer, "POST", f"/mt{path}", root=root, **request)
+
+    assert post("/api/translate", json={"text": "ba."}).json()["error"]["code"] == "key_missing"
+    assert list(post("/v2/nothing").json()) == ["message", "detail"]
+    fields, file = {"source": "en", "target": "de"}, {"file": ("a.txt", b"ba." * 1000)}
+    assert "API key" in post("/translate_file", data=fields, files=file).json()["error"]  # not too large
+    app.state.server.is_loaded = False
+    assert send(outer, "GET", "/mt/health", root=root).status_code == 200
+
+
+def test_only_uploads_may_be_large(toy: Toy) -> None:
+    app = create_app([toy.run], ServerSettings(open_access=True, max_body=1000, log_requests=False))
+    file = {"file": ("a.txt", b"ba.\n" * 1000)}
+    assert send(app, "POST", "/translate_file", data={"source": "en", "target": "de"}, files=file).status_code == 200
+    assert send(app, "POST", "/translate_file", json={"source": "en" * 1000}).status_code == 400
+    assert send(app, "POST", "/api/documents", json={"source": "en" * 1000}).status_code == 413
+    assert send(app, "POST", "/v2/documents", files=file).status_code == 413
+    refused = send(app, "POST", "/translate_file", json={"source": "en"})
+    assert "missing file" in refused.json()["error"]

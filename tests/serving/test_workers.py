@@ -159,13 +159,19 @@ def test_a_full_server_says_when_to_try_again(toy: Toy, slow: SlowTranslate) -> 
 
 def send_request(connection: Any) -> None:
     body = b'{"text": "ba."}'
-    head = "POST /api/translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
-def test_a_request_whose_client_has_gone_is_cancelled(toy_server: ToyServer, slow: SlowTranslate) -> None:
+QUERY_REQUEST = b"POST /translate?q=ba.&source=en&target=de HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("send", [send_request, lambda connection: connection.sendall(QUERY_REQUEST)])
+def test_a_request_whose_client_has_gone_is_cancelled(
+    toy_server: ToyServer, slow: SlowTranslate, send: Callable[[Any], None]
+) -> None:
     with toy_server.connect() as connection:
-        send_request(connection)
+        send(connection)
         assert slow.started.acquire(timeout=SECONDS)
     assert slow.cancelled.acquire(timeout=SECONDS)
     deadline = time.monotonic() + SECONDS

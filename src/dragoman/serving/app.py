@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from dragoman.errors import UserError
 from dragoman.progress import WARNING, log
-from dragoman.serving.access import Access
+from dragoman.serving.access import Access, current_request
 from dragoman.serving.admin import make_admin_router
 from dragoman.serving.api import make_router
 from dragoman.serving.deepl import make_deepl_router
@@ -147,9 +147,9 @@ async def run_background_work(app: FastAPI) -> AsyncIterator[None]:
             log(f"the last counts of the API keys could not be written: {error}", WARNING)
 
 
-def render_exception(request: Request, error: Exception) -> Response:
+def render_exception(_: Request, error: Exception) -> Response:
     """Answer with an error in the form of the protocol of the path."""
-    status, headers, body = format_error(request.url.path, to_request_error(error))
+    status, headers, body = format_error(current_request().path, to_request_error(error))
     allowed: Any = getattr(error, "headers", None) or {}  # such as Allow, of a 405
     return Response(body, status, {**dict(allowed), **{name.decode(): value.decode() for name, value in headers}})
 

@@ -19,7 +19,15 @@ from dragoman.inference.constraints import Glossary
 from dragoman.serving.access import Access, authorize, current_key, find_owner, read_query_key
 from dragoman.serving.document_jobs import DocumentJob, DocumentJobs, DocumentRequest, respond_with_document
 from dragoman.serving.errors import RequestError
-from dragoman.serving.fields import RequestFields, Upload, describe_body, parse_fields, read_fields, read_form
+from dragoman.serving.fields import (
+    RequestFields,
+    Upload,
+    describe_body,
+    parse_fields,
+    read_fields,
+    read_form,
+    read_form_fields,
+)
 from dragoman.serving.glossaries import (
     GlossaryStore,
     StoredGlossary,
@@ -187,7 +195,7 @@ def add_document_routes(router: APIRouter, service: Service, jobs: DocumentJobs,
     @router.post("/document", openapi_extra=describe_body(DocumentFields, with_file=True))
     async def upload_document(http: Request) -> dict[str, str]:
         """Translate a document, for which clients need not wait."""
-        raw = await read_fields(http)
+        raw = await read_form_fields(http)
         file = raw.pop("file", None)
         if not isinstance(file, Upload):
             raise RequestError(400, "missing_field", "file: missing")

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from dragoman.serving.access import find_owner
 from dragoman.serving.document_jobs import DocumentJob, DocumentJobs, DocumentRequest, respond_with_document
 from dragoman.serving.errors import RequestError
-from dragoman.serving.fields import RequestFields, Upload, describe_body, parse_fields, read_fields
+from dragoman.serving.fields import RequestFields, Upload, describe_body, parse_fields, read_form_fields
 from dragoman.serving.glossaries import GlossaryStore, StoredGlossary
 from dragoman.serving.language_index import parse_code
 from dragoman.serving.service import AUTO, Service, TranslationRequest
@@ -48,7 +48,7 @@ def make_document_router(
     @router.post("/documents", status_code=202, openapi_extra=describe_body(DocumentBody, with_file=True))
     async def upload(http: Request) -> dict[str, Any]:
         """Translate a document; the answer comes at once and has the id by which to ask for the result."""
-        raw = await read_fields(http)
+        raw = await read_form_fields(http)
         file = raw.pop("file", None)
         if not isinstance(file, Upload) or not file.name:
             raise RequestError(400, "missing_field", "file: missing")

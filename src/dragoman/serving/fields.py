@@ -65,6 +65,7 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 async def read_form(request: Request) -> list[tuple[str, str | Upload]]:
     """Return the form in the body of a request; an empty one if the body is no form. Accept one on GET, too."""
     if not request.headers.get("content-type", "").lower().startswith(FORM_TYPES):
+        await request.body()  # what follows a body tells whether the client still waits
         return []
     try:
         async with request.form(max_files=8, max_fields=MAX_FORM_FIELDS, max_part_size=2_000_000) as form:
@@ -83,8 +84,11 @@ async def read_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, 
 
     Of a form, the fields in `lists` are lists, since they may be repeated. Of others, the first value counts.
     """
-    if is_json(request):
-        return await read_json_object(request)
+    return await read_json_object(request) if is_json(request) else await read_form_fields(request, lists)
+
+
+async def read_form_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the fields of the query and the form together, as `read_fields` does. Documents come in forms only."""
     fields: dict[str, Any] = {}
     for name, value in [*request.query_params.multi_items(), *await read_form(request)]:
         if name in lists:

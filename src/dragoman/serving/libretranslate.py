@@ -18,7 +18,15 @@ from dragoman.documents.formats import list_suffixes
 from dragoman.serving.access import authorize
 from dragoman.serving.document_jobs import DocumentJobs, DocumentRequest, respond_with_document
 from dragoman.serving.errors import RequestError
-from dragoman.serving.fields import RequestFields, Upload, describe_body, is_json, parse_fields, read_fields
+from dragoman.serving.fields import (
+    RequestFields,
+    Upload,
+    describe_body,
+    is_json,
+    parse_fields,
+    read_fields,
+    read_form_fields,
+)
 from dragoman.serving.language_index import name_code, parse_code
 from dragoman.serving.service import AUTO, Detection, Service, Translation, TranslationRequest
 from dragoman.serving.workers import WorkerPool
@@ -125,7 +133,7 @@ def add_file_routes(router: APIRouter, service: Service, jobs: DocumentJobs) -> 
     @router.post("/translate_file", openapi_extra=describe_body(FileFields, with_file=True))
     async def translate_file(http: Request) -> dict[str, Any]:
         """Translate a document; the answer has the address of the translated one."""
-        raw = await read_fields(http)
+        raw = await read_form_fields(http)
         file = raw.pop("file", None)
         if not isinstance(file, Upload) or not file.name:
             raise RequestError(400, "missing_field", "Invalid request: missing file parameter")

@@ -34,7 +34,7 @@ SECURITY_HEADERS = [
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
-DOCUMENT_PATHS = ("/api/documents", "/v2/document", "/translate_file")
+UPLOAD_PATHS = ("/api/documents", "/v2/document", "/translate_file")
 MULTIPART_ALLOWANCE = 100_000  # bytes of a form around the document
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 # Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
@@ -74,11 +74,11 @@ class RequestMiddleware:
         request = RequestContext(
             id=given_id if REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex,
             method=scope["method"],
-            path=scope["path"],
+            path=find_route_path(scope),
             receive=receive,
             is_local=client in LOCAL_ADDRESSES or client.startswith("127."),
         )
-        limit = self._find_limit(request.path)
+        limit = self._find_limit(request.path, headers)
         respond = self._add_headers(request, send)
 
         async def receive_limited() -> Message:
@@ -111,9 +111,9 @@ class RequestMiddleware:
             self.metrics.observe(request, seconds)
             self.log.log_request(request, seconds)
 
-    def _find_limit(self, path: str) -> int:
+    def _find_limit(self, path: str, headers: Headers) -> int:
         """Return how many bytes the body of a request may have."""
-        if path.startswith(DOCUMENT_PATHS):
+        if path in UPLOAD_PATHS and headers.get("content-type", "").lower().startswith("multipart/form-data"):
             return self.settings.max_document + MULTIPART_ALLOWANCE
         return self.settings.max_body
 
@@ -170,6 +170,13 @@ def format_error(path: str, error: RequestError) -> tuple[int, list[tuple[bytes,
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return status, headers, body
+
+
+def find_route_path(scope: Scope) -> str:
+    """Return the path of a request without the root path, under which a proxy or another application has mounted us."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    is_below = root and (path == root or path.startswith(root + "/"))
+    return path[len(root) :] or "/" if is_below else path
 
 
 def find_route(scope: Scope, request: RequestContext) -> str:

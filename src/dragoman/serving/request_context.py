@@ -19,7 +19,7 @@ class RequestContext:
 
     id: str
     method: str
-    path: str
+    path: str  # without the root path
     receive: Callable[[], Awaitable[Message]]  # of ASGI
     is_local: bool  # the client runs on this machine
     start: float = field(default_factory=time.perf_counter)
