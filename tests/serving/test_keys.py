@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from dragoman.serving import keys as key_module
 from dragoman.serving.app import create_app, make_app
 from dragoman.serving.errors import RequestError
 from dragoman.serving.keys import KeyStore, add_key, read_keys, remove_key
+from dragoman.serving.service import Service
 from dragoman.serving.settings import ServerSettings
 from toy_run import Call, Toy, assert_user_error, make_sentences
 from toy_server import ToyServer, serve_in_thread
@@ -62,7 +64,7 @@ def test_a_key_is_required(server: ToyServer) -> None:
 
 def test_a_request_without_key_is_refused_before_its_body_is_read(server: ToyServer) -> None:
     with server.connect() as connection:
-        connection.sendall(b"POST /api/translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        connection.sendall(b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n")
         assert connection.makefile("rb").readline().split()[1] == b"401"
 
 
@@ -201,6 +203,24 @@ def test_a_refused_request_costs_nothing(server: ToyServer) -> None:
     key = make_key(server, "refused", characters_per_month=1000)
     assert translate(server, f"Bearer {key}", "a" * 30_000).status_code == 413
     store = server.app.state.server.keys
+    assert store.usage(store.find(key))[0] == 0
+
+
+def test_a_failed_request_costs_nothing(server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = make_key(server, "failed", characters_per_month=1000)
+    store, header = server.app.state.server.keys, f"Bearer {key}"
+
+    errors: list[Exception] = [RuntimeError(), RequestError(429, "busy", ""), RequestError(404, "unknown_model", "")]
+    with monkeypatch.context() as broken:
+        broken.setattr(Service, "translate", Mock(side_effect=errors))
+        for _ in errors:
+            assert translate(server, header).status_code >= 400
+            assert store.usage(store.find(key))[0] == 0
+    server.client.post("/api/detect", json={"text": TEXT}, headers={"authorization": header}).raise_for_status()
+    assert store.usage(store.find(key))[0] == 0
+    assert translate(server, header).status_code == 200
+    store.refresh()
+    store.return_characters(store.find(key), 2 * len(TEXT))  # more than there are in this month
     assert store.usage(store.find(key))[0] == 0
 
 

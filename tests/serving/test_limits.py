@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from dragoman.serving import middleware
 from dragoman.serving.server import MAX_HEADERS
 from dragoman.serving.service import Service, TranslationRequest
 from dragoman.serving.settings import ServerSettings
@@ -46,7 +47,7 @@ def read_status(connection: socket.socket) -> int:
 
 
 def start_request(length: int, *headers: str) -> bytes:
-    lines = ["POST /api/translate HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    lines = ["POST /api/translate HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
@@ -149,6 +150,18 @@ def test_a_body_without_length_is_refused_while_it_arrives(server: ToyServer) ->
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
+@pytest.mark.parametrize("path", ["/api/translate", "/translate", "/api/documents"])
+def test_the_bodies_of_all_requests_are_limited(server: ToyServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"text": (None, "ba. " * 100)}
+    with monkeypatch.context() as full:
+        full.setattr(middleware, "MAX_BODIES", 100)
+        request = {"json": {"text": "ba. " * 100}} if path == "/api/translate" else {"files": files}
+        answer = server.client.post(path, **request)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
+    assert "memory" in answer.text
+    assert server.client.post(path, **request).status_code in (200, 400)
+
+
 def test_a_large_body_is_refused_before_it_is_sent(server: ToyServer) -> None:
     with server.connect() as connection:
         connection.sendall(start_request(10**15))
@@ -215,7 +228,7 @@ def test_pipelined_requests_are_answered_in_order(server: ToyServer) -> None:
 )
 def test_ambiguous_requests_are_refused(server: ToyServer, headers: bytes) -> None:
     with server.connect() as connection:
-        connection.sendall(b"POST /api/translate HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n0\r\n\r\n")
+        connection.sendall(b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n\r\n0\r\n\r\n")
         assert read_status(connection) in (400, 408)
 
 
@@ -226,7 +239,7 @@ def test_the_second_request_of_a_connection_is_refused_as_the_first(
     server: ToyServer, start: bytes, status: int
 ) -> None:
     with server.connect() as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         first = b""
         while b"}" not in first:
             first += connection.recv(4096)

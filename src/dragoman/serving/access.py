@@ -42,6 +42,12 @@ class Access:
         self.characters += characters
         request.texts += texts
 
+    def refund(self, request: RequestContext) -> None:
+        """Give back the characters of a request that was not answered."""
+        if request.key and self.store:
+            self.store.return_characters(request.key, request.characters)
+        self.characters -= request.characters
+
 
 def read_header_key(headers: Headers) -> str | None:
     """Return the key in the Authorization header: `Bearer KEY`, or `DeepL-Auth-Key KEY`; None if there is none."""

@@ -113,9 +113,8 @@ def make_description_router(service: Service, workers: WorkerPool) -> APIRouter:
     @router.post("/detect")
     async def detect(body: DetectBody, http: Request) -> dict[str, Any]:
         """Return the languages of the models, best first, with the probability that the text is in each."""
-        request = TranslationRequest(texts=[body.text])
-        service.check(request)
-        authorize(http, None, request.characters)
+        service.check(TranslationRequest(texts=[body.text]))
+        authorize(http)
         found = await workers.run(lambda _: service.detect(body.text))
         return {"languages": [{"language": d.language, "confidence": round(d.confidence, 4)} for d in found]}
 

@@ -74,7 +74,7 @@ async def read_form(request: Request) -> list[tuple[str, str | Upload]]:
                 for name, value in form.multi_items()
             ]
     except (HTTPException, UnicodeError, ValueError) as error:
-        if isinstance(error, HTTPException) and error.status_code == 413:  # from the limit of all requests
+        if isinstance(error, HTTPException) and error.status_code != 400:  # from the limits of all requests
             raise
         raise RequestError(400, "bad_form", "the body is not a valid form") from None
 

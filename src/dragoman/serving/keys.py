@@ -161,6 +161,12 @@ class KeyStore:
                 raise RequestError(403, "quota_exceeded", message)
             self.added[key.name] += characters
 
+    def return_characters(self, key: ApiKey, characters: int) -> None:
+        """Take back characters that were counted, but none of another month."""
+        with self.lock:
+            self._begin_month()
+            self.added[key.name] -= min(characters, self._count(key))
+
     def usage(self, key: ApiKey) -> tuple[int, int]:
         """Return the characters that a key has used in this month, and its limit (0: none)."""
         with self.lock:

@@ -102,7 +102,7 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
         """Return the languages that a text may be in, best first."""
         fields = parse_fields(DetectFields, require_fields(await read_fields(http), "q"))
         service.check(TranslationRequest(texts=[fields.q]))
-        authorize(http, fields.api_key, len(fields.q))
+        authorize(http, fields.api_key)
         found = await workers.run(lambda _: service.detect(fields.q))
         likely = [detection for detection in found if round(100 * detection.confidence) > 0]
         return [describe_detection(detection) for detection in likely] or [describe_detection(None)]

@@ -36,6 +36,7 @@ SECURITY_HEADERS = [
 ]
 UPLOAD_PATHS = ("/api/documents", "/v2/document", "/translate_file")
 MULTIPART_ALLOWANCE = 100_000  # bytes of a form around the document
+MAX_BODIES = 500_000_000  # bytes of the bodies of all unfinished requests
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 # Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
 KEYED_PREFIXES = ("/api/", "/v2/", "/v3/")
@@ -43,7 +44,7 @@ KEYLESS_PATHS = ("/api/settings",)
 BEFORE_READY = re.compile(r"/(health|ready|metrics|openapi\.json|api/settings)?$|.*\.(html|js|css|svg|png|ico)$")
 
 
-class BodyTooLarge(HTTPException):
+class BodyRefused(HTTPException):
     """Raised while a body is read: FastAPI passes this kind of error on, and makes others a 400."""
 
 
@@ -63,6 +64,7 @@ class RequestMiddleware:
     ) -> None:
         self.app, self.settings, self.access, self.metrics, self.log = app, settings, access, metrics, log
         self.is_ready, self.is_stopping = is_ready, is_stopping
+        self.body_bytes = 0  # of all unfinished requests; only used by the thread of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,10 +86,15 @@ class RequestMiddleware:
         async def receive_limited() -> Message:
             message = await receive()
             if message["type"] == "http.request":
-                request.body_bytes += len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                request.body_bytes += size
+                self.body_bytes += size
                 request.has_body = not message.get("more_body", False)
                 if request.body_bytes > limit:
-                    raise BodyTooLarge(413, f"the request has more than the {limit:,} bytes allowed")
+                    raise BodyRefused(413, f"the request has more than the {limit:,} bytes allowed")
+                if self.body_bytes > MAX_BODIES:
+                    busy = "the requests of the server take all the memory allowed; try again later"
+                    raise BodyRefused(429, busy, {"Retry-After": "10"})
             return message
 
         token = CURRENT_REQUEST.set(request)
@@ -106,6 +113,9 @@ class RequestMiddleware:
             await self._answer_error(request, RequestError(500, "internal_error", message), respond)
         finally:
             CURRENT_REQUEST.reset(token)
+            self.body_bytes -= request.body_bytes
+            if request.characters and not 200 <= request.status < 400:  # 0: there was nobody to answer
+                self.access.refund(request)
             request.route = find_route(scope, request)
             seconds = time.perf_counter() - request.start
             self.metrics.observe(request, seconds)
