@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import Counter
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from document_files import GENERATORS, GeneratedFile, translate_unit
-from dragoman.documents.document import Document, MarkedText
+from document_files import GENERATORS, SENTENCE, WORD, GeneratedFile, pack_docx, translate_unit
+from dragoman.documents.document import Document, MarkedText, Unit
 from dragoman.documents.formats import FORMATS, find_format, open_document
 from dragoman.errors import UserError
+from dragoman.inference.markup_projection import place_markup
+from dragoman.inference.word_alignment import AlignedText, find_words
 
 
 def open_generated(file: GeneratedFile) -> Document:
@@ -64,6 +69,162 @@ def test_everything_but_the_text_keeps_its_bytes(name: str) -> None:
             assert translated == file.translated
 
     check()
+
+
+MARKER = "\ue000"  # no file has it
+
+
+def mark_unit(unit: Unit) -> MarkedText:
+    """Translate a text by a marker behind its first letter, so that it is written anew."""
+    position = next(i for i, letter in enumerate(unit.text) if letter.isalpha()) + 1
+    markup = tuple(tag._replace(position=tag.position + (tag.position >= position)) for tag in unit.markup)
+    return MarkedText(unit.text[:position] + MARKER + unit.text[position:], markup)
+
+
+def list_texts(document: Document, data: bytes) -> list[str]:
+    """Return the texts of a file: those of the XML in a DOCX file."""
+    if not data.startswith(b"PK"):
+        return [data.removeprefix(document.file.mark).decode(document.file.encoding)]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return [archive.read(name).decode() for name in archive.namelist() if name.endswith(".xml")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_marker_is_all_that_changes(name: str) -> None:
+    """Every unit is written anew, and without the markers the file is what it was, byte for byte."""
+
+    @settings(max_examples=200)
+    @given(GENERATORS[name]())
+    def check(file: GeneratedFile) -> None:
+        document = open_generated(file)
+        marked = list_texts(document, document.write([mark_unit(unit) for unit in document.units]))
+        filled = document.write([unit.content for unit in document.units])
+        assert [text.replace(MARKER, "") for text in marked] == list_texts(document, filled)
+        assert sum(text.count(MARKER) for text in marked) >= len(document.units)
+        if all(slot.in_place for slot in document.slots):
+            assert filled == file.data
+
+    check()
+
+
+def reverse_words(unit: Unit) -> MarkedText:
+    """Translate a text by the reverse order of its words, with a perfect alignment."""
+    spans = find_words(unit.text, set())
+    words, targets, length = [], [], 0
+    for start, end in reversed(spans):
+        words.append(unit.text[start:end])
+        targets.append((length, length + end - start))
+        length += end - start + 1
+    return place_markup(unit, AlignedText(" ".join(words), spans, targets, np.eye(len(spans))[::-1]))[0]
+
+
+def list_letters(content: Unit | MarkedText) -> list[str]:
+    return [letter for letter in content.text if not letter.isspace() and letter != "*"]
+
+
+def count_tags(content: Unit | MarkedText) -> Counter[str]:
+    """Count the tags of each kind, without comments: before the first word they stand outside of the text."""
+    return Counter(tag.kind for tag in content.markup if not tag.raw.startswith("<!--"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_another_word_order_keeps_the_units(name: str) -> None:
+    """A file is read again after its translation, with the translated units."""
+
+    @settings(max_examples=200)
+    @given(GENERATORS[name]())
+    def check(file: GeneratedFile) -> None:
+        document = open_generated(file)
+        contents = [reverse_words(unit) for unit in document.units]
+        again = open_document(document.write(contents), file.name)
+        if all(slot.in_place for slot in document.slots):
+            assert [list_letters(unit) for unit in again.units] == [list_letters(content) for content in contents]
+            if name not in ("markdown", "docx"):  # ***a* b** has joined tags, and spaces make another base format
+                assert [count_tags(unit) for unit in again.units] == [count_tags(content) for content in contents]
+        else:
+            assert not again.units
+
+    check()
+
+
+FIELD = '<w:r><w:fldChar w:fldCharType="{}"/></w:r>'
+DOCX_PAIRS = [
+    (FIELD.format("begin") + "<w:r><w:instrText>REF x</w:instrText></w:r>" + FIELD.format("separate"),
+     FIELD.format("end")),
+    ("<w:sdt><w:sdtPr/><w:sdtEndPr/><w:sdtContent>", "</w:sdtContent></w:sdt>"),
+    ("<w:smartTag><w:smartTagPr/>", "</w:smartTag>"),
+    ('<w:customXml w:element="x"><w:customXmlPr/>', "</w:customXml>"),
+    ("<w:hyperlink>", "</w:hyperlink>"),
+]  # fmt: skip
+DOCX_SINGLES = [
+    "<w:r><w:tab/></w:r>", "<w:r><w:t>co</w:t><w:softHyphen/><w:t>op</w:t></w:r>", "<!-- c -->", "<?pi <a> > b?>",
+    FIELD.format("begin") + "<w:r><w:instrText>PAGE</w:instrText></w:r>" + FIELD.format("end"),
+]  # fmt: skip
+
+
+@st.composite
+def docx_structures(draw: st.DrawFn) -> str:
+    """Return a paragraph with nested fields, content controls and links, and ranges that may overlap them."""
+    runs = SENTENCE.map(lambda text: f"<w:r><w:t>{text} </w:t></w:r>")
+    pairs = st.sampled_from(DOCX_PAIRS)
+    content = st.recursive(
+        st.lists(runs | st.sampled_from(DOCX_SINGLES), min_size=1, max_size=3),
+        lambda inner: st.tuples(pairs, st.lists(inner, min_size=1, max_size=3)).map(
+            lambda each: [each[0][0], *(piece for pieces in each[1] for piece in pieces), each[0][1]]
+        ),
+        max_leaves=6,
+    )
+    pieces = [piece for part in draw(st.lists(content, min_size=1, max_size=3)) for piece in part]
+    for number in range(draw(st.integers(0, 3))):
+        first, last = sorted((draw(st.integers(0, len(pieces))), draw(st.integers(0, len(pieces)))))
+        kind = draw(st.sampled_from(["bookmark", "commentRange", "perm"]))
+        pieces.insert(last, f'<w:{kind}End w:id="{number}"/>')
+        pieces.insert(first, f'<w:{kind}Start w:id="{number}"/>')
+    return f"<w:p><w:pPr/>{''.join(pieces)}<w:r><w:t>{draw(WORD)}</w:t></w:r></w:p>"
+
+
+def check_structure(element: ElementTree.Element) -> None:
+    """Check that every field is closed in its container, and that properties stand before the content."""
+    children = [child for child in element if isinstance(child.tag, str)]
+    for number, child in enumerate(children):
+        if child.tag.endswith("Pr"):
+            assert all(before.tag.endswith("Pr") for before in children[:number])
+    fields: list[str | None] = []
+    for child in children:
+        for run in (part for part in child if child.tag == "{w}r" and part.tag == "{w}fldChar"):
+            kind = run.get("{w}fldCharType")
+            assert kind == "begin" or fields.pop() in (("begin",) if kind == "separate" else ("begin", "separate"))
+            fields += [kind] if kind != "end" else []
+        check_structure(child)
+    assert not fields
+
+
+@settings(max_examples=300)
+@given(docx_structures())
+def test_another_word_order_keeps_the_structure_of_a_paragraph(paragraph: str) -> None:
+    """Fields, content controls and ranges are what they were, around other words."""
+    document = open_document(pack_docx(f'<w:document xmlns:w="w">{paragraph}</w:document>', "<a/>"), "a.docx")
+    [text] = [
+        text
+        for text in list_texts(document, document.write([reverse_words(unit) for unit in document.units]))
+        if "w:document" in text
+    ]
+    root = ElementTree.fromstring(text)
+    check_structure(root)
+    names = [
+        (element.tag.removesuffix("Start").removesuffix("End"), element.get("{w}id"), element.tag.endswith("Start"))
+        for element in root.iter()
+        if element.get("{w}id")
+    ]
+    starts: set[tuple[str, str | None]] = set()
+    for name, identifier, is_start in names:
+        assert ((name, identifier) in starts) != is_start
+        starts.add((name, identifier))
+    tags = [element.tag for element in root.iter() if element.tag not in ("{w}r", "{w}t")]
+    before = ElementTree.fromstring(f'<w:document xmlns:w="w">{paragraph}</w:document>')
+    assert Counter(tags) == Counter(element.tag for element in before.iter() if element.tag not in ("{w}r", "{w}t"))
+    assert text.count("<!-- c -->") == paragraph.count("<!-- c -->")
+    assert text.count("<?pi <a> > b?>") == paragraph.count("<?pi <a> > b?>")
 
 
 @pytest.mark.parametrize("name", FORMATS)

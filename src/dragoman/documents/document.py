@@ -34,7 +34,7 @@ class Markup(NamedTuple):
     """An inline tag before the character `position` of a text; tags at one position stand in the order of the tuple.
 
     `raw` is how the file writes it. `id` numbers the tags of a unit, and `partner` is the id of the other tag of a
-    pair; a tag without a partner stands alone.
+    pair, or of the other end of a range: both ends of a range stand alone, but must keep their order.
     """
 
     position: int
@@ -221,6 +221,11 @@ class UnitBuilder:
         if kind == "standalone":
             self.ends_in_space = False  # an object between two spaces keeps both
         return number
+
+    def join_range(self, start: int, end: int) -> None:
+        """Make two tags the ends of a range. Unlike pairs, ranges may overlap."""
+        self.markup[start] = self.markup[start]._replace(partner=end)
+        self.markup[end] = self.markup[end]._replace(partner=start)
 
     def add_break(self) -> None:
         """Separate the words on both sides of a line break, which is a tag."""

@@ -4,6 +4,9 @@ A text of a paragraph stands in runs, each with a format. The format of most of 
 format is a pair of tags that end the base run and begin the other one, and the other way round. So a translation is
 spliced into the XML of the paragraph, and everything else keeps its bytes. The paragraphs of a text box are units of
 their own, and the text box is a tag of the paragraph around it.
+
+What must stay in its order is one tag: a field up to its result, and a content control or smart tag up to its content.
+A range, such as a bookmark or a comment, is a pair of tags like a container, unless it overlaps another or a container.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from dragoman.documents.markup_language import (
     Token,
     check_xml,
     find_element_end,
+    list_children,
     read_xml,
     render_xml,
     tokenize_markup,
@@ -46,9 +50,16 @@ MAX_TEXT_BYTES = 32 << 20  # of those with text
 MAX_TAGS = 1_000_000  # of those with text: a tag of four characters becomes a record of some 250 bytes
 MAX_MEMBERS = 20_000
 MAX_NESTING = 40  # of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated
-# Properties, markers of spelling and saving: they are left out where a paragraph is written anew.
-IGNORED = {"proofErr", "lastRenderedPageBreak", "softHyphen"}
-CONTAINERS = {"hyperlink", "ins", "smartTag", "sdt", "sdtContent", "fldSimple", "moveTo", "dir", "bdo"}
+# Markers of spelling and saving: they are left out where a paragraph is written anew.
+IGNORED = {"proofErr", "lastRenderedPageBreak"}
+CONTAINERS = {"hyperlink", "ins", "smartTag", "sdt", "customXml", "fldSimple", "moveTo", "dir", "bdo"}
+CONTAINER_PROPERTIES = {"sdtPr", "sdtEndPr", "smartTagPr", "customXmlPr", "fldData"}  # stand before the content
+MAX_OPEN_RANGES = 200  # of ranges that begin one after another, only the last ones are pairs of tags
+RANGE_END = re.compile(r"(\w+)(Start|End)")  # of a bookmark, a comment, a permission or a change
+MAIN_NAMESPACE = re.compile(
+    r"xmlns(?::([\w.\-]+))?\s*=\s*[\"']http://(?:schemas\.openxmlformats\.org|purl\.oclc\.org/ooxml)"
+    r"/wordprocessingml(?:/2006)?/main[\"']"
+)
 EMPTY_RUN = re.compile(
     r"<w:r(?: [^<>]*)?>(?:<w:rPr>(?:(?!</w:rPr>).)*+</w:rPr>|<w:rPr/>)?<w:t(?: [^<>]*)?></w:t></w:r>", re.S
 )
@@ -103,6 +114,7 @@ def read_docx(data: bytes, name: str, source_language: str = "", target_language
                     if text_bytes > MAX_TEXT_BYTES or tags > MAX_TAGS:
                         raise UserError(f"{name} has too much text or too many tags for one document; split it")
                     files[member.filename] = read_xml(content, f"{name}: {member.filename}")
+                    check_prefix(files[member.filename])
     except UserError:
         raise
     except DAMAGE as error:
@@ -119,6 +131,14 @@ def read_docx(data: bytes, name: str, source_language: str = "", target_language
         add_paragraphs(document, list(tokenize_markup(file.text)), offset)
         offset += len(file.text) + 1
     return document
+
+
+def check_prefix(file: TextFile) -> None:
+    """Refuse XML that writes its paragraphs with another prefix than all programs do: they would not be found."""
+    prefixes = [match[1] or "" for match in MAIN_NAMESPACE.finditer(file.text)]
+    if prefixes and "w" not in prefixes:
+        written = f"<{prefixes[0]}:p>" if prefixes[0] else "<p>"
+        raise UserError(f"{file.name} writes paragraphs as {written} instead of <w:p>; save it again with an editor")
 
 
 def add_paragraphs(document: DocxDocument, tokens: Sequence[Token], offset: int) -> None:
@@ -142,13 +162,16 @@ class Piece(NamedTuple):
     """A part of a paragraph.
 
     `kind` is text; object (in a run) or element (beside the runs), which are written as they are; open or close, the
-    start or the end of a container.
+    start or the end of a container or a field.
     """
 
     kind: str
     raw: str
     format: str = ""  # the properties of the run
     start: int = 0  # in the text of the document
+    end: int = 0
+    field: str = ""  # begin, separate (before its result) or end
+    range: str = ""  # name and id of the range of which this is an end
 
 
 class TagObject(NamedTuple):
@@ -187,14 +210,19 @@ class Paragraph:
         """
         if not self.list_pieces(self.first + 1, self.last):
             return []
+        pieces = join_fields(self.pieces, self.document.file.text)
+        if pieces is None:
+            self.document.skipped += any(piece.kind == "text" and not piece.raw.isspace() for piece in self.pieces)
+            return []
+        pieces = nest_ranges(pieces)
         texts: Counter[str] = Counter()
         depth = 0
-        for piece in self.pieces:
+        for piece in pieces:
             depth += {"open": 1, "close": -1}.get(piece.kind, 0)
             if piece.kind == "text" and not depth:
                 texts[piece.format] += len(piece.raw)
         base = texts.most_common(1)[0][0] if texts else ""
-        builder, objects = build_paragraph(self.pieces, base)
+        builder, objects = build_paragraph(pieces, base)
         if not builder.has_letters():
             return []
         self.objects = objects
@@ -215,25 +243,30 @@ class Paragraph:
         while index < last:
             token = self.tokens[index]
             end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
-            is_content = token.kind in ("open", "empty") and token.name != "pPr" and token.name not in IGNORED
-            if is_content and token.name != "rPr":
+            is_known = bool(token.name) or token.kind in ("comment", "instruction")
+            if not is_known and token.kind != "text":
+                return False
+            if is_known and token.name not in IGNORED | {"pPr", "rPr"}:
                 self.start = index if self.start < 0 else self.start
                 self.end = end
-            if token.name == "r" and token.kind == "open":
-                self.list_run(index, end)
-            elif token.kind == "open" and token.name in CONTAINERS:
-                self.pieces.append(Piece("open", token.raw))
-                if depth == MAX_NESTING or not self.list_pieces(index + 1, end, depth + 1):
+                if token.name == "r" and token.kind == "open":
+                    self.list_run(index, end)
+                elif token.name not in CONTAINERS or token.kind != "open":
+                    self.pieces.append(self.make_piece("element", index, end))
+                elif depth == MAX_NESTING or not self.list_container(index, end, depth):
                     return False
-                self.pieces.append(Piece("close", self.tokens[end].raw))
                 self.end = end  # not the last element inside
-            elif is_content:
-                self.pieces.append(Piece("element", self.raw(index, end), start=token.start + self.offset))
-            elif not token.name and token.kind not in ("text", "comment", "instruction"):
-                return False
             index = end + 1
         self.end = max(self.end, self.start)
         return True
+
+    def list_container(self, first: int, last: int, depth: int) -> bool:
+        """Add the pieces of a container: its start with its properties, its content and its end."""
+        start, end = find_content(self.tokens, first, last)
+        self.pieces.append(self.make_piece("open", first, start - 1))
+        is_known = self.list_pieces(start, end, depth + 1)
+        self.pieces.append(self.make_piece("close", end, last))
+        return is_known
 
     def list_run(self, first: int, last: int) -> None:
         """Add the pieces of a run: its texts, and objects such as tabs, pictures and references to notes."""
@@ -244,11 +277,100 @@ class Paragraph:
             if token.name == "rPr":
                 properties = self.raw(index, end)
             elif token.name == "t" and token.kind == "open":
-                text = "".join(inner.raw for inner in self.tokens[index + 1 : end])
-                self.pieces.append(Piece("text", text, properties))
-            elif token.kind in ("open", "empty") and token.name not in IGNORED and token.name != "t":
-                self.pieces.append(Piece("object", self.raw(index, end), properties, token.start + self.offset))
+                self.list_text(index + 1, end, properties)
+            elif token.kind != "text" and token.name not in IGNORED and token.name != "t":
+                self.pieces.append(self.make_piece("object", index, end, properties))
             index = end + 1
+
+    def list_text(self, first: int, last: int, properties: str) -> None:
+        """Add the text in <w:t>, where comments stand between texts."""
+        index = first
+        while index < last:
+            token = self.tokens[index]
+            end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
+            if token.kind in ("text", "cdata"):
+                text = unescape_xml(token.raw) if token.kind == "text" else token.raw[9:-3]
+                self.pieces.append(Piece("text", text, properties))
+            else:
+                self.pieces.append(self.make_piece("object", index, end, properties))
+            index = end + 1
+
+    def make_piece(self, kind: str, first: int, last: int, properties: str = "") -> Piece:
+        """Return the tokens from `first` to `last` as a piece that is written as it is."""
+        token = self.tokens[first]
+        field = token.get("w:fldCharType") if token.name == "fldChar" else ""
+        match = RANGE_END.fullmatch(token.name)
+        range_key = f"{match[1]} {token.get('w:id')}" if match and kind == "element" else ""
+        start, end = token.start + self.offset, self.tokens[last].end + self.offset
+        return Piece(kind, self.raw(first, last), properties, start, end, field, range_key)
+
+
+def find_content(tokens: Sequence[Token], first: int, last: int) -> tuple[int, int]:
+    """Return the first token of the content of a container, and the one after it.
+
+    Its properties come before; the content of a content control is that of another element, <w:sdtContent>.
+    """
+    for start, end in list_children(tokens, first, last):
+        if tokens[start].name == "sdtContent" and tokens[start].kind == "open":
+            return start + 1, end
+        if tokens[start].name not in CONTAINER_PROPERTIES:
+            break
+        first = end
+    return first + 1, last
+
+
+def join_fields(pieces: Sequence[Piece], text: str) -> list[Piece] | None:
+    """Make each field a container: its code up to its result is the start. A field without a result is one object.
+
+    Return None if a field does not begin and end in one container of the paragraph, as in a table of contents.
+    """
+    joined: list[Piece] = []
+    fields: list[tuple[int, int, bool]] = []  # index in `joined`, depth of containers, and whether it has a result
+    depth = 0
+    for piece in pieces:
+        depth += {"open": 1, "close": -1}.get(piece.kind, 0)
+        joined.append(piece)
+        if fields and depth < fields[-1][1]:
+            return None
+        if piece.field == "begin":
+            fields.append((len(joined) - 1, depth, False))
+        elif piece.field:
+            start, level, has_result = fields.pop() if fields else (0, -1, False)
+            if level != depth or (piece.field == "separate" and has_result):
+                return None
+            if piece.field == "separate":
+                fields.append((start, level, True))
+            elif has_result:
+                joined[-1] = Piece("close", f"<w:r>{piece.format}{piece.raw}</w:r>")
+                continue
+            code = joined[start]._replace(raw=text[joined[start].start : piece.end], end=piece.end)
+            if piece.field == "separate":
+                code = Piece("open", f"<w:r>{code.format}{code.raw}</w:r>")
+            joined[start:] = [code._replace(field="")]
+    return None if fields else joined
+
+
+def nest_ranges(pieces: Sequence[Piece]) -> list[Piece]:
+    """Make those ranges containers that do not overlap others."""
+    nested = list(pieces)
+    starts: list[tuple[str, int]] = []  # range and index; "" for the start of a container
+    for index, piece in enumerate(pieces):
+        if piece.kind == "open":
+            starts.append(("", index))
+        elif piece.kind == "close":
+            while starts.pop()[0]:
+                pass
+        elif piece.range:
+            levels = range(len(starts) - 1, max(-1, len(starts) - MAX_OPEN_RANGES), -1)
+            level = next((i for i in levels if starts[i][0] in ("", piece.range)), -1)
+            if level >= 0 and starts[level][0]:
+                first = starts[level][1]
+                del starts[level:]
+                nested[first] = nested[first]._replace(kind="open")
+                nested[index] = piece._replace(kind="close")
+            else:
+                starts.append((piece.range, index))
+    return nested
 
 
 def make_run(properties: str) -> tuple[str, str]:
@@ -262,7 +384,7 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
     Inside a container, such as a link, its first format is the base.
     """
     builder, bases, current = UnitBuilder(), [base], base
-    count, objects = 0, list[TagObject]()
+    count, objects, ranges = 0, list[TagObject](), dict[str, int]()
 
     def change_format(new: str) -> None:
         """End the pair of the current format, and begin one of the new format."""
@@ -276,15 +398,18 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
             builder.add_tag(make_run("")[1] + make_run(new)[0], "open", str(count))
         current = new
 
+    following = [base]  # the format of the next text, from the last piece to the first
+    for piece in reversed(pieces):
+        following.append(piece.format if piece.kind == "text" else following[-1])
     containers: list[str] = []
     for index, piece in enumerate(pieces):
         if piece.kind == "text":
             change_format(piece.format)
-            builder.add_text(unescape_xml(piece.raw))
+            builder.add_text(piece.raw)
             continue
         change_format(bases[-1])
         if piece.kind == "open":
-            inside = next((later.format for later in pieces[index:] if later.kind == "text"), base)
+            inside = following[len(pieces) - index]
             containers.append(f"container {index}")
             builder.add_tag(make_run("")[1] + piece.raw + make_run(inside)[0], "open", containers[-1])
             bases.append(inside)
@@ -297,7 +422,10 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
             before, after = ("<w:r>" + piece.format, "</w:r>") if piece.kind == "object" else ("", "")
             before, after = make_run("")[1] + before, after + make_run(bases[-1])[0]
             tag = builder.add_tag(before + piece.raw + after)
-            end = piece.start + len(piece.raw)
-            objects.append(TagObject(piece.start, end, tag, piece.start - len(before), []))
+            objects.append(TagObject(piece.start, piece.end, tag, piece.start - len(before), []))
+            if piece.range and piece.range in ranges:
+                builder.join_range(ranges.pop(piece.range), tag)
+            elif piece.range:
+                ranges[piece.range] = tag
     change_format(bases[-1])
     return builder, objects

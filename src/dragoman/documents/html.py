@@ -82,11 +82,11 @@ def read_blocks(
                 end += 1
         attributes = list_shown_attributes(token) if is_html and token.kind in ("open", "empty") else []
         units = [add_attribute(document, *span) for span in attributes]
-        if token.kind in ("text", "cdata"):
+        if token.kind == "text" or (token.kind == "cdata" and not is_html):
             block.add_text(token)
         elif token.name and is_block(name):
             block.finish()
-        elif token.name or block.is_open:  # a comment inside a paragraph is like a tag
+        elif token.name or block.is_open:  # a comment inside a paragraph is like a tag, and so is CDATA in HTML
             block.add_tag(token, tokens[end].end, units)
         index = end + 1
     block.finish()
@@ -170,6 +170,10 @@ class HtmlBlock:
 
     def add_text(self, token: Token) -> None:
         text = token.raw
+        if token.kind == "cdata":
+            self.start, self.end = self.start if self.start >= 0 else token.start, token.end
+            self.builder.add_text(text[9:-3])
+            return
         if not (self.collapse and text.isspace()):
             blank = " \t\r\n\f" if self.collapse else ""
             if self.start < 0:

@@ -8,24 +8,25 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 from xml.parsers import expat
 
-from dragoman.documents.document import MarkedText, TextFile, UnitBuilder, decode_file, render
+from dragoman.documents.document import Document, MarkedText, TextFile, UnitBuilder, decode_file, render
 from dragoman.errors import UserError
 
 # Linear on any text: every alternative is decided by its first characters, and nothing that failed is tried again.
-TOKEN_PATTERN = re.compile(
-    r"""
+TOKENS = r"""
       (?P<comment> <!--.*?(?:-->|\Z) )
     | (?P<cdata> <!\[CDATA\[.*?(?:\]\]>|\Z) )
-    | (?P<instruction> <\?.*?(?:>|\Z) )
-    | (?P<doctype> <![A-Za-z][^>]*(?:>|\Z) )
+    | (?P<instruction> <\?.*?(?:END|\Z) )
+    | (?P<doctype> <![^>]*(?:>|\Z) )
     | <(?P<close>/?)(?P<name>[^\s/>!?<&"'=][^\s/><"'=]*)(?P<attributes>(?:[^"'<>]|"[^"]*"|'[^']*')*+)>
     | (?P<text> [^<]+ | < )
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
+TOKEN_PATTERN = re.compile(TOKENS.replace("END", r"\?>"), re.VERBOSE | re.DOTALL)
+# Of HTML, behind its last ?>: there a processing instruction ends like a tag.
+LAST_TOKEN_PATTERN = re.compile(TOKENS.replace("END", ">"), re.VERBOSE | re.DOTALL)
 ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=`]+)))?""")
 ENTITY = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,7}|[A-Za-z_][\w.\-]{0,40});")
 DECLARED_ENCODING = re.compile(rb"""^\s*<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._:\-]+)["']""")
@@ -60,12 +61,12 @@ class Token(NamedTuple):
 
 
 def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> Iterator[Token]:
-    """Yield the tokens of XML or HTML; together they are the text.
+    """Yield the tokens of XML or, with `raw_elements`, HTML; together they are the text.
 
     The content of `raw_elements`, such as script, is one token of text.
     """
-    position = 0
-    while match := TOKEN_PATTERN.match(text, position):
+    position, last = 0, text.rfind("?>") if raw_elements else len(text)
+    while match := (TOKEN_PATTERN if position < last else LAST_TOKEN_PATTERN).match(text, position):
         kind, start, position, raw = match.lastgroup or "", match.start(), match.end(), match[0]
         if kind != "attributes":
             yield Token(kind, start, position, raw)
@@ -79,6 +80,20 @@ def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> It
             if end > position:
                 yield Token("text", position, end, text[position:end])
             position = end
+
+
+@dataclass(slots=True)
+class XmlDocument(Document):
+    """The units of an XML file."""
+
+    errors: str = "xmlcharrefreplace"
+
+    def write_text(self, translations: Sequence[MarkedText | None]) -> str:
+        """Return the text of the file with the translations; raise a UserError rather than write broken XML."""
+        text = super(XmlDocument, self).write_text(translations)  # a class with slots is created twice
+        if text != self.file.text:
+            check_xml(text, f"the translated {self.file.name}")
+        return text
 
 
 def read_xml(data: bytes, name: str) -> TextFile:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dragoman.documents.document import Document, MarkedText, Slot, Splice
 from dragoman.documents.markup_language import (
     Token,
+    XmlDocument,
     find_element_end,
     is_same_language,
     list_children,
@@ -27,8 +28,7 @@ def read_tmx(data: bytes, name: str, source_language: str = "", target_language:
     tokens = list(tokenize_markup(file.text))
     if not any(token.name == "tmx" for token in tokens[:20]):
         raise UserError(f"{name} has no element <tmx>, so it is not TMX; rename it after its format")
-    document = Document(file, source_language=source_language, target_language=target_language)
-    document.errors = "xmlcharrefreplace"
+    document = XmlDocument(file, source_language=source_language, target_language=target_language)
     variants, index = [], 0
     while index < len(tokens):
         if tokens[index].kind == "open" and tokens[index].name == "tu":

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dragoman.documents.document import Document, MarkedText, Slot, Splice
 from dragoman.documents.markup_language import (
     Token,
+    XmlDocument,
     find_element_end,
     list_children,
     read_inline,
@@ -22,14 +23,14 @@ from dragoman.documents.markup_language import (
 from dragoman.errors import UserError
 
 UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
+MACHINE_STATE = "needs-review-translation"  # of our translations in XLIFF 1.2
 UNIT_ELEMENTS = {"trans-unit", "segment"}
 
 
 def read_xliff(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
     """Return the units of an XLIFF file: those of its trans-units (1.2) or segments (2.x)."""
     file = read_xml(data, name)
-    document = Document(file, source_language=source_language, target_language=target_language)
-    document.errors = "xmlcharrefreplace"
+    document = XmlDocument(file, source_language=source_language, target_language=target_language)
     tokens = list(tokenize_markup(file.text))
     if not any(token.name == "xliff" for token in tokens[:20]):
         raise UserError(f"{name} has no element <xliff>, so it is not XLIFF; rename it after its format")
@@ -93,7 +94,7 @@ def add_segment(
     if is_fixed or unit.get("approved") == "yes" or state == "final" or (has_text and state not in UNTRANSLATED_STATES):
         document.skipped += 1
         return
-    new_state = "needs-review-translation" if is_first_version else "translated"
+    new_state = MACHINE_STATE if is_first_version else "translated"
 
     def make_splices(translation: MarkedText) -> list[Splice]:
         inner = render_xml(translation, builder.spellings)

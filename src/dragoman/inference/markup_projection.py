@@ -2,7 +2,7 @@
 
 A pair of tags goes around the run of target words that are aligned best to the words it encloses in the source; other
 tags go beside the word that is aligned to their neighbour. Pairs stay nested as they are: a pair is placed within the
-words of the pair around it, and beside those of its siblings.
+words of the pair around it, and beside those of its siblings. The start of a range stays before its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dragoman.types import Hypothesis
 
 UNALIGNED_WARNING = "tags placed by position, since the model has no alignment"
 NO_WORDS_WARNING = "a pair of tags without words"
-NOT_NESTED_WARNING = "tags placed by position, since they are not nested"
+NOT_NESTED_WARNING = "tags placed by position, since they are not nested or nested very deeply"
+MAX_NESTING = 200  # pairs in pairs that are placed by alignment, which takes a few calls of a function for each
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ def snap(position: int, target: AlignedText) -> int:
 
 
 def build_tree(markup: Sequence[Markup]) -> list[TagNode] | None:
-    """Return the tags as trees; None if pairs are not nested."""
+    """Return the tags as trees; None if pairs are not nested, or too deeply."""
     roots: list[TagNode] = []
     stack: list[TagNode] = []
     for tag in markup:
@@ -122,6 +123,8 @@ def build_tree(markup: Sequence[Markup]) -> list[TagNode] | None:
             node = TagNode(tag)
             siblings.append(node)
             stack.append(node)
+            if len(stack) > MAX_NESTING:
+                return None
         elif tag.kind == "close" and tag.partner is not None:
             if not stack or stack[-1].tag.id != tag.partner:
                 return None
@@ -259,7 +262,22 @@ class Placement:
                 position = end
 
         emit_nodes(roots, (0, len(text)))
-        return MarkedText(text, tuple(markup)), list(self.warnings)
+        return MarkedText(text, tuple(order_ranges(markup))), list(self.warnings)
+
+
+def order_ranges(markup: list[Markup]) -> list[Markup]:
+    """Return the tags with the ends of each range exchanged that came into the wrong order."""
+    index_of = {tag.id: index for index, tag in enumerate(markup)}
+    for tag in markup[:]:
+        if tag.kind != "standalone" or tag.partner is None or tag.partner < tag.id:
+            continue  # no start of a range
+        first, last = index_of[tag.partner], index_of[tag.id]
+        if first < last:
+            start, end = markup[last], markup[first]
+            markup[first] = start._replace(position=end.position)
+            markup[last] = end._replace(position=start.position)
+            index_of |= {start.id: first, end.id: last}
+    return markup
 
 
 def find_best_run(gain: NDArray[np.float64], free: NDArray[np.bool_], limits: tuple[int, int]) -> tuple[int, int]:
