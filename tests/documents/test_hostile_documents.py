@@ -13,8 +13,9 @@ import pytest
 from document_files import pack_docx
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.documents import docx
-from dragoman.documents.document import MarkedText
+from dragoman.documents.document import MarkedText, Markup
 from dragoman.documents.formats import open_document
+from dragoman.documents.html import read_fragment
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
@@ -63,7 +64,13 @@ def test_paragraphs_in_paragraphs_are_read(tag: str) -> None:
         ("a.xlf", b"<other/>", "no element <xliff>"),
         ("a.po", b'msgid "a\n', "does not end"),
         ("a.po", b"nonsense\n", "line 1"),
-        ("a.srt", b"hello\n", "no subtitle"),
+        ("a.srt", b"hello\n", "line 1 belongs to no subtitle"),
+        ("a.srt", b"1\n00:00:01,000 --> 00:00:02,000\na\n\nb\n", "line 5 belongs to no subtitle"),
+        ("a.srt", b"1\n00:00:01,000 --> 00:00:02,000\na\n2\n00:00:03 --> 00:00:04\nb\n", "line 4 belongs to no"),
+        ("a.po", b'msgid "a"\n\nmsgid "b"\nmsgstr ""\n', "line 3 has a second msgid"),
+        ("a.po", b'msgid "a"\nmsgstr ""\nmsgstr "b"\n', "line 3 has a second msgstr"),
+        ("a.po", b'msgid "a"\nmsgstr ""\n\nmsgid "b"\n', "line 4 begins a message without a msgstr"),
+        ("a.po", b'# x\nmsgstr "b"\n', "line 2 has a msgstr without a msgid"),
         ("a.txt", b"\xff\xfa", "not valid UTF-8"),
         ("a.pdf", b"%PDF", "suffix of a known format"),
         ("a.html", b'<meta charset="nope">', "unknown encoding"),
@@ -102,6 +109,10 @@ HOSTILE_FILES = [
     ("x.srt", f"{SUBTITLE}\n" + "a b\n" * 50_000),
     ("x.tmx", "<tmx>" + "<tu>" * 50_000 + "</tu>" * 50_000 + "</tmx>"),
     ("x.po", 'msgid ""\n' * 50_000),
+    ("x.docx", "<w:p>" + '<w:bookmarkStart w:id="1"/>' * 30_000 + "<w:r><w:t>a</w:t></w:r></w:p>"),
+    ("x.docx", "<w:p>" + "".join(f'<w:bookmarkStart w:id="{i}"/>' for i in range(30_000)) + "</w:p>"),
+    ("x.html", "<p>a" + "<?" * 100_000),
+    ("x.html", "<p>a" + "<!a" * 100_000),
     ("x.po", 'msgid "a"\nmsgid_plural "b"\n' + 'msgstr[0] ""\n' * 20_000),
 ]
 
@@ -110,7 +121,8 @@ HOSTILE_FILES = [
 def test_hostile_files_take_linear_time(name: str, text: str) -> None:
     """Files that a quadratic or exponential reader or writer would need minutes for."""
     try:
-        document = open_document(text.encode(), name, source_language="en", target_language="de")
+        data = pack_docx(f'<a xmlns:w="w">{text}</a>', "<a/>") if name == "x.docx" else text.encode()
+        document = open_document(data, name, source_language="en", target_language="de")
     except UserError:
         return
     assert document.write([MarkedText(unit.text + "!", unit.markup) for unit in document.units])
@@ -136,6 +148,86 @@ def test_protected_elements_without_an_end_are_not_translated(page: str) -> None
     assert [unit.text for unit in open_document(f"<p>a</p>{page}".encode(), "a.html").units] == ["a"]
 
 
+INSTRUCTION = "<?x > </b> <c> ?>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xlf", f"<xliff>{INSTRUCTION}<file><trans-unit>{INSTRUCTION}<source>a</source></trans-unit></file></xliff>"),
+        ("a.tmx", f'<tmx>{INSTRUCTION}<tu>{INSTRUCTION}<tuv xml:lang="en"><seg>a{INSTRUCTION}</seg></tuv></tu></tmx>'),
+        ("a.docx", f'<a xmlns:w="w"><w:p>{INSTRUCTION}<w:r><w:t>a{INSTRUCTION}</w:t>{INSTRUCTION}</w:r></w:p></a>'),
+        ("a.html", "<p>a<?php echo $this->title; ?>b</p>"),
+        ("a.html", "<p>a<?old>b</p>"),
+    ],
+)  # fmt: skip
+def test_processing_instructions_are_kept(name: str, text: str) -> None:
+    """They end with ?>, whatever they contain; in HTML the first > ends them if no ?> follows."""
+    data = pack_docx(text, "<a/>") if name == "a.docx" else text.encode()
+    document = open_document(data, name, source_language="en", target_language="de")
+    [unit] = document.units
+    assert unit.text in ("a", "ab")
+    written = document.write([MarkedText(unit.text.upper(), unit.markup)])
+    if name == "a.docx":
+        with zipfile.ZipFile(io.BytesIO(written)) as archive:
+            written = archive.read("word/document.xml")
+    for instruction in re.findall(r"<\?.*?\?>|<\?old>", text):
+        assert written.decode().count(instruction) >= text.count(instruction)
+
+
+def test_broken_xml_is_never_written() -> None:
+    document = open_document(
+        b"<xliff><file><body><trans-unit><source>a</source></trans-unit></body></file></xliff>", "a.xlf"
+    )
+    with pytest.raises(UserError, match=r"the translated a\.xlf is not well-formed"):
+        document.write([MarkedText("a", (Markup(0, "<b>"),))])
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), [
+    ("a.docx", '<a xmlns:w="w"><w:p><w:r><w:t><![CDATA[a & b]]></w:t></w:r></w:p></a>', "a & b"),
+    ("a.xlf", "<xliff><file><trans-unit><source><![CDATA[a & b]]></source></trans-unit></file></xliff>", "a & b"),
+    ("a.html", "<p>a<![CDATA[x <b>]]>b</p>", "ab"),
+])  # fmt: skip
+def test_cdata_is_text_in_xml_only(name: str, text: str, expected: str) -> None:
+    [unit] = open_document(pack_docx(text, "<a/>") if name == "a.docx" else text.encode(), name).units
+    assert unit.text == expected
+
+
+def test_cdata_of_a_fragment_is_text() -> None:
+    document = read_fragment("<b>x</b> <![CDATA[a & <b>]]>", "xml")
+    assert [unit.text for unit in document.units] == ["x a & <b>"]
+    assert document.write_text([MarkedText("a < b")]) == "a &lt; b"
+
+
+def test_paragraphs_with_another_prefix_are_refused() -> None:
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    text = f'<x:document xmlns:x="{namespace}"><x:p><x:r><x:t>a</x:t></x:r></x:p></x:document>'
+    with pytest.raises(UserError, match="<x:p> instead of <w:p>"):
+        open_document(pack_docx(text, "<a/>"), "a.docx")
+    assert len(open_document(pack_docx(text.replace("x:", "w:").replace(":x=", ":w="), "<a/>"), "a.docx").units) == 1
+
+
+def test_fields_over_several_paragraphs_are_left_alone() -> None:
+    """A table of contents is a field that begins in its first paragraph."""
+    field = '<w:r><w:fldChar w:fldCharType="{}"/></w:r>'
+    text = "<w:r><w:t>{}</w:t></w:r>"
+    first = field.format("begin") + field.format("separate") + text.format("one")
+    inside = f"{field.format('begin')}<w:hyperlink>{field.format('end')}</w:hyperlink>{text.format('three')}"
+    paragraphs = [first, text.format("two"), field.format("end"), inside]
+    body = "".join(f"<w:p>{paragraph}</w:p>" for paragraph in paragraphs)
+    document = open_document(pack_docx(f'<a xmlns:w="w">{body}</a>', "<a/>"), "a.docx")
+    assert [unit.text for unit in document.units] == ["two"]
+    assert document.skipped == 2
+
+
+def test_subtitles_without_an_empty_line_between_them() -> None:
+    text = (
+        "1\n00:00:01,000 --> 00:00:02,000\na\n1984\n2\n00:00:03,000 --> 00:00:04,000\nb\n00:00:05.0 --> 00:00:06.0\nc"
+    )
+    document = open_document(text.encode(), "a.srt")
+    assert [unit.text for unit in document.units] == ["a\n1984", "b", "c"]
+
+
 def test_corpora_of_documents(tmp_path: Path) -> None:
     unit = '<tu><tuv xml:lang="en"><seg>a <bpt i="1">x</bpt>b</seg></tuv>{}</tu>'
     unit = unit.replace("{}", '<tuv xml:lang="DE"><seg>c &amp;\nd</seg></tuv>{}')
@@ -156,3 +248,25 @@ def test_corpora_of_documents(tmp_path: Path) -> None:
         "</trans-unit><trans-unit><source>c</source><target state='new'>d</target></trans-unit></body></file></xliff>"
     )
     assert list(read_pairs(CorpusSettings(xliff=str(tmp_path / "d.xlf")))) == [Pair("a", "b")]
+
+
+@pytest.mark.parametrize("line_end", ["", "\n"])
+def test_pairs_of_xliff_do_not_depend_on_line_ends(tmp_path: Path, line_end: str) -> None:
+    """Not even where several units stand in one line, and others than segments have sources."""
+    pair = "<source>{0}</source><target>{0}{0}</target>"
+    parts = [
+        '<xliff version="2.0"><file><unit>', "<segment>", pair.format("a"), "</segment>", "<ignorable>",
+        pair.format("i"), "</ignorable>", "<segment>", pair.format("b"), "</segment>", "<matches>", pair.format("m"),
+        '</matches></unit><unit translate="no"><segment>', pair.format("n"), "</segment></unit></file></xliff>",
+    ]  # fmt: skip
+    (tmp_path / "a.xlf").write_text(line_end.join(parts))
+    assert list(read_pairs(CorpusSettings(xliff=str(tmp_path / "a.xlf")))) == [Pair("a", "aa"), Pair("b", "bb")]
+
+
+def test_machine_translations_are_no_training_data(tmp_path: Path) -> None:
+    unit = "<trans-unit{}><source>{}</source>{}</trans-unit>"
+    text = unit.format("", "a", "") + unit.format(' translate="no"', "b", "<target>c</target>")
+    text += unit.format("", "d", "<target>e</target>")
+    document = open_document(f"<xliff><file><body>{text}</body></file></xliff>".encode(), "a.xlf")
+    (tmp_path / "a.xlf").write_bytes(document.write([MarkedText("x")]))
+    assert list(read_pairs(CorpusSettings(xliff=str(tmp_path / "a.xlf")))) == [Pair("d", "e")]

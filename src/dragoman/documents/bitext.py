@@ -11,9 +11,11 @@ from xml.parsers import expat
 
 from dragoman.documents.markup_language import CODES, is_same_language
 from dragoman.documents.po import parse_messages, read_plural_forms
-from dragoman.documents.xliff import UNIT_ELEMENTS, UNTRANSLATED_STATES
+from dragoman.documents.xliff import MACHINE_STATE, UNIT_ELEMENTS, UNTRANSLATED_STATES
 from dragoman.errors import UserError
 
+# Of texts without a translation, and of those by a machine: it would learn its own mistakes.
+REFUSED_STATES = UNTRANSLATED_STATES | {MACHINE_STATE}
 Texts = list[tuple[str, str]]  # the texts of a unit: language, or source or target, and text
 
 
@@ -27,7 +29,8 @@ class UnitCollector:
         self.key = self.source_language = ""
         self.pieces: list[str] | None = None  # of the text that is being read
         self.ignored = 0  # number of open elements whose content is no text
-        self.is_untranslated = False
+        self.in_unit = self.is_refused = False
+        self.forbidden = [False]  # whether translation is forbidden, for each open element
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self.start
@@ -40,29 +43,34 @@ class UnitCollector:
 
     def start(self, element: str, attributes: dict[str, str]) -> None:
         name = element.rpartition(":")[2]
+        translate = attributes.get("translate")
+        self.forbidden.append(self.forbidden[-1] if not translate else translate == "no")
         if self.ignored or name in CODES or name == "alt-trans":
             self.ignored += 1
         elif name == "header":
             self.source_language = attributes.get("srclang", "")
         elif name == "tu" or name in UNIT_ELEMENTS:
-            self.texts = []
-            self.is_untranslated = attributes.get("state") in UNTRANSLATED_STATES
+            self.texts, self.in_unit = [], True
+            self.is_refused = self.forbidden[-1] or attributes.get("state") in REFUSED_STATES
         elif name == "tuv":
             self.key = attributes.get("xml:lang") or attributes.get("lang", "")
-        elif name in ("seg", "source", "target"):
+        elif name in ("seg", "source", "target") and self.in_unit:
             self.key = self.key if name == "seg" else name
             self.pieces = []
-            self.is_untranslated |= attributes.get("state") in UNTRANSLATED_STATES
+            self.is_refused |= attributes.get("state") in REFUSED_STATES
 
     def end(self, element: str) -> None:
         name = element.rpartition(":")[2]
+        self.forbidden.pop()
         if self.ignored:
             self.ignored -= 1
         elif name in ("seg", "source", "target") and self.pieces is not None:
             self.texts.append((self.key, " ".join("".join(self.pieces).split())))
             self.pieces = None
-        elif (name == "tu" or name in UNIT_ELEMENTS) and not self.is_untranslated:
-            self.units.append(self.texts)
+        elif name == "tu" or name in UNIT_ELEMENTS:
+            if not self.is_refused:
+                self.units.append(self.texts)
+            self.texts, self.in_unit = [], False
 
     def add_text(self, text: str) -> None:
         if self.pieces is not None and not self.ignored:
@@ -104,7 +112,10 @@ def read_tmx_pairs(lines: Iterable[str], name: str, languages: tuple[str, str] =
 
 
 def read_xliff_pairs(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of an XLIFF file; units without a translation are left out."""
+    """Yield the pairs of an XLIFF file.
+
+    Units without a translation are left out, and those that need a review or must not be translated.
+    """
     for texts in UnitCollector(name).read(lines):
         sides = dict(texts)
         if sides.get("source") and sides.get("target"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice, UnitBuilder, decode_file, render
+from dragoman.documents.document import Document, MarkedText, Slot, Splice, TextFile, UnitBuilder, decode_file, render
 from dragoman.errors import UserError
 
 TEXT_LINE = re.compile(r"[^\r\n]+")
@@ -13,7 +13,10 @@ CUE = re.compile(
     r"""
     ^[ \t]*+ (?:\d++ [ \t]*+ \r?\n [ \t]*+)?                       # the number of the cue
     (?P<time>\d{1,3}:\d{2}:\d{2}[,.]\d{1,3}[ \t]*-->[^\r\n]*) (?:\r?\n|\Z)
-    (?P<text>(?:[ \t]*+ [^\s] [^\r\n]*+ (?:\r?\n|\Z))*+)            # up to an empty line
+    (?P<text>(?:                                                  # up to an empty line or the next cue
+        (?!(?:[ \t]*+ \d++ [ \t]*+ \r?\n)?+ [ \t]*+ \d[\d:.,]*+ [ \t]*+ -->)
+        [ \t]*+ [^\s] [^\r\n]*+ (?:\r?\n|\Z)
+    )*+)
     """,
     re.VERBOSE | re.MULTILINE,
 )
@@ -34,18 +37,29 @@ def read_text(data: bytes, name: str, source_language: str = "", target_language
 def read_srt(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
     """Return the cues of subtitles as units; a line that begins with a dash, of another speaker, is its own unit."""
     document = Document(decode_file(data, name), source_language=source_language, target_language=target_language)
-    text, found = document.file.text, False
+    text, position = document.file.text, 0
     for match in CUE.finditer(text):
-        found = True
+        check_between(document.file, position, match.start())
+        position = match.end()
         start, time = match.start("text"), match["time"]
         for line in TEXT_LINE.finditer(match["text"]):
             if line.start() and SPEAKER_LINE.match(line[0]):
                 add_cue(document, start, match.start("text") + line.start(), time)
                 start = match.start("text") + line.start()
         add_cue(document, start, match.end("text"), time)
-    if text.strip() and not found:
-        raise UserError(f"{name} has no subtitle with a time such as 00:00:01,000 --> 00:00:02,000; correct it")
+    check_between(document.file, position, len(text))
     return document
+
+
+def check_between(file: TextFile, start: int, end: int) -> None:
+    """Raise a UserError if there is text between two cues: it would not be translated."""
+    rest = file.text[start:end].lstrip()
+    if rest:
+        line = file.text.count("\n", 0, end - len(rest)) + 1
+        raise UserError(
+            f"{file.name} line {line} belongs to no subtitle; put a time such as 00:00:01,000 --> 00:00:02,000 before "
+            "it, or remove the empty line between it and its subtitle"
+        )
 
 
 def add_cue(document: Document, start: int, end: int, time: str) -> None:

@@ -39,6 +39,7 @@ class Message:
 
     fields: list[Field] = field(default_factory=list)
     translations: list[Field] = field(default_factory=list)  # each msgstr, which is not among the fields
+    keys: set[tuple[str, int]] = field(default_factory=set)  # keywords and numbers of all of them
     is_fuzzy: bool = False
 
     def find(self, keyword: str) -> Field | None:
@@ -89,6 +90,9 @@ def parse_messages(text: str, name: str) -> list[Message]:
         elif row.strip():
             raise UserError(f"{name} line {line} is not a comment, keyword or string of a PO file; correct it")
         position, line = end, line + 1
+    if messages[-1].fields and not messages[-1].translations:
+        line = messages[-1].fields[0].line
+        raise UserError(f"{name} line {line} begins a message without a msgstr; add the msgstr, or remove the message")
     return messages
 
 
@@ -101,8 +105,15 @@ def parse_strings(message: Message, match: re.Match[str], text: str, line: int, 
         position, line = string.end(), line + 1
     if not strings:
         raise UserError(f"{name} line {line} has a string that does not end, or text after it; correct it")
+    key = match[1], int(match[2] or 0)
+    if key in message.keys:  # otherwise the translation of the next message would become that of this one
+        keyword = match[0].strip()
+        raise UserError(f"{name} line {first} has a second {keyword} in one message; add a msgstr before it")
+    if match[1] == "msgstr" and not message.find("msgid"):
+        raise UserError(f"{name} line {first} has a msgstr without a msgid; add the msgid before it")
+    message.keys.add(key)
     value = ESCAPE_SEQUENCE.sub(replace_escape, "".join(strings))
-    entry = Field(match[1], int(match[2] or 0), match.end(), last, value, first)
+    entry = Field(*key, match.end(), last, value, first)
     (message.translations if entry.keyword == "msgstr" else message.fields).append(entry)
     return position, line
 
