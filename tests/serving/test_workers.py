@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Generator
 from threading import Event
 from typing import Any
@@ -98,6 +100,44 @@ def test_waiting_work_that_is_given_up_never_starts() -> None:
         assert pool.admitted == 1
         blocked.set()
         await first
+
+    run(check, queue=1)
+
+
+def test_waiting_work_that_is_given_up_takes_no_memory() -> None:
+    class Text:
+        pass
+
+    async def check(pool: WorkerPool) -> None:
+        blocked, text = Event(), Text()
+        reference = weakref.ref(text)
+        first = asyncio.create_task(pool.run(lambda _: wait_for(blocked)))
+        waiting = asyncio.create_task(pool.run(lambda _, text=text: print(text)))  # type: ignore[misc]
+        del text
+        while pool.admitted < 2:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        del waiting
+        await asyncio.sleep(0.01)  # the event loop itself still has the result of gather
+        gc.collect()
+        assert reference() is None
+        blocked.set()
+        await first
+
+    run(check, queue=1)
+
+
+def test_work_that_waits_when_the_server_stops_is_answered() -> None:
+    async def check(pool: WorkerPool) -> None:
+        tasks = [asyncio.create_task(pool.run(wait_for)) for _ in range(2)]
+        while pool.admitted < 2:
+            await asyncio.sleep(0)
+        assert pool.stop() == 2
+        running, waiting = await asyncio.gather(*tasks, return_exceptions=True)
+        assert running is None
+        assert isinstance(waiting, RequestError)
+        assert (waiting.status, waiting.code) == (503, "stopping")
 
     run(check, queue=1)
 

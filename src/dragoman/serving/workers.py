@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Any, Generic, TypeVar
 
@@ -55,26 +56,17 @@ class WorkerPool:
         """Return the result of `work` in a thread. Its argument is set when the result is not needed any more."""
         cancelled = Event()
         self._admit(cancelled)
-        future = self.executor.submit(copy_context().run, self._work, work, cancelled)
+        # The queue keeps work that is given up until a thread is free, but then it no longer has what the work holds.
+        tasks: list[Callable[[], T]] = [partial(copy_context().run, self._work, work, cancelled)]
+        future = self.executor.submit(run_task, tasks)
         future.add_done_callback(lambda _: self._release(cancelled))
-        result = asyncio.wrap_future(future)
-        request = CURRENT_REQUEST.get()
-        gone = asyncio.ensure_future(request.wait_for_disconnect()) if request and request.has_body else None
         try:
-            awaited: set[asyncio.Future[Any]] = {result, gone} if gone else {result}
-            done, _ = await asyncio.wait(awaited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if result in done:
-                return result.result()
-            if gone in done:
-                raise RequestError(CLIENT_GONE, "client_gone", "the client has closed the connection")
-            raise RequestError(504, "timeout", f"the request took more than {self.timeout:g} s")
+            return await wait_for_result(asyncio.wrap_future(future), self.timeout)
         except RequestCancelled:
             raise RequestError(503, "stopping", "the server is stopping", retry_after=1) from None
         finally:
             cancelled.set()
-            result.cancel()  # takes the work out of the queue if no thread has begun it
-            if gone:
-                gone.cancel()
+            tasks.clear()
 
     async def stream(self, work: Callable[[Event], Generator[T, None, R]]) -> AsyncGenerator[T | StreamEnd[R], None]:
         """Yield what a generator yields in a thread, and at the end what it returns.
@@ -149,3 +141,36 @@ class WorkerPool:
             with self.lock:
                 self.running -= 1
                 self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
+
+
+def run_task(tasks: list[Callable[[], T]]) -> T:
+    """Return the result of the only task, which is no longer there if it has been given up."""
+    try:
+        task = tasks.pop()
+    except IndexError:
+        raise RequestCancelled from None
+    return task()
+
+
+async def wait_for_result(result: asyncio.Future[T], timeout: float) -> T:
+    """Return the result of what works for the current request; raise a RequestError if nobody waits for it any more.
+
+    That is when the client has gone or the time is over; the work is cancelled then. Raise RequestCancelled if others
+    have cancelled it.
+    """
+    request = CURRENT_REQUEST.get()
+    gone = asyncio.ensure_future(request.wait_for_disconnect()) if request and request.has_body else None
+    try:
+        awaited: set[asyncio.Future[Any]] = {result, gone} if gone else {result}
+        done, _ = await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if result in done:
+            if result.cancelled():
+                raise RequestCancelled
+            return result.result()
+        if gone in done:
+            raise RequestError(CLIENT_GONE, "client_gone", "the client has closed the connection")
+        raise RequestError(504, "timeout", f"the request took more than {timeout:g} s")
+    finally:
+        result.cancel()  # takes the work out of the queue if no thread has begun it
+        if gone:
+            gone.cancel()
