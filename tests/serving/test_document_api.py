@@ -14,6 +14,7 @@ import pytest
 from document_files import pack_docx
 from dragoman.serving.document_jobs import DocumentJobs
 from dragoman.serving.glossaries import GlossaryStore
+from dragoman.serving.keys import add_key
 from dragoman.serving.service import Service
 from dragoman.serving.settings import ServerSettings
 from toy_run import make_sentences, translate_toy
@@ -92,6 +93,68 @@ def test_documents_that_arrive_together_are_limited(language_runs: list[Path], m
         may_go_on = hold(server)
         answers = [clients.submit(upload, server, "ba.") for _ in range(2)]
         assert sorted(answer.result().status_code for answer in answers) == [202, 429]
+        may_go_on.set()
+
+
+def test_documents_that_are_parsed_together_have_room(
+    language_runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_parsed, may_go_on, parse = Event(), Event(), DocumentJobs._open
+
+    def parse_slowly(jobs: DocumentJobs, *arguments: Any) -> Any:
+        is_parsed.set()
+        may_go_on.wait(30)
+        return parse(jobs, *arguments)
+
+    monkeypatch.setattr(DocumentJobs, "_open", parse_slowly)
+    settings = ServerSettings(log_requests=False, document_bytes=500)
+    with serve_in_thread(language_runs, settings) as server, ThreadPoolExecutor(1) as clients:
+        first = clients.submit(upload, server, "ba." * 50)
+        assert is_parsed.wait(30)
+        assert upload(server, "ba." * 50).status_code == 429
+        may_go_on.set()
+        assert first.result().status_code == 202
+        assert server.app.state.documents.reserved == 0
+
+
+def test_a_refused_document_takes_no_room_from_others(language_runs: list[Path], tmp_path: Path) -> None:
+    rich, poor = (add_key(tmp_path / "keys.json", name, characters_per_month=n) for name, n in (("a", 1000), ("b", 10)))
+    settings = ServerSettings(log_requests=False, document_bytes=1000, keys_file=tmp_path / "keys.json")
+    with serve_in_thread(language_runs, settings) as server:
+        client = server.client
+        client.headers["authorization"] = f"Bearer {rich}"
+        first = upload(server, "ba. " * 70).json()["id"]
+        assert wait(server, first)["status"] == "done"
+        client.headers["authorization"] = f"Bearer {poor}"
+        assert upload(server, "ba. " * 80).status_code == 403
+        assert upload(server, "ba. " * 100).status_code == 429  # no room even without the other document
+        client.headers["authorization"] = f"Bearer {rich}"
+        assert client.get(f"/api/documents/{first}").status_code == 200
+        assert upload(server, "ba. " * 80).status_code == 202
+        assert client.get(f"/api/documents/{first}").status_code == 404
+
+
+def test_a_file_whose_client_has_gone_is_not_translated(language_runs: list[Path]) -> None:
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="source"\r\n\r\nen\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="target"\r\n\r\nde\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nba.\r\n--x--\r\n'
+    )
+    head = "POST /translate_file HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    with serve_in_thread(language_runs, ServerSettings(log_requests=False, document_threads=1, timeout=2)) as server:
+        may_go_on, jobs = hold(server), server.app.state.documents.jobs
+        with server.connect() as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            while not jobs:
+                time.sleep(0.01)
+            [job] = jobs.values()
+        while jobs:
+            time.sleep(0.01)
+        assert job.task.cancelled()
+        files, data = {"file": ("a.txt", b"ba.")}, {"source": "en", "target": "de"}
+        answer = server.client.post("/translate_file", data=data, files=files)
+        assert (answer.status_code, "2 s" in answer.text) == (504, True)
+        assert not jobs
         may_go_on.set()
 
 

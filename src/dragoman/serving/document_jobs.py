@@ -32,7 +32,7 @@ from dragoman.serving.language_index import parse_code
 from dragoman.serving.observability import RequestLog
 from dragoman.serving.service import AUTO, Service, TranslationRequest
 from dragoman.serving.settings import ServerSettings
-from dragoman.serving.workers import WorkerPool
+from dragoman.serving.workers import WorkerPool, wait_for_result
 
 SAMPLE_CHARACTERS = 2000  # by which the language of a document is detected
 MAX_FILE_NAME = 120  # characters of the name of a file
@@ -95,10 +95,6 @@ class DocumentJob:
             return None
         return math.ceil((time.monotonic() - self.started) / self.done * (self.total - self.done))
 
-    async def wait(self) -> None:
-        """Return when the job has ended. It goes on if the wait is cancelled."""
-        await asyncio.shield(asyncio.wrap_future(self.future))
-
     def end(self, failure: RequestError | None) -> None:
         """Note that the job has ended, and release the document."""
         self.failure, self.status = failure, "error" if failure else "done"
@@ -114,6 +110,7 @@ class DocumentJobs:
         self.executor = ThreadPoolExecutor(settings.document_threads, thread_name_prefix="document")
         self.lock = threading.RLock()
         self.jobs: dict[str, DocumentJob] = {}  # oldest first
+        self.reserved = 0  # bytes for documents that are being parsed
         self.is_stopped = False
 
     async def submit(self, http: Request, request: DocumentRequest, key: str | None = None) -> DocumentJob:
@@ -125,9 +122,15 @@ class DocumentJobs:
         if len(request.data) > self.settings.max_document:
             message = f"the document has {len(request.data):,} bytes, and {self.settings.max_document:,} are allowed"
             raise RequestError(413, "too_large", message)
+        reserved = MEMORY_FACTOR * len(request.data)
         with self.lock:
-            self._check_room(len(request.data))
-        document = await self.workers.run(lambda _: self._open(name, request))
+            self._check_room(reserved)
+            self.reserved += reserved
+        try:
+            document = await self.workers.run(lambda _: self._open(name, request))
+        finally:
+            with self.lock:
+                self.reserved -= reserved
         job = DocumentJob(
             name=name,
             owner="",  # the key is not known before the request is authorized
@@ -140,12 +143,26 @@ class DocumentJobs:
             route=str(http.scope["route"].path),
         )
         with self.lock:  # others may have taken the room while the document was parsed, and only now its size is known
-            self._check_room(job.size)
+            self._check_room(job.bytes_held)
             authorize(http, key, job.characters, job.total)
             job.owner = find_owner()
+            self._expire(job.bytes_held)
             job.task = self.executor.submit(self._run, job)
             self.jobs[job.id] = job
         return job
+
+    async def wait(self, job: DocumentJob) -> None:
+        """Return when a job has ended; raise a RequestError if it has failed, or if its client has gone before.
+
+        A job that the client does not wait for any more is deleted.
+        """
+        try:
+            await wait_for_result(asyncio.shield(asyncio.wrap_future(job.future)), self.settings.timeout)
+        except BaseException:
+            self.delete(job)
+            raise
+        if job.failure:
+            raise job.failure
 
     def find(self, identifier: str, *, owner: str | None = None, key: str | None = None) -> DocumentJob:
         """Return a job; raise a RequestError if there is none of this owner or with this document key.
@@ -195,16 +212,17 @@ class DocumentJobs:
         target = target or parse_code(options.target, "target")
         return open_document(request.data, name, source_language=source, target_language=target)
 
-    def _check_room(self, size: int) -> None:
-        """Raise a RequestError if too many documents wait, or if documents take too much memory. Needs the lock."""
+    def _check_room(self, needed: int) -> None:
+        """Raise a RequestError if too many documents wait, or if there cannot be `needed` bytes more. Needs the lock.
+
+        Finished documents do not count, since they give way, but only to a document that is not refused.
+        """
         if self.is_stopped:
             raise stopping()
-        self._expire(MEMORY_FACTOR * size)
-        waiting = sum(not job.finished for job in self.jobs.values())
-        held = sum(job.bytes_held for job in self.jobs.values())
-        if waiting >= self.settings.max_documents:
+        unfinished = [job for job in self.jobs.values() if not job.finished]
+        if len(unfinished) >= self.settings.max_documents:
             raise RequestError(429, "busy", "the server has too many documents; try again later", retry_after=10)
-        if held + MEMORY_FACTOR * size > self.settings.document_bytes:
+        if self.reserved + needed + sum(job.bytes_held for job in unfinished) > self.settings.document_bytes:
             message = "the documents of the server take all the memory allowed; try again later"
             raise RequestError(429, "busy", message, retry_after=30)
 

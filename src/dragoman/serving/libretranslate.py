@@ -143,9 +143,7 @@ def add_file_routes(router: APIRouter, service: Service, jobs: DocumentJobs) -> 
         options = TranslationRequest(texts=[], source=source, target=target)
         request = DocumentRequest(name=file.name, data=file.data, options=options)
         job = await jobs.submit(http, request, fields.api_key)
-        await job.wait()
-        if job.failure:
-            raise job.failure
+        await jobs.wait(job)
         return {"translatedFileUrl": f"{http.base_url}download_file/{job.id}.{quote(job.name)}"}
 
     @router.get("/download_file/{name}")
