@@ -227,6 +227,56 @@ def test_another_word_order_keeps_the_structure_of_a_paragraph(paragraph: str) -
     assert text.count("<?pi <a> > b?>") == paragraph.count("<?pi <a> > b?>")
 
 
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ('a [b](http://x.org\n"title") c\n', ["a b c"]),
+        ("a [b][some\nlabel] c\n\n[some label]: x\n", ["a b c"]),
+        ("<details>\n<summary>x</summary>\n\na\n</details>\n\nb\n", ["a", "b"]),
+        ("a\n<!-- x\n\ny -->\nb\n", ["a", "b"]),
+        ("a\n<custom> b\n", ["a  b"]),
+        ("> <div>\n> x\n>\n> a\n", ["a"]),
+        ("> [!NOTE]\n> a\n", ["a"]),
+        ("> a\n>> b\nc\n", ["a", "b c"]),
+        ("Term\n: a\n: b\n", ["Term", "a", "b"]),
+        ("a\n\n$$\nx = y\n$$\n\n$$z$$\n\nb $x_i$ c $$d$$ costs $5 or $6\n", ["a", "b  c  costs $5 or $6"]),
+        ("> ```\n> x\n\na\n", ["a"]),
+        ("> ```\n> x\n> ```\n> a\n", ["a"]),
+    ],
+)
+def test_blocks_of_markdown(text: str, units: list[str]) -> None:
+    document = open_document(text.encode(), "a.md")
+    assert [unit.text for unit in document.units] == units
+    marked = document.write([mark_unit(unit) for unit in document.units]).decode()
+    assert marked.replace(MARKER, "").split() == text.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "expected"),
+    [
+        ("&lt;script&gt; a\n", "<script> b", "&lt;script> b\n"),
+        ("a &amp;copy; b\n", "b &copy; a", "b &amp;copy; a\n"),
+        ("a ` b\n", "``` a", "\\``` a\n"),
+        ("a\n", "$$ b", "\\$$ b\n"),
+        ("a\n", ": b", "\\: b\n"),
+        ("#a b\n", "# b", "\\# b\n"),
+    ],
+)
+def test_text_of_markdown_stays_text(text: str, translation: str, expected: str) -> None:
+    document = open_document(text.encode(), "a.md")
+    assert document.write([MarkedText(translation)]).decode() == expected
+    assert [unit.text for unit in open_document(expected.encode(), "b.md").units] == [translation]
+
+
+@pytest.mark.parametrize("line_break", ["  \n", "\\\n"])
+def test_hard_line_breaks_at_the_ends_are_left_out(line_break: str) -> None:
+    document = open_document(f"- a{line_break}  b\n".encode(), "a.md")
+    [tag] = document.units[0].markup
+    for position in (0, 3):
+        assert document.write([MarkedText("b a", (tag._replace(position=position),))]) == b"- b a\n"
+    assert document.write([MarkedText("b a", (tag._replace(position=1),))]) == f"- b{line_break}   a\n".encode()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_files_are_read_or_refused(name: str) -> None:
     """A truncated or altered file gives a UserError, or a document that writes itself."""

@@ -138,7 +138,7 @@ def test_encodings_of_text_are_read(encoding: str) -> None:
 
 def test_quotes_before_hard_line_breaks_do_not_multiply() -> None:
     """What stands before the second line is repeated at each hard line break, but not if it is very long."""
-    text = "a\n" + ">" * 10_000 + "b\n" + "c  \n" * 100 + "d"
+    text = ">" * 10_000 + "a\n" + ">" * 10_000 + "b\n" + "c  \n" * 100 + "d"
     [unit] = open_document(text.encode(), "x.md").units
     assert sum(len(tag.raw) for tag in unit.markup) < len(text) * 2
 

@@ -23,8 +23,18 @@ DELIMITER_ROW = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[
 CELL = re.compile(r"(?:[^|\\`]|\\.|`[^`]*`|`|\\$)+")
 DEFINITION = re.compile(r"^[ ]{0,3}\[(?!\^)([^\[\]\n]{1,200})\]:", re.MULTILINE)
 FOOTNOTE = re.compile(r"[ ]{0,3}\[\^[^\]\s]+\]:[ \t]*")
-DIRECTIVE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S|[ \t]*:{3,}|[ \t]*\{%|[ \t]*\$\$|\[TOC\]")
+DIRECTIVE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S|[ \t]*:{3,}|[ \t]*\{%|\[TOC\]")
+MATH = re.compile(r"[ \t]*\$\$")
+ALERT = re.compile(r"[ ]{0,3}\[!\w+\][ \t]*$")  # the first line of a quote, such as [!NOTE]
+DESCRIPTION = re.compile(r"[ ]{0,3}:[ \t]+(?=\S)")  # of a term, in a definition list
 HTML_BLOCK = re.compile(r"[ ]{0,3}<(?:[!?]|/?[A-Za-z][\w\-]*(?:[\s/>]|$))")
+# Tags that end a paragraph; others can stand at the beginning of one of its lines.
+BLOCK_TAG_LINE = re.compile(
+    r"[ ]{0,3}<(?:[!?]|/?(?:address|article|aside|base|basefont|blockquote|body|caption|center|col|colgroup|dd|details|"
+    r"dialog|dir|div|dl|dt|fieldset|figcaption|figure|footer|form|frame|frameset|h[1-6]|head|header|hr|html|iframe|"
+    r"legend|li|link|main|menu|menuitem|nav|noframes|ol|optgroup|option|p|param|pre|script|search|section|style|"
+    r"summary|table|tbody|td|textarea|tfoot|th|thead|title|tr|track|ul)(?:[\s/>]|$))", re.I
+)  # fmt: skip
 INLINE_TAG_LINE = re.compile(
     r"[ ]{0,3}</?(?:a|abbr|b|br|code|em|i|img|kbd|mark|q|s|small|span|strong|sub|sup|u)\b", re.I
 )
@@ -36,15 +46,19 @@ INLINE_TOKEN = re.compile(
     | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
     | (?P<html><!--.{0,3000}?-->|</?(?P<name>[A-Za-z][\w\-]*)(?:\s[^<>]*|/)?>)
     | (?P<footnote>\[\^[^\]\s]{1,100}\])
+    | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
     | (?P<closing>\]
-        (?:\([^()\n]{0,2000}(?:\([^()\n]{0,1000}\)[^()\n]{0,1000})?\)|\[[^\[\]\n]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
+        (?:\([^()]{0,2000}(?:\([^()]{0,1000}\)[^()]{0,1000})?\)|\[[^\[\]]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
     | (?P<emphasis>\*{1,3}|_{1,3}|~~)
     | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
     | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
     """,
     re.VERBOSE | re.DOTALL,
 )
+HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
+# What would make a paragraph a heading, a list item, code or another block.
+BLOCK_START = re.compile(r"(?:#{1,6}|[-+:]|=+|:{3,})(?=\s|$)|>|`{3}|~{3}|\$\$")
 MAX_LABEL = 1000  # characters of a reference with its white space
 MAX_PREFIX = 100  # characters before a line of a paragraph, which are repeated after each hard line break
 SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
@@ -65,6 +79,7 @@ class MarkdownReader:
         self.document, self.text = document, document.file.text
         self.lines = [match.span() for match in re.finditer(r"[^\r\n]*(?:\r\n|\n|\r|\Z)", self.text)]
         self.paragraph: list[tuple[int, int]] = []  # the parts of lines of the open paragraph
+        self.quotes = 0  # number of > before the first line of the open paragraph
         self.item_indent = 0  # columns of indentation that belong to the list item
         definitions = DEFINITION.finditer(self.text)
         self.labels = {" ".join(match[1].casefold().split()) for match in definitions}
@@ -97,6 +112,8 @@ class MarkdownReader:
         if not rest.strip():
             self.finish()
             return index + 1
+        if self.paragraph and line[:quote].count(">") > self.quotes:
+            self.finish()
         if not self.paragraph and indent < self.item_indent and not LIST_MARKER.match(rest):
             self.item_indent = 0
         if not self.paragraph and indent >= self.item_indent + 4:
@@ -104,12 +121,19 @@ class MarkdownReader:
         if FENCE.match(rest):
             self.finish()
             return self.skip_fence(index)
+        if MATH.match(rest):
+            self.finish()
+            return self.skip_math(index)
         if (self.paragraph and UNDERLINE.match(rest)) or RULE.match(rest) or DIRECTIVE.match(rest):
             self.finish()
             self.item_indent = indent + 4 if re.match(r"[ \t]*[!?=]{3}", rest) else self.item_indent
             return index + 1
-        if not self.paragraph and HTML_BLOCK.match(rest) and not INLINE_TAG_LINE.match(rest):
+        if (BLOCK_TAG_LINE if self.paragraph else HTML_BLOCK).match(rest) and not INLINE_TAG_LINE.match(rest):
+            self.finish()
             return self.skip_html(index)
+        if quote and ALERT.match(rest):
+            self.finish()
+            return index + 1
         if not self.paragraph and DEFINITION.match(rest):
             return index + 1
         if heading := HEADING.match(rest):
@@ -122,6 +146,10 @@ class MarkdownReader:
         if "|" in rest and "|" in next_line and DELIMITER_ROW.match(next_line):
             self.finish()
             return self.read_table(index)
+        if description := DESCRIPTION.match(rest):
+            self.finish()
+            quote, rest = quote + description.end(), rest[description.end() :]
+        self.quotes = self.quotes if self.paragraph else line[:quote].count(">")
         self.read_paragraph_line(start + quote, rest)
         return index + 1
 
@@ -143,13 +171,31 @@ class MarkdownReader:
 
     def skip_fence(self, index: int) -> int:
         """Return the index of the line after a fenced code block."""
-        opening = FENCE.match(self.get_line(index)[QUOTE.match(self.get_line(index)).end() :])  # type: ignore[union-attr]
+        quote, rest = self.split_quote(index)
+        opening = FENCE.match(rest)
         assert opening
-        closing = re.compile(rf"[ \t>]*{re.escape(opening[1][0])}{{{len(opening[1])},}}[ \t]*$")
+        closing = re.compile(rf"[ \t]*{re.escape(opening[1][0])}{{{len(opening[1])},}}[ \t]*$")
         for last in range(index + 1, len(self.lines)):
-            if closing.match(self.get_line(last)):
+            inner_quote, rest = self.split_quote(last)
+            if inner_quote < quote:
+                return last  # the quote ends, and with it the code
+            if closing.match(rest):
                 return last + 1
         return len(self.lines)
+
+    def split_quote(self, index: int) -> tuple[int, str]:
+        """Return the number of > before a line, and the line without them."""
+        line = self.get_line(index)
+        end = QUOTE.match(line).end()  # type: ignore[union-attr]
+        return line[:end].count(">"), line[end:]
+
+    def skip_math(self, index: int) -> int:
+        """Return the index of the line after a formula between two $$; after the line if there is only one."""
+        if self.get_line(index).count("$$") == 1:
+            for last in range(index + 1, len(self.lines)):
+                if "$$" in self.get_line(last):
+                    return last + 1
+        return index + 1
 
     def skip_html(self, index: int) -> int:
         """Return the index of the line after a block of HTML, which ends at an empty line or with its script."""
@@ -158,7 +204,7 @@ class MarkdownReader:
         end = f"</{raw[1]}>" if raw else "-->" if "<!--" in line else ""
         while index < len(self.lines):
             line = self.get_line(index).lower()
-            if (end and end in line) or (not end and not line.strip()):
+            if (end and end in line) or (not end and not line.strip(" \t>")):
                 break
             index += 1
         return index + 1
@@ -192,12 +238,11 @@ class MarkdownReader:
         start, end = spans[0][0], spans[-1][1]
         end -= len(self.text[start:end]) - len(self.text[start:end].rstrip())
         escape = make_markdown_escaper(literals, "|" if is_cell else "", builder.spellings)
-        first = joined[:1]
 
         def make_splices(translation: MarkedText) -> list[Splice]:
-            text = render(translation, escape)
+            text = render(drop_outer_breaks(translation), escape)
             if not translation.markup or translation.markup[0].position:
-                text = escape_block_start(text, first)
+                text = escape_block_start(text, joined)
             return [Splice(start, end, text)]
 
         self.document.add(builder.build(), Slot(make_splices))
@@ -215,10 +260,20 @@ def find_heading_end(line: str, start: int) -> int:
     return max(start, len(content))
 
 
-def escape_block_start(text: str, first: str) -> str:
-    """Escape the start of a paragraph that would make it a heading, a list item or another block."""
-    if match := re.match(r"(#{1,6}|[-+>]|=+|~{3,}|:{3,})(?=\s|$)|(?=>)", text):
-        return text if first and text.startswith(first) else f"\\{text}" if match else text
+def drop_outer_breaks(content: MarkedText) -> MarkedText:
+    """Return a text without the hard line breaks at its ends: they would be empty lines, which end a paragraph."""
+    first, last = len(content.text) - len(content.text.lstrip()), len(content.text.rstrip())
+    markup = [
+        tag._replace(raw="") if not first < tag.position < last and HARD_BREAK.match(tag.raw) else tag
+        for tag in content.markup
+    ]
+    return MarkedText(content.text, tuple(markup))
+
+
+def escape_block_start(text: str, source: str) -> str:
+    """Escape the start of a paragraph that would make it another block, unless its source begins alike."""
+    if BLOCK_START.match(text):
+        return text if BLOCK_START.match(source) else f"\\{text}"
     if match := re.match(r"(\d{1,9})([.)])(?=\s|$)", text):
         return f"{match[1]}\\{text[match.end(1) :]}"
     return text
@@ -262,7 +317,7 @@ def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBui
         elif match["entity"]:
             character = html.unescape(match[0])
             builder.add_text(character)
-            if character != match[0] and not character.isascii():
+            if character != match[0] and (not character.isascii() or character in "&<"):
                 builder.spellings.setdefault(character, match[0])
         elif index in kinds or group not in ("opening", "closing", "emphasis"):
             builder.add_tag(match[0].replace("\n", after_break), kind, key)
