@@ -30,7 +30,7 @@ Address = tuple[str, int]
 
 
 def make_request(path: str, body: bytes, content_type: str = "application/json", *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Type: {content_type}", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Type: {content_type}", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "Connection: close", "", ""]).encode() + body
 
 
@@ -85,7 +85,7 @@ def send_broken_multipart(random: Random) -> bytes:
 
 def send_broken_http(random: Random) -> bytes:
     return random.choice([
-        random.randbytes(200), b"GET / HTTP/9.9\r\n\r\n", b"GET /%zz%00/../.. HTTP/1.1\r\nHost: x\r\n\r\n",
+        random.randbytes(200), b"GET / HTTP/9.9\r\n\r\n", b"GET /%zz%00/../.. HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"POST /api/translate HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /api/translate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET /" + b"a" * 100_000,
         b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

@@ -13,7 +13,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from dragoman.serving.api import TranslateAnswer
-from dragoman.serving.app import create_app
+from dragoman.serving.app import create_app, make_app
 from dragoman.serving.keys import add_key
 from dragoman.serving.settings import ServerSettings
 from toy_run import Toy, make_sentences, translate_toy
@@ -90,3 +90,33 @@ def test_only_uploads_may_be_large(toy: Toy) -> None:
     assert send(app, "POST", "/v2/documents", files=file).status_code == 413
     refused = send(app, "POST", "/translate_file", json={"source": "en"})
     assert "missing file" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, None),
+        ({"host": "LOCALHOST:5000"}, None),
+        ({"host": "[::1]:5000"}, None),
+        ({"host": "mt.example"}, None),
+        ({"host": "evil.example:5000"}, "host_not_allowed"),
+        ({"host": "127.0.0.1.evil.example"}, "host_not_allowed"),
+        ({"host": ""}, "host_not_allowed"),
+        ({"sec-fetch-site": "same-origin"}, None),
+        ({"sec-fetch-site": "cross-site", "origin": "https://good.example"}, None),
+        ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, "origin_not_allowed"),
+        ({"sec-fetch-site": "cross-site"}, "origin_not_allowed"),
+    ],
+)
+def test_pages_of_other_servers_cannot_use_a_local_server(toy: Toy, headers: dict[str, str], code: str | None) -> None:
+    settings = ServerSettings(hosts=("mt.example",), cors=("https://good.example",), log_requests=False)
+    app = make_app([toy.run], settings, load=False)
+    answer = send(app, "POST", "/api/detect", json={}, headers={"host": "127.0.0.1", **headers})
+    assert answer.json()["error"]["code"] == (code or "loading")
+    is_refused = send(app, "GET", "/health", headers={"host": "127.0.0.1", **headers}).status_code == 403
+    assert is_refused == (code == "host_not_allowed")
+
+
+def test_applications_for_other_servers_have_any_host(toy: Toy) -> None:
+    app = create_app([toy.run], ServerSettings(open_access=True, log_requests=False))
+    assert send(app, "POST", "/api/translate", json={"text": "ba."}).status_code == 200

@@ -38,6 +38,7 @@ UPLOAD_PATHS = ("/api/documents", "/v2/document", "/translate_file")
 MULTIPART_ALLOWANCE = 100_000  # bytes of a form around the document
 MAX_BODIES = 500_000_000  # bytes of the bodies of all unfinished requests
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
+PORT = re.compile(r":\d+$")
 # Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
 KEYED_PREFIXES = ("/api/", "/v2/", "/v3/")
 KEYLESS_PATHS = ("/api/settings",)
@@ -64,6 +65,7 @@ class RequestMiddleware:
     ) -> None:
         self.app, self.settings, self.access, self.metrics, self.log = app, settings, access, metrics, log
         self.is_ready, self.is_stopping = is_ready, is_stopping
+        self.hosts = {"localhost", "127.0.0.1", "[::1]", settings.host, *map(str.lower, settings.hosts)}
         self.body_bytes = 0  # of all unfinished requests; only used by the thread of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,11 +136,29 @@ class RequestMiddleware:
             raise RequestError(
                 413, "too_large", f"the request has {int(length[:20]):,} bytes, and {limit:,} are allowed"
             )
+        if self.settings.trusts_machine:
+            self._refuse_foreign_pages(request, headers)
         path = request.path
         if path.startswith(KEYED_PREFIXES) and path not in KEYLESS_PATHS:
             self.access.identify(request, read_header_key(headers) or read_query_key(query))
         if not self.is_ready() and not self.is_stopping() and not BEFORE_READY.match(path):
             raise RequestError(503, "loading", "the models are being loaded; try again later", retry_after=5)
+
+    def _refuse_foreign_pages(self, request: RequestContext, headers: Headers) -> None:
+        """Raise a RequestError for a request that a browser on this machine sends for a page of another server.
+
+        Such a page may give its own host name the address of this machine (DNS rebinding), so that the browser takes
+        this server for that of the page.
+        """
+        host = PORT.sub("", headers.get("host", "").lower())
+        if host not in self.hosts:
+            message = f"this server is not called {host[:100]!r}; use localhost, or start it with --hosts {host[:100]}"
+            raise RequestError(403, "host_not_allowed", message)
+        if request.method in ("GET", "HEAD", "OPTIONS") or headers.get("sec-fetch-site") != "cross-site":
+            return
+        if not {"*", headers.get("origin", "")} & set(self.settings.cors):
+            message = "pages of other origins may not call this server; start it with --cors ORIGIN to allow one"
+            raise RequestError(403, "origin_not_allowed", message)
 
     def _add_headers(self, request: RequestContext, send: Send) -> Send:
         """Return a `send` that adds the headers of every response and notes its status."""

@@ -32,6 +32,9 @@ class ServerSettings(Settings):
     max_characters: int = setting(20_000, "characters of a request, all texts together", ge=1)
     max_nbest: int = setting(20, "translations per text, and hypotheses of the beam", ge=1)
     cors: Annotated[tuple[str, ...], AsTuple] = setting((), "origins whose pages may call the server; * for all")
+    hosts: Annotated[tuple[str, ...], AsTuple] = setting(
+        (), "further host names that clients may use, if only this machine reaches the server and needs no key"
+    )
     keys_file: Annotated[Path, Field(strict=False)] | None = setting(
         None, "file of API keys (dragoman keys add); every request then needs one"
     )
@@ -52,6 +55,11 @@ class ServerSettings(Settings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def trusts_machine(self) -> bool:
+        """Whether a request is trusted because it comes from this machine, where a browser may send it for any page."""
+        return self.is_local and not self.open_access and self.keys_file is None
 
     @property
     def key_required(self) -> bool:
