@@ -143,6 +143,8 @@ class SharedBatchEngine(SharedEngine):
     def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
         submission = Submission(jobs, cancelled)
         with self.condition:
+            if self.closed:
+                raise RuntimeError("the engine is closed")
             for index, job in enumerate(jobs):
                 if job.max_tokens > 0:
                     key = (search, job.constraints.is_constrained)  # engines may refuse constraints
