@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,9 +23,12 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import DecodeOptions, Translator
-from dragoman.serving.batching import SharedEngine, SharedTorchEngine, share_engine
+from dragoman.serving import service as service_module
+from dragoman.serving.batching import SharedBatchEngine, SharedEngine, SharedTorchEngine, share_engine
 from dragoman.serving.errors import RequestCancelled, RequestError
 from dragoman.serving.model_pool import ModelPool, ServedModel
+from dragoman.serving.service import UNITS_PER_STEP, Service, TranslationRequest
+from dragoman.serving.settings import ServerSettings
 from dragoman.types import Hypothesis, Line
 from toy_engine import model_of
 from toy_run import Toy, make_sentences
@@ -419,6 +423,57 @@ def test_a_model_is_replaced_under_load_without_losing_a_request(toy: Toy) -> No
         assert model.translator.translate(["ba del fo!"])[0].text == "ol ebi ak!"
     with pytest.raises(RequestError, match="there is no model"), pool.lease("toy"):
         pass
+
+
+def test_a_model_that_is_removed_fails_no_request_that_may_use_another(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ModelPool(engine="torch", device="cpu")
+    service, choose_route = Service(pool, ServerSettings()), Service.choose_route
+
+    def choose_and_remove(service: Service, *arguments: Any) -> Any:
+        found = choose_route(service, *arguments)
+        if "first" in pool.models:
+            pool.remove("first")
+        return found
+
+    monkeypatch.setattr(Service, "choose_route", choose_and_remove)
+    for name in ("", "first"):
+        for model in ("first", "second"):
+            pool.load(model, toy.run)
+        request = TranslationRequest(texts=["ba del fo!"], model=name)
+        if name:
+            with pytest.raises(RequestError, match="there is no model"):
+                service.translate(request, threading.Event())
+        else:
+            [translation] = service.translate(request, threading.Event())
+            assert (translation.text, translation.model) == ("ol ebi ak!", "second")
+    pool.close()
+
+
+def test_documents_of_models_with_context_report_their_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    def translate_units(_: object, documents: list[list[Any]], *__: object, progress: Any, **___: object) -> list[Any]:
+        units = documents[0]
+        for done in range(1, len(units) + 1):
+            progress(done, len(units))
+        return units
+
+    monkeypatch.setattr(service_module, "translate_units", translate_units)
+    for context, texts in ((1, 3), (0, UNITS_PER_STEP + 2)):
+        reports, units = list[int](), [Mock() for _ in range(texts)]
+        model = Mock()
+        model.bind().make_options().context = context
+        service, request = Service(Mock(), ServerSettings()), TranslationRequest(texts=[])
+        done = service.translate_units(units, model, Mock(), request, threading.Event(), reports.append)
+        assert done == units
+        assert reports == [*range(1, texts + 1)]
+
+
+def test_a_closed_engine_for_batches_refuses_work(toy: Toy) -> None:
+    shared = SharedBatchEngine(toy.translator.engine, 1)
+    shared.close()
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        shared.decode([SearchJob([5], 9)], SearchSettings(), threading.Event())
 
 
 def test_a_model_that_cannot_translate_does_not_replace_one_that_can(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,16 +258,17 @@ class DocumentJobs:
     def _translate(self, job: DocumentJob, document: Document) -> bytes:
         options = job.options
         sample = " ".join(unit.text for unit in document.units[:200])[:SAMPLE_CHARACTERS]
-        route, _ = self.service.choose_route(sample, options)
-        if route is None:
-            job.warnings.append("not translated: already in the target language")
-            job.done = job.total
-            return document.write([None] * len(document.units))
 
         def report(done: int) -> None:
             job.done = done
 
-        translated = self.service.translate_units(document.units, route, options, job.cancelled, report)
+        with self.service.lease_models([sample], options) as ([(route, _)], models):
+            if route is None:
+                job.warnings.append("not translated: already in the target language")
+                job.done = job.total
+                return document.write([None] * len(document.units))
+            model = models[route.model]
+            translated = self.service.translate_units(document.units, model, route, options, job.cancelled, report)
         for number, unit in enumerate(translated, 1):
             found = [f"{document.units[number - 1].note or f'unit {number}'}: {text}" for text in unit.warnings]
             job.warnings += found[: MAX_WARNINGS - len(job.warnings)]

@@ -27,11 +27,11 @@ def lease_for_line(
     [text] = request.texts
     if not text.strip():
         raise RequestError(400, "empty_text", "the text is empty; give a sentence")
-    route, _ = service.choose_route(text, request)
-    if route is None:
-        raise RequestError(400, "same_language", "the text is in the target language already")
     [line] = service.make_lines([text.strip()], request, 0)
-    with service.pool.lease(route.model) as model:
+    with service.lease_models(request.texts, request) as ([(route, _)], models):
+        if route is None:
+            raise RequestError(400, "same_language", "the text is in the target language already")
+        model = models[route.model]
         translator = replace(model.bind(cancelled), run=model.name)  # clients need not know the folder of the run
         yield translator, replace(line, tag=route.direction.tag)
 

@@ -6,7 +6,8 @@ waits for the result any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event
 from weakref import ref
@@ -86,6 +87,10 @@ class Translation:
         return self.hypotheses[0].text
 
 
+Choice = tuple[Route | None, Detection | None]  # what Service.choose_route returns
+Models = dict[str, ServedModel]  # by name
+
+
 class Service:
     """The models, and what can be done with them."""
 
@@ -103,53 +108,68 @@ class Service:
             self.indexed = index, [ref(model) for model in models]
         return index
 
+    @contextmanager
+    def lease_models(self, texts: Sequence[str], request: TranslationRequest) -> Iterator[tuple[list[Choice], Models]]:
+        """Yield what `choose_route` returns for each text, and the models of these routes, which stay usable.
+
+        If a model is removed between the choice and its use, others are chosen, unless the request names it.
+        """
+        while True:
+            choices = [self.choose_route(text, request) for text in texts]
+            names = dict.fromkeys(route.model for route, _ in choices if route)
+            with ExitStack() as leases:
+                try:
+                    models = {name: leases.enter_context(self.pool.lease(name)) for name in names}
+                except RequestError:
+                    if request.model:
+                        raise
+                    continue
+                yield choices, models
+                return
+
     def translate(self, request: TranslationRequest, cancelled: Event) -> list[Translation]:
         """Return the translation of each text of a request that was checked, in order."""
         translations: dict[int, Translation] = {}
         groups: dict[Route, list[int]] = {}
-        detections: list[Detection | None] = []
-        for index, text in enumerate(request.texts):
-            route, detection = self.choose_route(text, request)
-            detections.append(detection)
-            if route:
-                groups.setdefault(route, []).append(index)
-            else:
-                translations[index] = self.copy_text(text, request, detection)
-        for route, indices in groups.items():
-            texts = [request.texts[index] for index in indices]
-            translate = self.translate_texts if request.markup == "text" else self.translate_marked
-            nbest_lists = translate(texts, route, request, cancelled)
-            for index, nbest in zip(indices, nbest_lists, strict=True):
-                source, target = route.direction.source, route.direction.target
-                translations[index] = Translation(nbest, source, target, route.model, detections[index])
+        with self.lease_models(request.texts, request) as (choices, models):
+            for index, (route, detection) in enumerate(choices):
+                if route:
+                    groups.setdefault(route, []).append(index)
+                else:
+                    translations[index] = self.copy_text(request.texts[index], request, detection)
+            for route, indices in groups.items():
+                texts = [request.texts[index] for index in indices]
+                translate = self.translate_texts if request.markup == "text" else self.translate_marked
+                nbest_lists = translate(texts, models[route.model], route, request, cancelled)
+                for index, nbest in zip(indices, nbest_lists, strict=True):
+                    source, target = route.direction.source, route.direction.target
+                    translations[index] = Translation(nbest, source, target, route.model, choices[index][1])
         return [translations[index] for index in range(len(request.texts))]
 
     def translate_texts(
         self,
         texts: list[str],
+        model: ServedModel,
         route: Route,
         request: TranslationRequest,
         cancelled: Event,
     ) -> list[list[Hypothesis]]:
-        """Return the n best translations of each text by the model and in the direction of the route."""
+        """Return the n best translations of each text by a model in the direction of the route."""
         layouts = [TextLines.split(text, keep_breaks=request.keep_breaks) for text in texts]
-        with self.pool.lease(route.model) as model:
-            translator = model.bind(cancelled)
-            beam = request.beam or (request.nbest if request.nbest > translator.recipe.search.beam else None)
-            options = translator.make_options(
-                beam=beam, count=request.nbest, align=request.align, tag=route.direction.tag
-            )
-            lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, options.context)]
-            nbest_lists = iter(translator.translate_nbest(lines, options))
+        translator = model.bind(cancelled)
+        beam = request.beam or (request.nbest if request.nbest > translator.recipe.search.beam else None)
+        options = translator.make_options(beam=beam, count=request.nbest, align=request.align, tag=route.direction.tag)
+        lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, options.context)]
+        nbest_lists = iter(translator.translate_nbest(lines, options))
         return [layout.join_nbest([next(nbest_lists) for _ in layout.lines], request.nbest) for layout in layouts]
 
     def translate_marked(
-        self, texts: list[str], route: Route, request: TranslationRequest, cancelled: Event
+        self, texts: list[str], model: ServedModel, route: Route, request: TranslationRequest, cancelled: Event
     ) -> list[list[Hypothesis]]:
         """Return the translation of each text with tags, which are placed by the alignment. There are no others."""
         documents = [read_fragment(text, request.markup, request.ignore_tags, request.splitting_tags) for text in texts]
         units = [unit for document in documents for unit in document.units]
-        translated = iter(self.translate_units(units, route, request, cancelled))
+        translated = iter(self.translate_units(units, model, route, request, cancelled))
         nbest_lists = []
         for document in documents:
             parts = [next(translated) for _ in document.units]
@@ -161,6 +181,7 @@ class Service:
     def translate_units(
         self,
         units: Sequence[Unit],
+        model: ServedModel,
         route: Route,
         request: TranslationRequest,
         cancelled: Event,
@@ -168,41 +189,49 @@ class Service:
     ) -> list[TranslatedUnit]:
         """Return the translations of the units of a document; `report` is called with the number of finished ones."""
         translated: list[TranslatedUnit] = []
-        with self.pool.lease(route.model) as model:
-            translator = model.bind(cancelled)
-            options = translator.make_options(beam=request.beam, tag=route.direction.tag)
-            step = len(units) if options.context else UNITS_PER_STEP
-            for start in range(0, len(units), max(step, 1)):
-                if cancelled.is_set():
-                    raise RequestCancelled
-                part = units[start : start + step]
-                translated += translate_units(translator, [part], options, glossary=request.glossary)
-                report(len(translated))
+        translator = model.bind(cancelled)
+        options = translator.make_options(beam=request.beam, tag=route.direction.tag)
+        step = len(units) if options.context else UNITS_PER_STEP  # context is that of the units of one call
+        for start in range(0, len(units), max(step, 1)):
+            if cancelled.is_set():
+                raise RequestCancelled
+
+            def report_step(done: int, _total: int, start: int = start) -> None:
+                report(start + done)
+
+            part = units[start : start + step]
+            translated += translate_units(translator, [part], options, glossary=request.glossary, progress=report_step)
         return translated
 
     def stream(self, request: TranslationRequest, cancelled: Event) -> Generator[str, None, Translation]:
         """Yield the translation of one text in parts, each as soon as it is final; return the translation."""
-        [text] = request.texts
-        route, detection = self.choose_route(text, request)
-        if not route:
-            yield text
-            return self.copy_text(text, request, detection)
-        if request.markup != "text":
-            [nbest] = self.translate_marked([text], route, request, cancelled)
-            yield nbest[0].text
+        with self.lease_models(request.texts, request) as ([(route, detection)], models):
+            [text] = request.texts
+            if route is None:
+                yield text
+                return self.copy_text(text, request, detection)
+            model = models[route.model]
+            if request.markup == "text":
+                nbest = yield from self.stream_text(text, model, route, request, cancelled)
+            else:
+                [nbest] = self.translate_marked([text], model, route, request, cancelled)
+                yield nbest[0].text
             return Translation(nbest, route.direction.source, route.direction.target, route.model, detection)
+
+    def stream_text(
+        self, text: str, model: ServedModel, route: Route, request: TranslationRequest, cancelled: Event
+    ) -> Generator[str, None, list[Hypothesis]]:
+        """Yield the translation of a text without tags in parts; return its only hypothesis."""
         layout, parts = TextLines.split(text, keep_breaks=request.keep_breaks), list[list[Hypothesis]]()
-        with self.pool.lease(route.model) as model:
-            translator = model.bind(cancelled)
-            options = translator.make_options(beam=request.beam, align=request.align, tag=route.direction.tag)
-            for gap, line in zip(layout.gaps, self.make_lines(layout.lines, request, options.context), strict=False):
-                if gap:
-                    yield gap
-                parts.append([(yield from translator.stream_line(line, options))])
+        translator = model.bind(cancelled)
+        options = translator.make_options(beam=request.beam, align=request.align, tag=route.direction.tag)
+        for gap, line in zip(layout.gaps, self.make_lines(layout.lines, request, options.context), strict=False):
+            if gap:
+                yield gap
+            parts.append([(yield from translator.stream_line(line, options))])
         if layout.gaps[-1]:
             yield layout.gaps[-1]
-        hypotheses = layout.join_nbest(parts, 1)
-        return Translation(hypotheses, route.direction.source, route.direction.target, route.model, detection)
+        return layout.join_nbest(parts, 1)
 
     def check(self, request: TranslationRequest) -> None:
         """Raise a RequestError for a request that is larger than the settings allow. Handlers call it at first."""
@@ -223,7 +252,7 @@ class Service:
             message = f"the request has {len(entries):,} terms and sentences of context; give {MAX_ENTRIES:,} at most"
             raise RequestError(400, "too_many", message)
 
-    def choose_route(self, text: str, request: TranslationRequest) -> tuple[Route | None, Detection | None]:
+    def choose_route(self, text: str, request: TranslationRequest) -> Choice:
         """Return the model and direction for a text, and its language if that had to be detected.
 
         There is no route for a text that is already in the target language, and that no model rewrites in it.
