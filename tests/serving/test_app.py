@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
+from dragoman.serving import api
 from dragoman.serving.api import TranslateAnswer
 from dragoman.serving.app import create_app, make_app
 from dragoman.serving.keys import add_key
@@ -43,6 +45,23 @@ def test_the_answer_is_described(toy_server: ToyServer) -> None:
         assert translation.keys() == schemas["AnsweredTranslation"]["properties"].keys()
         assert translation["alternatives"][0].keys() == schemas["AnsweredAlternative"]["properties"].keys()
         TranslateAnswer.model_validate(answer.json())
+
+
+@pytest.mark.parametrize("path", ["/api/translate", "/api/stream"])
+def test_answers_are_described_in_threads_of_requests(
+    toy_server: ToyServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since alignments can be large, and the event loop serves everybody."""
+    threads, describe = list[str](), api.describe
+
+    def note_thread(*arguments: Any) -> dict[str, Any]:
+        threads.append(current_thread().name)
+        return describe(*arguments)
+
+    monkeypatch.setattr(api, "describe", note_thread)
+    answer = toy_server.client.post(path, json={"text": "ba del fo!", "align": True})
+    assert "ol ebi ak!" in answer.raise_for_status().text
+    assert [name.partition("_")[0] for name in threads] == ["request"]
 
 
 def test_each_translation_has_its_languages(language_server: ToyServer) -> None:

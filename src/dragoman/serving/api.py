@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import asdict
+from threading import Event
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from dragoman.errors import UserError
 from dragoman.inference.word_alignment import align_words
@@ -139,9 +140,10 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
     """Return the routes of our own API."""
     router = APIRouter(prefix="/api")
 
-    # The answer is only described by a record, not validated: alignments can be large.
+    # The answer is only described by a record, not validated: alignments can be large. So it is also written in the
+    # thread of the request.
     @router.post("/translate", responses={200: {"model": TranslateAnswer}})
-    async def translate(body: TranslateBody, http: Request) -> dict[str, Any]:
+    async def translate(body: TranslateBody, http: Request) -> Response:
         """Translate one or several texts.
 
         The translations have the order of the texts. Texts may have several lines, which are translated one by one;
@@ -150,8 +152,11 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
         request = body.make_request(glossaries)
         service.check(request)
         authorize(http, None, request.characters, len(request.texts))
-        translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
-        return describe(translations, request.texts)
+
+        def work(cancelled: Event) -> bytes:
+            return to_json(describe(service.translate(request, cancelled), request.texts))
+
+        return Response(await workers.run(work), media_type="application/json")
 
     @router.post("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(body: TranslateBody, http: Request) -> StreamingResponse:
@@ -164,7 +169,12 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
             raise RequestError(400, "one_text", "a stream has one translation of one text; use /api/translate for more")
         service.check(request)
         authorize(http, None, request.characters, len(request.texts))
-        items = workers.stream(lambda cancelled: service.stream(request, cancelled))
+
+        def work(cancelled: Event) -> Generator[str, None, str]:
+            translation = yield from service.stream(request, cancelled)
+            return format_event("done", describe([translation], request.texts))
+
+        items = workers.stream(work)
         first = await anext(items)  # errors before the first part are answered with their status
 
         async def send() -> AsyncIterator[str]:
@@ -173,7 +183,7 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
                 while not isinstance(item, StreamEnd):
                     yield format_event("part", {"text": item})
                     item = await anext(items)
-                yield format_event("done", describe([item.value], request.texts))
+                yield item.value
             except (RequestError, UserError) as error:
                 yield format_event("error", render_own(to_request_error(error))[1])
             finally:
@@ -186,4 +196,4 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
 
 def format_event(name: str, data: dict[str, Any]) -> str:
     """Return a server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"event: {name}\ndata: {to_json(data).decode()}\n\n"
