@@ -52,10 +52,10 @@ def make_batch(
         Example(np.array(source, dtype=np.int64), np.array(target, dtype=np.int64), line)
         for line, (source, target) in enumerate(zip(sources, targets, strict=True))
     ]
-    form = EXAMPLE_FORMATS[example_format]
-    source_N, target_N = form.count_example_slots(examples)
+    task_format = EXAMPLE_FORMATS[example_format]
+    source_N, target_N = task_format.count_example_slots(examples)
     widths = Widths(int(source_N.max()), int(target_N.max()))
-    return form.collate(BatchPlan([[index] for index in range(len(examples))], widths), examples)
+    return task_format.collate(BatchPlan([[index] for index in range(len(examples))], widths), examples)
 
 
 def compute_losses(model: Model, batch: Batch) -> Tensor:
