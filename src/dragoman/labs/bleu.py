@@ -206,9 +206,9 @@ BLEU_PARTS = Experiment(
     title="What does BLEU consist of?",
     lecture=LECTURE,
     claim="BLEU compares the machine-written translation to one or several human-written translations, and computes a "
-    "similarity score: the geometric mean of n-gram precisions, times a penalty for short outputs.",
+    "similarity score.",
     method="References of the phrasebook are shortened or padded, their words swapped or replaced. The product of "
-    "brevity penalty and geometric mean of the four precisions is compared with the metric.",
+    "a penalty for short outputs and the geometric mean of the four n-gram precisions is compared with the metric.",
     predict="The first half of every reference: which precision does it have, and which BLEU?",
     conditions=(CUT, SWAPPED, REPLACED),
     measure=measure_parts,
