@@ -79,10 +79,11 @@ RECURRENT_POWERS = Experiment(
     name="recurrent-powers",
     title="Do gradients of a linear RNN vanish or explode with the powers of its matrix?",
     lecture="002, Lecture 6: Vanishing gradients",
-    claim="If σ is the identity, the gradient of a later state with respect to an earlier one is W_h to the power of "
-    "the distance: it vanishes if the largest eigenvalue is below 1, and explodes if it is above.",
+    claim="What if σ were the identity function? Then the gradient over ℓ steps contains W_h to the power of ℓ. If the "
+    "eigenvalues of W_h are all less than 1, it approaches 0 as ℓ grows, so the gradient vanishes.",
     method="A vanilla cell with the identity as nonlinearity; its matrix is scaled to a spectral radius of 0.5 to 1.5. "
-    "The Jacobian over 0 to 20 steps is computed by automatic differentiation and compared with the power.",
+    "The Jacobian over 0 to 20 steps is computed by automatic differentiation and compared with the power. The lecture "
+    "does not say what eigenvalues above 1 do; a radius of 1.5 shows that they make the gradient grow.",
     predict="What is the norm of the Jacobian after 20 steps at a spectral radius of 0.5, of 1.0, of 1.5?",
     conditions=RADII,
     measure=measure_powers,
@@ -93,7 +94,12 @@ RECURRENT_POWERS = Experiment(
             at_most=1e-9,
         ),
         Check("norm after 20 steps at radius 0.5", lambda trials: trials["radius 0.5"]["last_norm"], at_most=1e-3),
-        Check("norm after 20 steps at radius 1.5", lambda trials: trials["radius 1.5"]["last_norm"], at_least=1e2),
+        Check(
+            "norm after 20 steps at radius 1.5",
+            lambda trials: trials["radius 1.5"]["last_norm"],
+            at_least=1e2,
+            control=True,
+        ),
     ),
     plot=plot_powers,
     lesson="The identity holds to rounding. The norm first grows even at a radius of 0.9, because the matrix is not "
@@ -232,7 +238,8 @@ def measure_clipping(condition: str, seed: int, setup: Setup) -> Numbers:
     exploding = sum(not norm <= TOO_BIG for norm in norms) / len(norms)  # NaN is not <= 10 either
     final = means[-1] if math.isfinite(means[-1]) else DIVERGED_LOSS
     steps = [block * (index + 1) for index in range(15)]
-    return {"steps": steps, "losses": means, "exploding": exploding, "largest": max(norms), "final": final}
+    largest = max((norm for norm in norms if not math.isnan(norm)), default=math.inf)
+    return {"steps": steps, "losses": means, "exploding": exploding, "largest": largest, "final": final}
 
 
 def plot_clipping(table: Table) -> list[Figure]:
@@ -344,13 +351,15 @@ def sample_recall_batch(seed: int, longest: int, step: int) -> Batch:
 def measure_reach(condition: str, seed: int, setup: Setup) -> Numbers:
     """Train a model to recall the first token; measure accuracy by distance, and gradients at the start.
 
-    The full run trains with two learning rates and keeps the model of the higher accuracy, so that no model fails for
-    the choice of the rate alone.
+    The full run trains with two learning rates, so that no model fails for the choice of the rate alone, and keeps the
+    model of the higher accuracy on other sequences than those of the test.
     """
     distances = setup.pick((2, 5, 10, 20, 50), (2, 5, 10, 20, 50, 100, 200))
     generator = torch.Generator().manual_seed(hash_stably(f"reach test {seed}".encode()))
     tests = [make_recall_batch(distance, 256, generator) for distance in distances]
-    best: list[float] = []
+    dev_generator = torch.Generator().manual_seed(hash_stably(f"reach dev {seed}".encode()))
+    dev = [make_recall_batch(distance, 256, dev_generator) for distance in distances]
+    best_accuracy = -1.0
     for lr in setup.pick((5e-3,), (1e-3, 5e-3)):
         model = build_small_model(REACH_MODELS[condition], vocabulary=FIRST_ID + REACH_SYMBOLS, seed=seed)
         if "classical" in condition:
@@ -360,12 +369,14 @@ def measure_reach(condition: str, seed: int, setup: Setup) -> Numbers:
         ]
         sample = partial(sample_recall_batch, seed, distances[-1])
         fit(model, sample, steps=setup.pick(200, 1500), lr=lr, device=setup.device)
-        accuracies = [measure_accuracy(model, [test], device=setup.device, position=0) for test in tests]
-        best = max(best, accuracies, key=sum)
-    reached = list(takewhile(lambda pair: pair[1] >= REACHED, zip(distances, best, strict=True)))
+        dev_accuracy = measure_accuracy(model, dev, device=setup.device, position=0)
+        if dev_accuracy > best_accuracy:
+            best_accuracy = dev_accuracy
+            accuracies = [measure_accuracy(model, [test], device=setup.device, position=0) for test in tests]
+    reached = list(takewhile(lambda pair: pair[1] >= REACHED, zip(distances, accuracies, strict=True)))
     return {
         "distances": list(distances),
-        "accuracies": best,
+        "accuracies": accuracies,
         "gradients": gradients,
         "reach": reached[-1][0] if reached else 0,
         "share": len(reached) / len(distances),
@@ -399,9 +410,10 @@ REACH = Experiment(
     "practice, you get about 100 timesteps rather than about 7. Attention helps with the vanishing gradient problem.",
     method="A sequence of random tokens; the decoder has to name the first one. Up to 200 tokens (quick: 50) follow, "
     "from the same vocabulary of four, so that the network must not overwrite its memory. All distances are trained "
-    "together, short ones more often. The reach is the largest distance up to which at least 90 % are right. "
-    "Recurrent encoders read from left to right. Dragoman starts from orthogonal matrices and a forget bias of 1; the "
-    "classical initialisation has neither.",
+    "together, short ones more often. The reach is the largest distance up to which at least 90 % are right. The full "
+    "version trains with two learning rates and chooses one by separate sequences. Recurrent encoders read from left "
+    "to right. Dragoman starts from orthogonal matrices and a forget bias of 1; the classical initialisation has "
+    "neither.",
     predict="Which of the models recall the first of 50 tokens, and which the first of 5?",
     conditions=tuple(REACH_MODELS),
     measure=measure_reach,
@@ -436,7 +448,9 @@ REACH = Experiment(
     "trial with one distance alone (300 steps, one seed, noise from other tokens), the vanilla RNN learned 5, "
     "and neither it nor the LSTM learned 20. So 7 and 100 are no constants of the architectures. Initial "
     "weights, training data and budget decide; gates and attention make the outcome reliable. The quick run "
-    "has 200 steps at one high learning rate, which only gates and attention survive.",
+    "has 200 steps at one high learning rate, which only gates and attention survive. When these results were "
+    "measured, the better of two learning rates was still chosen by the reported sequences; with hundreds of them "
+    "per distance, that can only matter where both rates are about equally good.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (RECURRENT_POWERS, CELL_KEEPS, CLIPPING, REACH)}
