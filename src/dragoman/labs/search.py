@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from random import Random
 from statistics import correlation, fmean
 from typing import Any
@@ -91,10 +90,12 @@ EXHAUSTIVE = Experiment(
     name="exhaustive-search",
     title="Is exhaustive search at least as good as every beam?",
     lecture=LECTURE,
-    claim="We could try computing all possible sequences y; beam search keeps track of the k most probable partial "
-    "translations. So exhaustive search finds the most probable output, and a beam finds at most that.",
-    method="Untrained models with 6 tokens and outputs of at most 4 tokens, decoded exhaustively and by beams of 1 "
-    f"to {FULL_BEAM}, which is wide enough for every candidate. Measured: log-probability of the found output.",
+    claim="We could try computing all possible sequences y. Beam search: on each step of the decoder, keep track of "
+    "the k most probable partial translations.",
+    method="If exhaustive search really tries all sequences, no beam finds a more probable one, and a beam that keeps "
+    "all partial translations finds the same. Untrained models with 6 tokens and outputs of at most 4 tokens are "
+    f"decoded exhaustively and by beams of 1 to {FULL_BEAM}, which is wide enough for every candidate. Measured: "
+    "log-probability of the found output.",
     predict="Does every wider beam find an output that is at least as probable as that of the narrower one?",
     conditions=("random models",),
     measure=measure_exhaustive,
@@ -150,7 +151,8 @@ def train_toy_translator(seed: int, setup: Setup, *, ambiguous: bool) -> Any:
 def measure_greedy(condition: str, seed: int, setup: Setup) -> Numbers:
     """Return in what share of sources greedy search and small beams miss the most probable output.
 
-    Only sources count for which the search finds a finished output: an untrained model often writes on up to the limit.
+    Only sources count for which all searches find a finished output: an untrained model often writes on up to the
+    limit, and what it would have written after that is unknown.
     """
     count = setup.pick(60, 400)
     sources = sample_sources(Random(seed), count, GREEDY_LENGTH, FIRST_ID + 4)
@@ -158,20 +160,22 @@ def measure_greedy(condition: str, seed: int, setup: Setup) -> Numbers:
         models = [make_random_model(1000 * seed + number, GREEDY_VOCABULARY) for number in range(count // 4)]
     else:
         models = [train_toy_translator(seed, setup, ambiguous=condition == AMBIGUOUS).cpu()]
-    gaps: dict[int, list[float]] = {width: [] for width in GREEDY_WIDTHS}
+    gaps: list[list[float]] = []  # of each source: how far the output of each width is below the best one
     for number, model in enumerate(models):
         part = sources[number :: len(models)]
-        best = search_ids(model, part, GREEDY_LIMIT, method="exhaustive")
+        searches = [search_ids(model, part, GREEDY_LIMIT, method="exhaustive")]
         for width in GREEDY_WIDTHS:
-            found = search_ids(model, part, GREEDY_LIMIT, beam=width, stop="best" if width > 1 else "enough")
-            pairs = zip(best, found, strict=True)
-            gaps[width] += [top.logp - other.logp for top, other in pairs if top.finished and other.finished]
-    missed = [fmean(gap > TOLERANCE for gap in row) for row in gaps.values()]
+            stop = "best" if width > 1 else "enough"
+            searches.append(search_ids(model, part, GREEDY_LIMIT, beam=width, stop=stop))
+        for best, *found in zip(*searches, strict=True):
+            if all(result.finished for result in (best, *found)):
+                gaps.append([best.logp - result.logp for result in found])
+    missed = [fmean(gap > TOLERANCE for gap in row) for row in zip(*gaps, strict=True)]
     return {
         "missed": missed,
         "greedy_missed": missed[0],
-        "nats_lost": fmean(gaps[1]),
-        "greedy_finished": len(gaps[1]) / count,
+        "nats_lost": fmean(row[0] for row in gaps),
+        "scored": len(gaps) / count,
     }
 
 
@@ -189,7 +193,8 @@ GREEDY = Experiment(
     method="Small models with 12 tokens, so that exhaustive search is possible: with random weights; trained on a toy "
     "language with one translation of each source; trained on one with several, where the most frequent first word is "
     "followed by synonyms, so that each single translation that begins with it is rare. Measured: the share of "
-    "sources for which a search finds a finished output, but a less probable one than exhaustive search.",
+    "sources for which a search finds a less probable output than exhaustive search, among those for which all "
+    "searches finish within 8 tokens.",
     predict="For which of the three models does greedy search miss most? Does a beam of 2 suffice?",
     conditions=(RANDOM, CERTAIN, AMBIGUOUS),
     measure=measure_greedy,
@@ -248,8 +253,9 @@ def compute_length_ratio(texts: Sequence[str], pairs: Sequence[Pair]) -> float:
 def measure_widths(condition: str, seed: int, setup: Setup) -> Numbers:
     """Return log-probability, BLEU and the shares of search and model errors by beam width.
 
-    A search error: the reference is more probable than the output, so the search has missed it. A model error: the
-    output is more probable than the reference and different from it, so that not even a perfect search would help.
+    A search error: the reference is more probable than the output and different from it, so the search has missed it.
+    A model error: the output is wrong, but no search error, so that not even a perfect search would find the reference.
+    The same text may have another log-probability in a search than in scoring, because batches are rounded differently.
     """
     translator, pairs = train_for_search(condition, seed, setup)
     targets = [pair.target for pair in pairs]
@@ -257,8 +263,9 @@ def measure_widths(condition: str, seed: int, setup: Setup) -> Numbers:
     curves: dict[str, list[float]] = {name: [] for name in ("logp", "bleu", "search_errors", "model_errors")}
     for width in WIDTHS:
         found = translate_pairs(translator, pairs, beam=width, length_norm="none", stop="best")
-        missed = [output.logp < logp - TOLERANCE for output, logp in zip(found, references, strict=True)]
         wrong = [output.text != target for output, target in zip(found, targets, strict=True)]
+        lower = [output.logp < logp - TOLERANCE for output, logp in zip(found, references, strict=True)]
+        missed = [is_wrong and is_lower for is_wrong, is_lower in zip(wrong, lower, strict=True)]
         curves["logp"].append(fmean(output.logp for output in found))
         curves["bleu"].append(score_texts([output.text for output in found], pairs)["bleu"])
         curves["search_errors"].append(fmean(missed))
@@ -284,11 +291,12 @@ BEAM_WIDTH = Experiment(
     name="beam-width",
     title="Does a wider beam give more probable outputs, and better ones?",
     lecture=LECTURE,
-    claim="On each step of the decoder, keep track of the k most probable partial translations. Greedy decoding, with "
-    "k = 1, has no way to undo decisions; exhaustive search is far too expensive.",
-    method="LSTMs with attention, trained on fewer and on more pairs of the phrasebook, decoded with beams of 1 to 64 "
-    "without length normalization. Measured: log-probability, BLEU, search errors (the reference is more probable "
-    "than the output) and model errors (the output is more probable than the reference, but differs from it).",
+    claim="Greedy decoding: take argmax on each step of the decoder. Problem: has no way to undo decisions. Beam "
+    "search: on each step of the decoder, keep track of the k most probable partial translations.",
+    method="LSTMs with attention, trained on fewer and on more pairs of the phrasebook, decoded with beams of 1, which "
+    "is greedy search, to 64 without length normalization. Measured: log-probability, search errors (the reference is "
+    "more probable than the output) and model errors (the output is wrong, but not less probable than the reference); "
+    "and BLEU, about which the lecture says nothing.",
     predict="Up to which width does the log-probability rise? Up to which width does BLEU rise?",
     conditions=(SMALL_DATA, LARGE_DATA),
     measure=measure_widths,
@@ -299,11 +307,6 @@ BEAM_WIDTH = Experiment(
             at_least=0.0,
         ),
         Check(
-            "least rise of the mean log-probability from a width to the next, both models",
-            lambda trials: min(wide - narrow for trial in trials.values() for narrow, wide in pairwise(trial["logp"])),
-            at_least=-0.01,
-        ),
-        Check(
             "search errors of a beam of 8 as a fraction of those of greedy search, both models together",
             lambda trials: (
                 sum(trial["search_errors"][3] for trial in trials.values())
@@ -311,15 +314,15 @@ BEAM_WIDTH = Experiment(
             ),
             at_most=0.5,
         ),
-        Check(
-            "rise of BLEU from a beam of 4 to one of 64, larger of both models",
-            lambda trials: max(trial["bleu"][-1] - trial["bleu"][2] for trial in trials.values()),
-            at_most=1.0,
-        ),
     ),
     plot=plot_widths,
-    lesson="The log-probability rises with the width, quality only at first: soon nearly all remaining errors are "
-    "errors of the model, which a better search cannot mend and may even make worse.",
+    lesson="The log-probability rises with the width up to 64, BLEU only up to a beam of 4 or so. Nearly all errors "
+    "are errors of the model, which a better search cannot mend. When these results were measured, the search errors "
+    "included references that the search had found, but with a log-probability that was lower by rounding: those at a "
+    "width of 64 are such, as texts and scores hardly differ from those at 16. So the search errors in the figure are "
+    "upper bounds. Two checks of results that the lecture does not claim were removed afterwards; both had been "
+    "confirmed: no width has a lower mean log-probability than the next smaller one, and from a beam of 4 to 64 BLEU "
+    "does not rise by a point.",
 )
 
 NORMS = ("none", "gnmt", "length")
@@ -416,7 +419,7 @@ def decode_counting_steps(translator: Any, pairs: Sequence[Pair], **search: Any)
         "score": fmean(result.score for result in best),
         "bleu": score_texts(texts, pairs)["bleu"],
         "ratio": compute_length_ratio(texts, pairs),
-        "cut": fmean(not result.finished for result in best),
+        "truncated": fmean(not result.finished for result in best),
         "steps": steps / len(pairs),
     }
 
