@@ -7,15 +7,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.labs.attention import EXPERIMENTS, remove_causal_mask
+from dragoman.labs.attention import COPY_TASKS, EXPERIMENTS, LOWEST_LOSS, remove_causal_mask
 from dragoman.labs.experiment import Experiment
 from dragoman.labs.small_models import build_small_model, make_batch
-from lab_runs import check_quick_run
+from lab_runs import Facts, check_quick_run
+
+FACTS: dict[str, Facts] = {
+    "scaled-training": lambda trials: {
+        "the wide scaled model learns faster": trials["scaled 256"]["accuracy"]
+        > trials["unscaled 256"]["accuracy"] + 0.1,
+        "the narrow one has learned something": trials["scaled 32"]["losses"][-1]
+        < trials["scaled 32"]["losses"][0] - 0.3,
+    },
+    "causal-mask": lambda trials: {
+        "nothing is below the lowest loss with the mask": all(
+            trials[f"{task}, mask"]["last_loss"] > 0.95 * LOWEST_LOSS for task in COPY_TASKS
+        ),
+        "the loss is below it without the mask": all(
+            trials[f"{task}, no mask"]["last_loss"] < 0.3 * LOWEST_LOSS for task in COPY_TASKS
+        ),
+        "generation works with the mask": all(trials[f"{task}, mask"]["accuracy"] > 0.8 for task in COPY_TASKS),
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
 
 
 @torch.no_grad()

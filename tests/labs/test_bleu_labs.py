@@ -10,12 +10,24 @@ import pytest
 from dragoman.labs.bleu import EXPERIMENTS, NEGATION, NUMBER, generate_paraphrased_pairs, make_error
 from dragoman.labs.experiment import Experiment
 from dragoman.phrasebook.generate import split_words
-from lab_runs import check_quick_run
+from lab_runs import Facts, check_quick_run
+
+FACTS: dict[str, Facts] = {
+    "paraphrases": lambda trials: {
+        "a wrong word costs less than another order": all(t["bleu_wrong"] > t["bleu_right"] for t in trials.values()),
+        "a wrong translation usually wins": all(t["bleu_wrong_wins"] > 0.7 for t in trials.values()),
+        "references help": all(t["bleu_all_references"] > t["bleu_one_reference"] for t in trials.values()),
+    }
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
 
 
 def test_errors_change_one_word() -> None:

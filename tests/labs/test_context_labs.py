@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from dragoman.labs.context import (
+    ATTENTION_LSTM,
     CLUES,
+    COPY_SOURCE,
+    DROPPED,
     EXPERIMENTS,
+    FOREIGN,
+    GOOD_BACK,
+    NO_CONTEXT,
     PRONOUNS,
+    SIMPLIFYING_TRANSFORMER,
+    WITH_PRONOUNS,
     compute_auc,
     drop_words,
     exchange_first_sentences,
@@ -19,12 +27,38 @@ from dragoman.labs.context import (
     list_dropped_pronouns,
 )
 from dragoman.labs.experiment import Experiment, Setup
-from lab_runs import check_quick_run
+from lab_runs import Facts, check_quick_run
+
+FACTS: dict[str, Facts] = {
+    "context": lambda trials: {
+        "pronouns are guessed without the noun": max(trials[name]["pronouns"] for name in (NO_CONTEXT, FOREIGN)) < 60,
+        "something is learned": min(numbers["bleu"] for numbers in trials.values()) > 10,
+    },
+    "pronouns": lambda trials: {
+        "what nothing determines cannot be restored": trials[DROPPED]["accuracy"][CLUES.index("nothing")]
+        < trials[WITH_PRONOUNS]["accuracy"][CLUES.index("nothing")] - 20,
+    },
+    "simplification": lambda trials: {
+        "a copy has most of the words": trials[COPY_SOURCE]["bleu"] > 30,
+        "a copy simplifies nothing": trials[COPY_SOURCE]["exact"] == 0,
+        "both models simplify": min(trials[name]["exact"] for name in (ATTENTION_LSTM, SIMPLIFYING_TRANSFORMER)) > 2,
+    },
+    "round-trip": lambda trials: {
+        "each lost word lowers chrF": trials[GOOD_BACK]["reference_chrf"]
+        == sorted(trials[GOOD_BACK]["reference_chrf"], reverse=True),
+        "the reference tells three lost words": trials[GOOD_BACK]["reference"][-1] > 0.65,
+        "the round trip does as well": trials[GOOD_BACK]["round_trip"][-1] > 0.6,
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
 
 
 def test_exchanged_documents_have_the_same_sentences_but_another_first_one(tmp_path: Path) -> None:

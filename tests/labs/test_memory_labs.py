@@ -7,10 +7,41 @@ from pathlib import Path
 import pytest
 
 from dragoman.labs.experiment import Experiment
-from dragoman.labs.memory import EXPERIMENTS
-from lab_runs import check_quick_run
+from dragoman.labs.memory import (
+    EXPERIMENTS,
+    LARGE_CLIPPED,
+    LARGE_FREE,
+    LSTM,
+    LSTM_ATTENTION,
+    SMALL_CLIPPED,
+    SMALL_FREE,
+    TRANSFORMER,
+    VANILLA,
+)
+from lab_runs import Facts, check_quick_run
+
+FACTS: dict[str, Facts] = {
+    "clipping": lambda trials: {
+        "small weights learn": max(trials[name]["final"] for name in (SMALL_FREE, SMALL_CLIPPED)) < 0.1,
+        "large weights do not learn without clipping": trials[LARGE_FREE]["final"] > 0.7,
+        "only large weights explode": trials[LARGE_CLIPPED]["largest"] > 1000 * trials[SMALL_CLIPPED]["largest"],
+    },
+    "reach": lambda trials: {
+        "gates and attention recall the first token": min(
+            min(trials[name]["accuracies"]) for name in (LSTM, LSTM_ATTENTION, TRANSFORMER)
+        )
+        > 0.9,
+        "the gradient vanishes faster without gates": trials[LSTM]["gradients"][-1]
+        > 1000 * trials[VANILLA]["gradients"][-1],
+        "it does not vanish with attention": trials[TRANSFORMER]["gradients"][-1] > 0.1,
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}

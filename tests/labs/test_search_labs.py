@@ -7,10 +7,45 @@ from pathlib import Path
 import pytest
 
 from dragoman.labs.experiment import Experiment
-from dragoman.labs.search import EXPERIMENTS
-from lab_runs import check_quick_run
+from dragoman.labs.search import AMBIGUOUS, CERTAIN, EXPERIMENTS, LARGE_DATA, SMALL_DATA
+from lab_runs import Facts, check_quick_run
+
+DATA = (SMALL_DATA, LARGE_DATA)
+FACTS: dict[str, Facts] = {
+    "greedy": lambda trials: {
+        "nothing is missed with one translation": max(trials[CERTAIN]["missed"]) < 0.1,
+        "greedy search misses most with several": trials[AMBIGUOUS]["missed"][0] > 0.5,
+        "a beam of 4 misses few": trials[AMBIGUOUS]["missed"][2] < 0.3,
+    },
+    "beam-width": lambda trials: {
+        "a beam of 64 finds more probable outputs": all(
+            trials[name]["logp"][-1] > trials[name]["logp"][0] + 0.3 for name in DATA
+        ),
+        "it finds what is more probable than wrong outputs": all(
+            trials[name]["search_errors"][-1] < 0.05 for name in DATA
+        ),
+        "more data give a higher BLEU": trials[LARGE_DATA]["bleu"][-1] > trials[SMALL_DATA]["bleu"][-1] + 5,
+    },
+    "length-normalization": lambda trials: {
+        "longer references are less probable": all(trials[name]["correlation"] < -0.15 for name in DATA),
+        "normalized outputs are longer": all(
+            trials[name]["ratio"][2] > trials[name]["ratio"][0] + 0.02 for name in DATA
+        ),
+    },
+    "stopping": lambda trials: {
+        "a larger n takes more steps": all(
+            trials[name]["n_steps"][-1] > trials[name]["n_steps"][0] + 0.5 for name in DATA
+        ),
+        "a small T truncates outputs": all(trials[name]["T_truncated"][0] > 0.3 for name in DATA),
+        "a large T truncates none": all(trials[name]["T_truncated"][-1] < 0.1 for name in DATA),
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
