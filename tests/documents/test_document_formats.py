@@ -277,6 +277,72 @@ def test_hard_line_breaks_at_the_ends_are_left_out(line_break: str) -> None:
     assert document.write([MarkedText("b a", (tag._replace(position=1),))]) == f"- b{line_break}   a\n".encode()
 
 
+SEGMENTED = """<xliff version="1.2"><file source-language="en" target-language="de"><body><trans-unit id="1">
+ <source>a. b. c.</source><seg-source>{}<g id="1"> {}</g></seg-source>{}</trans-unit></body></file></xliff>"""
+SEGMENTS = ('<mrk mtype="seg" mid="1">a.</mrk>', '<mrk mtype="seg" mid="2">b <x id="9"/>c.</mrk>')
+MADE = '<target state="needs-review-translation"><mrk mtype="seg" mid="1">A.</mrk><g id="1"> <mrk mtype="seg" mid="2">'
+
+
+@pytest.mark.parametrize(
+    ("target", "units", "written"),
+    [
+        ("", 2, MADE + 'B <x id="9"/>C.</mrk></g></target>'),
+        ("<target/>", 2, MADE + 'B <x id="9"/>C.</mrk></g></target>'),
+        ('<target state="new">x</target>', 2, MADE + 'B <x id="9"/>C.</mrk></g></target>'),
+        (
+            '<target><mrk mtype="seg" mid="2"/> <mrk mtype="seg" mid="1"> </mrk></target>',
+            2,
+            '<target state="needs-review-translation"><mrk mtype="seg" mid="2">B <x id="9"/>C.</mrk> '
+            '<mrk mtype="seg" mid="1">A.</mrk></target>',
+        ),
+        (
+            '<target state="x"><mrk mtype="seg" mid="1">X</mrk><mrk mtype="seg" mid="2" ></mrk></target>',
+            1,
+            '<target state="needs-review-translation"><mrk mtype="seg" mid="1">X</mrk>'
+            '<mrk mtype="seg" mid="2" >B <x id="9"/>C.</mrk></target>',
+        ),
+        ("<target>X</target>", 0, "<target>X</target>"),
+        ('<target state="final"/>', 0, '<target state="final"/>'),
+    ],
+)
+def test_segments_of_xliff_are_units(target: str, units: int, written: str) -> None:
+    """Each translation stands in the segment with the same id, in a target that is made if it is missing."""
+    text = SEGMENTED.format(*SEGMENTS, target)
+    document = open_document(text.encode(), "a.xlf")
+    assert (len(document.units), document.skipped) == (units, 2 - units)
+    assert document.write([None] * units) == text.encode()
+    upper = [MarkedText(unit.text.upper(), unit.markup) for unit in document.units]
+    assert document.write(upper).decode() == SEGMENTED.format(*SEGMENTS, written)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xlf", '<xliff><file source-language="fr" target-language="es"></file></xliff>'),
+        ("a.xlf", '<xliff version="2.0" srcLang="en" trgLang="es"></xliff>'),
+        ("a.po", 'msgid ""\nmsgstr "Language: es\\n"\n'),
+        ("a.tmx", '<tmx><tu><tuv xml:lang="fr"><seg>a</seg></tuv></tu></tmx>'),
+    ],
+)
+def test_files_in_other_languages_are_refused(name: str, text: str) -> None:
+    problem = "has no text in en" if name == "a.tmx" else r"e?s?, but the model translates en to de; choose with --from"
+    with pytest.raises(UserError, match=rf"a\.\w+ .*{problem}"):
+        open_document(text.encode(), name, source_language="en", target_language="de")
+    for source, target in (("fr-CA", "es_MX"), ("", "")) if text.count("fr") else (("eng", "es-419"), ("", "es")):
+        open_document(text.encode(), name, source_language=source, target_language=target or "es")
+
+
+def test_units_of_tmx_in_other_languages_are_counted() -> None:
+    """They are not translated, and an empty text of the target language is filled in."""
+    variant = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+    text = f"<tmx><tu>{variant.format('fr', 'a')}</tu><tu>{variant.format('en', 'b')}<tuv xml:lang='de' /></tu></tmx>"
+    document = open_document(text.encode(), "a.tmx", source_language="en", target_language="de")
+    assert (len(document.units), document.skipped) == (1, 1)
+    assert document.write([MarkedText("B")]).decode() == text.replace(
+        "<tuv xml:lang='de' />", "<tuv xml:lang='de'><seg>B</seg></tuv>"
+    )
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_files_are_read_or_refused(name: str) -> None:
     """A truncated or altered file gives a UserError, or a document that writes itself."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from dragoman.data.language_codes import find_code
 from dragoman.errors import UserError
 
 MAX_DOCUMENT_BYTES = 256 << 20
@@ -245,6 +246,19 @@ class UnitBuilder:
         if self.collapse:  # a space before a tag is inside the unit
             text = text[: max(len(text.rstrip(" ")), self.markup[-1].position if self.markup else 0)]
         return Unit(text, tuple(self.markup), note, wraps)
+
+
+def check_languages(name: str, named: tuple[str, str], requested: tuple[str, str]) -> None:
+    """Raise a UserError if a file names another source or target language than requested; de and de-DE are one."""
+    codes = [[find_code(code.partition("@")[0]).partition("-")[0] for code in pair] for pair in (named, requested)]
+    bases = [["nb" if code == "no" else code for code in pair] for pair in codes]  # Norwegian is mostly Bokmål
+    if all(theirs == ours or not (theirs and ours) for theirs, ours in zip(*bases, strict=True)):
+        return
+    source, target = (f" {word} {code}" if code else "" for word, code in zip(("from", "to"), named, strict=True))
+    model = " to ".join(filter(None, requested))
+    raise UserError(
+        f"{name} is{source}{target}, but the model translates {model}; choose with --from and --to, or another model"
+    )
 
 
 WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # as in HTML and XML: no-break spaces are not among them

@@ -87,12 +87,14 @@ class XmlDocument(Document):
     """The units of an XML file."""
 
     errors: str = "xmlcharrefreplace"
+    original: str = ""  # the text of the file, if its reader has added elements that translations need
 
     def write_text(self, translations: Sequence[MarkedText | None]) -> str:
         """Return the text of the file with the translations; raise a UserError rather than write broken XML."""
         text = super(XmlDocument, self).write_text(translations)  # a class with slots is created twice
-        if text != self.file.text:
-            check_xml(text, f"the translated {self.file.name}")
+        if text == self.file.text:
+            return self.original or text
+        check_xml(text, f"the translated {self.file.name}")
         return text
 
 
@@ -178,6 +180,17 @@ def find_element_end(tokens: Sequence[Token], start: int) -> int:
         if not depth:
             return index
         index += 1
+
+
+def has_text(tokens: Sequence[Token]) -> bool:
+    """Return whether there is text other than white space."""
+    return any(token.kind == "cdata" or (token.kind == "text" and not token.raw.isspace()) for token in tokens)
+
+
+def close_empty(token: Token, content: str) -> str:
+    """Return an empty element, such as <a/>, with a content."""
+    name = token.raw[1 : token.attribute_start - token.start]
+    return f"{token.raw[:-2].rstrip()}>{content}</{name}>"
 
 
 def list_children(tokens: Sequence[Token], start: int, end: int) -> Iterator[tuple[int, int]]:

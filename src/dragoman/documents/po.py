@@ -9,7 +9,7 @@ import gettext
 import re
 from dataclasses import dataclass, field
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice, Unit, decode_file
+from dragoman.documents.document import Document, MarkedText, Slot, Splice, Unit, check_languages, decode_file
 from dragoman.errors import UserError
 
 CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
@@ -62,7 +62,9 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
         if not identifier.text and not message.find("msgctxt"):
             count, singular = read_plural_forms(translations[0].text, name)
             language = re.search(r"^Language:[ \t]*([\w@.\-]+)", translations[0].text, re.MULTILINE)
-            document.target_language = document.target_language or (language[1] if language else "")
+            named = language[1] if language else ""
+            check_languages(name, ("", named), (source_language, target_language))
+            document.target_language = document.target_language or named
         elif message.is_fuzzy or any(entry.text for entry in translations) or not identifier.text.strip():
             document.skipped += 1
         else:

@@ -8,6 +8,7 @@ from dragoman.documents.document import Document, MarkedText, Slot, Splice
 from dragoman.documents.markup_language import (
     Token,
     XmlDocument,
+    close_empty,
     find_element_end,
     is_same_language,
     list_children,
@@ -47,13 +48,18 @@ def read_tmx(data: bytes, name: str, source_language: str = "", target_language:
             found = f"the languages {', '.join(others)}" if others else "no other language"
             raise UserError(f"{name} has {found} beside {document.source_language}; choose the target language")
         document.target_language = others[0]
+    if languages and not any(is_same_language(code, document.source_language) for code in languages):
+        found = ", ".join(languages)
+        raise UserError(
+            f"{name} has no text in {document.source_language}; choose one of its languages ({found}) as source"
+        )
     for children in variants:
         add_translation_unit(document, tokens, children)
     return document
 
 
 def is_variant(tokens: Sequence[Token], child: tuple[int, int]) -> bool:
-    return tokens[child[0]].name == "tuv" and tokens[child[0]].kind == "open"
+    return tokens[child[0]].name == "tuv"
 
 
 def get_language(variant: Token) -> str:
@@ -66,7 +72,7 @@ def find_segment(tokens: Sequence[Token], variant: tuple[int, int]) -> tuple[int
 
 
 def add_translation_unit(document: Document, tokens: Sequence[Token], variants: list[tuple[int, int]]) -> None:
-    """Add a <tu> to the units of a document, unless it has no source or has a translation."""
+    """Add a <tu> to the units of a document, unless it has no text in the source language or has a translation."""
 
     def find(language: str) -> tuple[int, int] | None:
         same = [child for child in variants if is_same_language(get_language(tokens[child[0]]), language)]
@@ -76,12 +82,13 @@ def add_translation_unit(document: Document, tokens: Sequence[Token], variants: 
     source, target = find(document.source_language), find(document.target_language)
     segment = find_segment(tokens, source) if source else None
     if not source or not segment:
+        document.skipped += bool(variants)
         return
     builder = read_inline(tokens[segment[0] + 1 : segment[1]], document.file.text)
     if not builder.text.strip():
         return
     old = find_segment(tokens, target) if target else None
-    if old and any(token.kind == "cdata" or token.raw.strip() for token in tokens[old[0] + 1 : old[1]]):
+    if old and any(token.kind != "text" or token.raw.strip() for token in tokens[old[0] + 1 : old[1]]):
         document.skipped += 1
         return
 
@@ -89,13 +96,16 @@ def add_translation_unit(document: Document, tokens: Sequence[Token], variants: 
         content = f"<seg>{render_xml(translation, builder.spellings)}</seg>"
         if old:
             return [Splice(tokens[old[0]].start, tokens[old[1]].end, content)]
+        if target and target[0] == target[1]:
+            variant = tokens[target[0]]
+            return [Splice(variant.start, variant.end, close_empty(variant, content))]
         if target:
             position = tokens[target[1]].start
             return [Splice(position, position, content)]
         first, last = source
         indent = tokens[first - 1].raw if tokens[first - 1].raw.isspace() else ""
         attribute = "xml:lang" if "xml:lang" in tokens[first].attributes else "lang"
-        variant = f'{indent}<tuv {attribute}="{document.target_language}">{content}</tuv>'
-        return [Splice(tokens[last].end, tokens[last].end, variant)]
+        new = f'{indent}<tuv {attribute}="{document.target_language}">{content}</tuv>'
+        return [Splice(tokens[last].end, tokens[last].end, new)]
 
     document.add(builder.build(), Slot(make_splices, in_place=False))

@@ -1,18 +1,29 @@
 """XLIFF 1.2 and 2.x: the target of each unit is filled in, and created if it is missing.
 
 Units that must not be translated, and those with a translation, are left alone: `translate="no"`, `approved="yes"`, a
-target with text whose state is not new.
+target with text whose state is not new. Where a unit of XLIFF 1.2 is divided into segments, in <seg-source>, each of
+them is a unit of the document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice
+from dragoman.documents.document import (
+    Document,
+    MarkedText,
+    Slot,
+    Splice,
+    TextFile,
+    apply_splices,
+    check_languages,
+)
 from dragoman.documents.markup_language import (
     Token,
     XmlDocument,
+    close_empty,
     find_element_end,
+    has_text,
     list_children,
     read_inline,
     read_xml,
@@ -28,8 +39,19 @@ UNIT_ELEMENTS = {"trans-unit", "segment"}
 
 
 def read_xliff(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
-    """Return the units of an XLIFF file: those of its trans-units (1.2) or segments (2.x)."""
+    """Return the units of an XLIFF file: those of its trans-units or their segments (1.2), or its segments (2.x)."""
     file = read_xml(data, name)
+    document, skeletons = read_units(file, source_language, target_language)
+    if skeletons:
+        expanded = file._replace(text=apply_splices(file.text, skeletons))
+        document, _ = read_units(expanded, source_language, target_language)
+        document.original = file.text
+    return document
+
+
+def read_units(file: TextFile, source_language: str, target_language: str) -> tuple[XmlDocument, list[Splice]]:
+    """Return the units of an XLIFF file, and what must be added to it first: targets with a place for each segment."""
+    name, skeletons = file.name, list[Splice]()
     document = XmlDocument(file, source_language=source_language, target_language=target_language)
     tokens = list(tokenize_markup(file.text))
     if not any(token.name == "xliff" for token in tokens[:20]):
@@ -42,14 +64,15 @@ def read_xliff(data: bytes, name: str, source_language: str = "", target_languag
             if token.name == "xliff":
                 language_element = "xliff" if token.get("version").startswith("2") else "file"
             if token.name == language_element:
-                read_languages(document, token)
+                read_languages(document, token, (source_language, target_language))
             translate = token.get("translate")
             forbids = forbidden[-1] if not translate else translate == "no"
             preserves = token.get("xml:space") == "preserve" or preserved[-1]
             unit_id = token.get("id") if token.name in ("unit", "trans-unit") else unit_id
             if token.kind == "open" and token.name in UNIT_ELEMENTS:
                 end = find_element_end(tokens, index)
-                add_segment(document, tokens, (index, end), unit_id, is_fixed=forbids, preserves=preserves)
+                unit = BilingualUnit(document, tokens, (index, end), unit_id, is_fixed=forbids, preserves=preserves)
+                skeletons += unit.add()
                 index = end
             elif token.kind == "open":
                 forbidden.append(forbids)
@@ -58,14 +81,15 @@ def read_xliff(data: bytes, name: str, source_language: str = "", target_languag
             forbidden.pop()
             preserved.pop()
         index += 1
-    return document
+    return document, skeletons
 
 
-def read_languages(document: Document, token: Token) -> None:
+def read_languages(document: Document, token: Token, requested: tuple[str, str]) -> None:
     """Take the languages from <file> (1.2) or <xliff> (2.x); if it has no target language, have it filled in."""
     is_first_version = token.name == "file"
     names = ("source-language", "target-language") if is_first_version else ("srcLang", "trgLang")
     source, target = map(token.get, names)
+    check_languages(document.file.name, (source, target), requested)
     document.source_language = document.source_language or source
     if target:
         document.target_language = document.target_language or target
@@ -74,44 +98,127 @@ def read_languages(document: Document, token: Token) -> None:
         document.settled.append(Splice(token.start, token.end, tag))
 
 
-def add_segment(
-    document: Document, tokens: Sequence[Token], span: tuple[int, int], note: str, *, is_fixed: bool, preserves: bool
-) -> None:
-    """Add a trans-unit or a segment to the units of a document, unless its source is empty or has a translation."""
-    unit, text = tokens[span[0]], document.file.text
-    children = {tokens[start].name: (start, end) for start, end in list_children(tokens, *span)}
-    if "source" not in children or tokens[children["source"][0]].kind == "empty":
-        return
-    source = children.get("seg-source", children["source"])
-    builder = read_inline(tokens[source[0] + 1 : source[1]], text)
-    if not builder.text.strip():
-        return
-    target = children.get("target")
-    is_first_version = unit.name == "trans-unit"
-    state = tokens[target[0]].get("state") if target and is_first_version else unit.get("state")
-    content = tokens[target[0] + 1 : target[1]] if target else ()
-    has_text = any(token.kind == "cdata" or (token.kind == "text" and not token.raw.isspace()) for token in content)
-    if is_fixed or unit.get("approved") == "yes" or state == "final" or (has_text and state not in UNTRANSLATED_STATES):
-        document.skipped += 1
-        return
-    new_state = MACHINE_STATE if is_first_version else "translated"
+class BilingualUnit:
+    """A trans-unit (1.2) or a segment (2.x) of an XLIFF file: a source and its target."""
 
-    def make_splices(translation: MarkedText) -> list[Splice]:
-        inner = render_xml(translation, builder.spellings)
-        splices = [] if is_first_version else [Splice(unit.start, unit.end, set_attribute(unit, "state", new_state))]
-        if target is None:
-            first, last = tokens[source[0]], tokens[source[1]]
-            indent = tokens[source[0] - 1].raw if tokens[source[0] - 1].raw.isspace() else ""
+    def __init__(
+        self,
+        document: Document,
+        tokens: Sequence[Token],
+        span: tuple[int, int],
+        note: str,
+        *,
+        is_fixed: bool,
+        preserves: bool,
+    ) -> None:
+        self.document, self.tokens, self.note, self.wraps = document, tokens, note, not preserves
+        self.element = tokens[span[0]]
+        children = {tokens[start].name: (start, end) for start, end in list_children(tokens, *span)}
+        self.source = children.get("seg-source") or children.get("source")
+        self.target = children.get("target")
+        self.is_first_version = self.element.name == "trans-unit"
+        state = tokens[self.target[0]].get("state") if self.target and self.is_first_version else ""
+        state = state if self.is_first_version else self.element.get("state")
+        self.is_fixed = is_fixed or self.element.get("approved") == "yes" or state == "final"
+        self.is_untranslated = state in UNTRANSLATED_STATES
+        self.new_state = MACHINE_STATE if self.is_first_version else "translated"
+
+    def add(self) -> list[Splice]:
+        """Add the source or its segments to the units of the document, unless they are empty or have a translation.
+
+        Return what must be added to the file before: a target with a place for each segment.
+        """
+        if not self.source or self.tokens[self.source[0]].kind == "empty":
+            return []
+        segments = self.find_segments(self.source)
+        if not segments:
+            self.add_source(self.source)
+            return []
+        places = self.find_segments(self.target) if self.target else {}
+        if not places and not self.is_fixed and (self.is_untranslated or not self.has_text(self.target)):
+            return [self.make_skeleton(self.source, segments)]
+        count = len(self.document.units)
+        for identifier, segment in segments.items():
+            self.add_segment(segment, places.get(identifier))
+        if self.target and len(self.document.units) > count:
+            opening = self.tokens[self.target[0]]
+            tag = set_attribute(opening, "state", self.new_state)
+            self.document.settled.append(Splice(opening.start, opening.end, tag))
+        return []
+
+    def find_segments(self, span: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """Return the first and last tokens of the segments in <seg-source> or <target>, by their ids."""
+        if self.tokens[span[0]].name == "source":
+            return {}
+        segments: dict[str, tuple[int, int]] = {}
+        index = span[0] + 1
+        while index < span[1]:
+            token = self.tokens[index]
+            if token.kind in ("open", "empty") and token.name == "mrk" and token.get("mtype") == "seg":
+                end = find_element_end(self.tokens, index)
+                segments.setdefault(token.get("mid"), (index, end))
+                index = end
+            index += 1
+        return segments
+
+    def has_text(self, span: tuple[int, int] | None) -> bool:
+        return bool(span and has_text(self.tokens[span[0] + 1 : span[1]]))
+
+    def make_skeleton(self, source: tuple[int, int], segments: Mapping[str, tuple[int, int]]) -> Splice:
+        """Return the splice that makes a target with the segments of the source, but without their texts."""
+        pieces, index = list[str](), source[0] + 1
+        for first, last in sorted(segments.values()):
+            pieces += [token.raw for token in self.tokens[index : first + 1]]
+            index = max(last, first + 1)
+        pieces += [token.raw for token in self.tokens[index : source[1]]]
+        return self.make_target(source, "".join(pieces), "")
+
+    def make_target(self, source: tuple[int, int], inner: str, state: str) -> Splice:
+        """Return the splice that fills the target, or adds one after the source."""
+        attributes = f' state="{state}"' if state else ""
+        if self.target is None:
+            first, last = self.tokens[source[0]], self.tokens[source[1]]
+            before = self.tokens[source[0] - 1].raw
+            indent = before if before.isspace() else ""
             element = first.raw[1 : first.attribute_start - first.start].removesuffix(first.name) + "target"
-            element = element.replace("seg-target", "target")
-            attributes = f' state="{new_state}"' if is_first_version else ""
-            return [*splices, Splice(last.end, last.end, f"{indent}<{element}{attributes}>{inner}</{element}>")]
-        opening, closing = tokens[target[0]], tokens[target[1]]
-        tag = set_attribute(opening, "state", new_state) if is_first_version else opening.raw
+            return Splice(last.end, last.end, f"{indent}<{element}{attributes}>{inner}</{element}>")
+        opening, closing = self.tokens[self.target[0]], self.tokens[self.target[1]]
+        opening = opening._replace(raw=set_attribute(opening, "state", state) if state else opening.raw)
         if opening.kind == "empty":
-            element = opening.raw[1 : opening.attribute_start - opening.start]
-            tag = tag[:-2].rstrip() + f">{inner}</{element}>"
-            return [*splices, Splice(opening.start, opening.end, tag)]
-        return [*splices, Splice(opening.start, closing.start, tag + inner)]
+            return Splice(opening.start, opening.end, close_empty(opening, inner))
+        return Splice(opening.start, closing.start, opening.raw + inner)
 
-    document.add(builder.build(note=note, wraps=not preserves), Slot(make_splices, in_place=False))
+    def add_source(self, source: tuple[int, int]) -> None:
+        """Add the source to the units of the document."""
+        builder = read_inline(self.tokens[source[0] + 1 : source[1]], self.document.file.text)
+        if not builder.text.strip():
+            return
+        if self.is_fixed or (self.has_text(self.target) and not self.is_untranslated):
+            self.document.skipped += 1
+            return
+        state = self.new_state if self.is_first_version else ""
+
+        def make_splices(translation: MarkedText) -> list[Splice]:
+            splice = self.make_target(source, render_xml(translation, builder.spellings), state)
+            tag = set_attribute(self.element, "state", self.new_state)
+            return [splice] if state else [Splice(self.element.start, self.element.end, tag), splice]
+
+        self.document.add(builder.build(note=self.note, wraps=self.wraps), Slot(make_splices, in_place=False))
+
+    def add_segment(self, segment: tuple[int, int], place: tuple[int, int] | None) -> None:
+        """Add a segment of the source to the units of the document; its translation is written to `place`."""
+        builder = read_inline(self.tokens[segment[0] + 1 : segment[1]], self.document.file.text)
+        if not builder.text.strip():
+            return
+        if self.is_fixed or not place or (self.has_text(place) and not self.is_untranslated):
+            self.document.skipped += 1
+            return
+        opening, closing = self.tokens[place[0]], self.tokens[place[1]]
+
+        def make_splices(translation: MarkedText) -> list[Splice]:
+            inner = render_xml(translation, builder.spellings)
+            if opening.kind == "empty":
+                return [Splice(opening.start, opening.end, close_empty(opening, inner))]
+            return [Splice(opening.end, closing.start, inner)]
+
+        self.document.add(builder.build(note=self.note, wraps=self.wraps), Slot(make_splices, in_place=False))
