@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event, current_thread
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from document_files import pack_docx
+from dragoman.inference.constraints import Glossary
+from dragoman.serving import glossaries as glossary_module
 from dragoman.serving.document_jobs import DocumentJobs
+from dragoman.serving.errors import RequestError
 from dragoman.serving.glossaries import GlossaryStore
 from dragoman.serving.keys import add_key
 from dragoman.serving.service import Service
@@ -223,20 +227,53 @@ def test_a_stop_answers_those_who_wait_for_a_document(language_runs: list[Path])
     assert server.server.cut_off >= 1
 
 
-def test_glossaries_are_made_in_threads_of_requests(
+def test_glossaries_are_used_in_threads_of_requests(
     language_server: ToyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, threads = GlossaryStore.create, list[str]()
+    """Since they can be large, and may have to be read from files."""
+    threads, make_index = list[str](), Glossary.__init__
 
-    def note_thread(store: GlossaryStore, *arguments: Any) -> Any:
-        threads.append(current_thread().name)
-        return create(store, *arguments)
+    def note_thread(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            threads.append(current_thread().name)
+            return method(*arguments)
 
-    monkeypatch.setattr(GlossaryStore, "create", note_thread)
-    body = {"name": "mine", "source": "en", "target": "de", "entries": {"ba": "wex"}}
-    glossary = language_server.client.post("/api/glossaries", json=body).json()
-    language_server.client.delete(f"/api/glossaries/{glossary['id']}")
-    assert [name.partition("_")[0] for name in threads] == ["request"]
+        return call
+
+    for name in ("create", "find", "list", "delete"):
+        monkeypatch.setattr(GlossaryStore, name, note_thread(getattr(GlossaryStore, name)))
+    monkeypatch.setattr(Glossary, "__init__", note_thread(make_index))
+    body: dict[str, Any] = {"name": "mine", "source": "en", "target": "de", "entries": {"ba": "wex"}}
+    client = language_server.client
+    path = f"/api/glossaries/{client.post('/api/glossaries', json=body).json()['id']}"
+    assert client.get(path).status_code == client.get("/api/glossaries").status_code == 200
+    request = {"text": "ba.", "source": "en", "target": "de", "glossary": path.rpartition("/")[2]}
+    assert client.post("/api/translate", json=request).status_code == 200
+    wait(language_server, upload(language_server, "ba del.", glossary=request["glossary"]).json()["id"])
+    own = len(threads)
+    path = path.replace("/api", "/v2")
+    for found in (client.get("/v2/glossaries"), client.get(path), client.get(f"{path}/entries")):
+        assert found.status_code == 200
+    deepl = {"text": ["ba."], "source_lang": "EN", "target_lang": "DE", "glossary_id": request["glossary"]}
+    assert client.post("/v2/translate", json=deepl).status_code == 200
+    assert client.delete(path).status_code == 204
+    assert (own, len(threads)) == (6, 12)
+    assert {name.partition("_")[0] for name in threads} == {"request"}
+
+
+def test_the_memory_of_glossaries_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glossary_module, "MAX_STORED", 1000)
+    for store in (GlossaryStore(), GlossaryStore(tmp_path)):
+        first = store.create("a", "en", "de", [("ba", "wex")], "")
+        second = store.create("b", "en", "de", [(f"ba{number}", "wex") for number in range(4)], "")
+        assert store.size == first.size + second.size == 2 + 5 * 150 + len("bawex") + 4 * len("ba0wex")
+        with pytest.raises(RequestError, match="no room"):
+            store.create("c", "en", "de", [("ba", "wex"), ("bo", "wex")], "")
+        store.delete(second.id, "")
+        assert store.size == first.size
+    (tmp_path / f"{first.id}.json").unlink()
+    assert store.list("") == []
+    assert store.size == 0
 
 
 def test_glossaries(language_server: ToyServer) -> None:

@@ -42,7 +42,7 @@ class TranslateBody(RequestFields):
     context: list[str] = Field([], description="sentences before the text, oldest first")
     markup: Literal["text", "html", "xml"] = Field("text", description="whether the texts have tags")
 
-    def make_request(self, glossaries: GlossaryStore) -> TranslationRequest:
+    async def make_request(self, glossaries: GlossaryStore, workers: WorkerPool) -> TranslationRequest:
         """Return the request with the glossary that it names; refuse options that texts with tags do not have."""
         if self.markup != "text":
             options = ("nbest", "align", "prefix", "terms", "avoid", "context")
@@ -52,7 +52,8 @@ class TranslateBody(RequestFields):
                 raise RequestError(400, "not_with_markup", message)
         values: dict[str, Any] = self.model_dump(exclude={"text", "glossary"})
         values |= {name: tuple(values[name]) for name in ("terms", "avoid", "context")}
-        values["glossary"] = glossaries.find(self.glossary, find_owner()).glossary if self.glossary else None
+        if self.glossary:
+            values["glossary"] = await workers.run(lambda _: glossaries.find(self.glossary, find_owner()).glossary)
         return TranslationRequest(texts=[self.text] if isinstance(self.text, str) else self.text, **values)
 
 
@@ -149,7 +150,7 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
         The translations have the order of the texts. Texts may have several lines, which are translated one by one;
         line breaks are kept. Without a source, the language of each text is detected.
         """
-        request = body.make_request(glossaries)
+        request = await body.make_request(glossaries, workers)
         service.check(request)
         authorize(http, None, request.characters, len(request.texts))
 
@@ -164,7 +165,7 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
 
         The events are `part` with a text, at the end `done` with the answer of /api/translate, or else `error`.
         """
-        request = body.make_request(glossaries)
+        request = await body.make_request(glossaries, workers)
         if len(request.texts) != 1 or request.nbest != 1:
             raise RequestError(400, "one_text", "a stream has one translation of one text; use /api/translate for more")
         service.check(request)

@@ -9,6 +9,7 @@ and Portuguese are targets as EN-GB, EN-US, PT-BR and PT-PT only, since clients 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -122,7 +123,7 @@ def make_deepl_router(
     """Return the routes of DeepL."""
     router = APIRouter(prefix="/v2", tags=["DeepL"])
     add_text_routes(router, service, workers, glossaries)
-    add_document_routes(router, service, jobs, glossaries)
+    add_document_routes(router, service, workers, jobs, glossaries)
     add_glossary_routes(router, service, workers, glossaries)
 
     every_version = APIRouter(include_in_schema=False)
@@ -153,7 +154,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
             texts=fields.text,
             source=source,
             target=target,
-            glossary=find_glossary(glossaries, fields),
+            glossary=await find_glossary(workers, glossaries, fields),
             optional_context=tuple(fields.context.split("\n")) if fields.context.strip() else (),
             markup=fields.tag_handling or "text",
             keep_breaks=fields.split_sentences == "1",
@@ -191,7 +192,9 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         raise RequestError(400, "bad_request", "type is either source or target")
 
 
-def add_document_routes(router: APIRouter, service: Service, jobs: DocumentJobs, glossaries: GlossaryStore) -> None:
+def add_document_routes(
+    router: APIRouter, service: Service, workers: WorkerPool, jobs: DocumentJobs, glossaries: GlossaryStore
+) -> None:
     @router.post("/document", openapi_extra=describe_body(DocumentFields, with_file=True))
     async def upload_document(http: Request) -> dict[str, str]:
         """Translate a document, for which clients need not wait."""
@@ -205,7 +208,7 @@ def add_document_routes(router: APIRouter, service: Service, jobs: DocumentJobs,
         if output_format and not name.lower().endswith(f".{output_format}"):
             raise RequestError(400, "not_offered", "output_format: documents keep their format")
         source, target = parse_languages(service, fields)
-        glossary = find_glossary(glossaries, fields)
+        glossary = await find_glossary(workers, glossaries, fields)
         options = TranslationRequest(texts=[], source=source, target=target, glossary=glossary)
         job = await jobs.submit(http, DocumentRequest(name=name, data=file.data, options=options))
         return {"document_id": job.id, "document_key": job.key}
@@ -240,35 +243,35 @@ def add_glossary_routes(router: APIRouter, service: Service, workers: WorkerPool
         fields = parse_fields(GlossaryFields, await read_fields(http))
         source, target = parse_code(fields.source_lang, "source"), parse_code(fields.target_lang, "target")
         service.languages.find_route(source, target, "")
-        owner = find_owner()
 
-        def create() -> StoredGlossary:
+        def create(_: Event) -> StoredGlossary:
             entries = parse_entries(fields.entries, fields.entries_format)
             codes = base_code(source).lower(), base_code(target).lower()
-            return glossaries.create(fields.name, *codes, entries, owner)
+            return glossaries.create(fields.name, *codes, entries, find_owner())
 
-        return describe_deepl_glossary(await workers.run(lambda _: create()))
+        return describe_deepl_glossary(await workers.run(create))
 
     @router.get("/glossaries")
     async def list_glossaries() -> dict[str, Any]:
         """Return the glossaries of the key."""
-        return {"glossaries": [describe_deepl_glossary(glossary) for glossary in glossaries.list(find_owner())]}
+        found = await workers.run(lambda _: glossaries.list(find_owner()))
+        return {"glossaries": [describe_deepl_glossary(glossary) for glossary in found]}
 
     @router.get("/glossaries/{glossary_id}")
     async def get_glossary(glossary_id: str) -> dict[str, Any]:
         """Return what is known about a glossary, without its entries."""
-        return describe_deepl_glossary(glossaries.find(glossary_id, find_owner()))
+        return describe_deepl_glossary(await workers.run(lambda _: glossaries.find(glossary_id, find_owner())))
 
     @router.get("/glossaries/{glossary_id}/entries")
     async def get_glossary_entries(glossary_id: str) -> Response:
         """Return the entries of a glossary as tab-separated values."""
-        text = format_entries(glossaries.find(glossary_id, find_owner()))
+        text = await workers.run(lambda _: format_entries(glossaries.find(glossary_id, find_owner())))
         return PlainTextResponse(text, media_type="text/tab-separated-values")
 
     @router.delete("/glossaries/{glossary_id}", status_code=204)
     async def delete_glossary(glossary_id: str) -> None:
         """Delete a glossary."""
-        glossaries.delete(glossary_id, find_owner())
+        await workers.run(lambda _: glossaries.delete(glossary_id, find_owner()))
 
 
 def drop_nulls(fields: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +299,7 @@ def parse_languages(service: Service, fields: LanguageFields) -> tuple[str, str]
     return source, target
 
 
-def find_glossary(glossaries: GlossaryStore, fields: LanguageFields) -> Glossary | None:
+async def find_glossary(workers: WorkerPool, glossaries: GlossaryStore, fields: LanguageFields) -> Glossary | None:
     """Return the terms of the glossaries that a request names; raise a RequestError if they have other languages."""
     identifiers = [*filter(None, [fields.glossary_id]), *fields.glossary_ids]
     if not identifiers:
@@ -305,14 +308,18 @@ def find_glossary(glossaries: GlossaryStore, fields: LanguageFields) -> Glossary
         raise RequestError(400, "bad_glossary", f"a request may name {MAX_GLOSSARIES_PER_REQUEST} glossaries at most")
     if not fields.source_lang:
         raise RequestError(400, "missing_field", "source_lang is required with a glossary")
-    found = [glossaries.find(identifier, find_owner()) for identifier in identifiers]
     wanted = tuple(base_code(code).lower() for code in (fields.source_lang, fields.target_lang))
-    for glossary in found:
-        has = tuple(base_code(code).lower() for code in (glossary.source, glossary.target))
-        if has != wanted:
-            message = f"glossary {glossary.id} is for {'-'.join(has)}, not for {'-'.join(wanted)}"
-            raise RequestError(400, "bad_glossary", message)
-    return merge_glossaries(found)
+
+    def find(_: Event) -> Glossary | None:
+        found = [glossaries.find(identifier, find_owner()) for identifier in identifiers]
+        for glossary in found:
+            has = tuple(base_code(code).lower() for code in (glossary.source, glossary.target))
+            if has != wanted:
+                message = f"glossary {glossary.id} is for {'-'.join(has)}, not for {'-'.join(wanted)}"
+                raise RequestError(400, "bad_glossary", message)
+        return merge_glossaries(found)
+
+    return await workers.run(find)
 
 
 def base_code(code: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -53,7 +54,9 @@ def make_document_router(
         if not isinstance(file, Upload) or not file.name:
             raise RequestError(400, "missing_field", "file: missing")
         fields = parse_fields(DocumentBody, raw)
-        glossary = glossaries.find(fields.glossary, find_owner()).glossary if fields.glossary else None
+        glossary = None
+        if fields.glossary:
+            glossary = await workers.run(lambda _: glossaries.find(fields.glossary, find_owner()).glossary)
         options = TranslationRequest(
             texts=[], source=fields.source, target=fields.target, model=fields.model, glossary=glossary
         )
@@ -85,30 +88,30 @@ def add_own_glossary_routes(
     @router.get("/glossaries")
     async def list_glossaries() -> list[dict[str, Any]]:
         """Return the glossaries of the key, without their entries."""
-        return [describe_glossary(glossary) for glossary in glossaries.list(find_owner())]
+        found = await workers.run(lambda _: glossaries.list(find_owner()))
+        return [describe_glossary(glossary) for glossary in found]
 
     @router.post("/glossaries", status_code=201)
     async def create_glossary(body: GlossaryBody) -> dict[str, Any]:
         """Store a glossary."""
         source, target = parse_code(body.source, "source"), parse_code(body.target, "target")
         service.languages.find_route(source, target, "")
-        owner = find_owner()
 
-        def create() -> StoredGlossary:
-            return glossaries.create(body.name, source, target, body.entries.items(), owner)
+        def create(_: Event) -> StoredGlossary:
+            return glossaries.create(body.name, source, target, body.entries.items(), find_owner())
 
-        return describe_glossary(await workers.run(lambda _: create()))
+        return describe_glossary(await workers.run(create))
 
     @router.get("/glossaries/{glossary_id}")
     async def glossary(glossary_id: str) -> dict[str, Any]:
         """Return a glossary with its entries."""
-        found = glossaries.find(glossary_id, find_owner())
+        found = await workers.run(lambda _: glossaries.find(glossary_id, find_owner()))
         return {**describe_glossary(found), "entries": dict(found.entries)}
 
     @router.delete("/glossaries/{glossary_id}", status_code=204)
     async def delete_glossary(glossary_id: str) -> None:
         """Delete a glossary."""
-        glossaries.delete(glossary_id, find_owner())
+        await workers.run(lambda _: glossaries.delete(glossary_id, find_owner()))
 
 
 def describe_document(job: DocumentJob) -> dict[str, Any]:

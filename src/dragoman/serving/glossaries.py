@@ -27,7 +27,8 @@ from dragoman.serving.errors import RequestError
 
 MAX_GLOSSARIES = 1000  # per API key
 MAX_GLOSSARY_NAME = 1024  # characters
-MAX_STORED_CHARACTERS = 50_000_000  # of the terms of all glossaries of the server
+MAX_STORED = 200_000_000  # memory of all glossaries of the server, roughly in bytes
+ENTRY_SIZE = 150  # bytes that an entry takes besides its characters
 GLOSSARY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -48,18 +49,20 @@ class StoredGlossary:
         """The terms as constraints on translations."""
         return Glossary(self.entries, (), ())
 
-    @property
-    def characters(self) -> int:
-        return len(self.name) + sum(len(source) + len(target) for source, target in self.entries)
+    @cached_property
+    def size(self) -> int:
+        """The memory that the glossary takes, roughly in bytes."""
+        return len(self.name) + sum(ENTRY_SIZE + len(source) + len(target) for source, target in self.entries)
 
 
 class GlossaryStore:
-    """The glossaries of a server, in a folder or in memory."""
+    """The glossaries of a server, in a folder or in memory. The methods may read files, so they are for threads."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.lock = threading.Lock()
         self.glossaries: dict[str, StoredGlossary] = {}
+        self.size = 0  # of all glossaries
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             self._read_folder()
@@ -84,12 +87,11 @@ class GlossaryStore:
             if sum(other.owner == owner for other in self.glossaries.values()) >= MAX_GLOSSARIES:
                 message = f"{MAX_GLOSSARIES} glossaries are allowed; delete one first"
                 raise RequestError(403, "quota_exceeded", message)
-            stored = sum(other.characters for other in self.glossaries.values())
-            if stored + glossary.characters > MAX_STORED_CHARACTERS:
+            if self.size + glossary.size > MAX_STORED:
                 raise RequestError(403, "quota_exceeded", "the server has no room for more glossaries; delete some")
             if self.folder:
                 write_text(self.folder / f"{glossary.id}.json", format_json(asdict(glossary)))
-            self.glossaries[glossary.id] = glossary
+            self._keep(glossary)
         return glossary
 
     def find(self, identifier: str, owner: str) -> StoredGlossary:
@@ -114,7 +116,7 @@ class GlossaryStore:
         """Remove a glossary; raise a RequestError if the owner has none with this id."""
         glossary = self.find(identifier, owner)
         with self.lock:
-            self.glossaries.pop(glossary.id, None)
+            self._forget(glossary.id)
             if self.folder:
                 (self.folder / f"{glossary.id}.json").unlink(missing_ok=True)
 
@@ -125,7 +127,8 @@ class GlossaryStore:
         for identifier, path in files.items():
             if identifier not in self.glossaries:
                 self._read_file(path)
-        self.glossaries = {key: glossary for key, glossary in self.glossaries.items() if key in files}
+        for identifier in self.glossaries.keys() - files.keys():
+            self._forget(identifier)
 
     def _read_file(self, path: Path) -> None:
         """Read the glossary in a file, unless that is known; forget it if the file is gone or damaged."""
@@ -134,9 +137,17 @@ class GlossaryStore:
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             values["entries"] = tuple((source, target) for source, target in values["entries"])
-            self.glossaries[path.stem] = StoredGlossary(**values)
+            self._keep(StoredGlossary(**values))
         except (OSError, ValueError, TypeError, KeyError):
-            self.glossaries.pop(path.stem, None)
+            self._forget(path.stem)
+
+    def _keep(self, glossary: StoredGlossary) -> None:
+        self.glossaries[glossary.id] = glossary
+        self.size += glossary.size
+
+    def _forget(self, identifier: str) -> None:
+        glossary = self.glossaries.pop(identifier, None)
+        self.size -= glossary.size if glossary else 0
 
 
 def check_entries(entries: Iterable[TermPair]) -> tuple[TermPair, ...]:
