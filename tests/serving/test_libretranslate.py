@@ -64,6 +64,20 @@ def test_a_json_request_may_have_a_list(language_server: ToyServer) -> None:
     assert len(set(answer["alternatives"]) - {TARGETS[0]}) == len(answer["alternatives"]) > 1
 
 
+@pytest.mark.parametrize(
+    "options", [{"format": None}, {"format": ""}, {"alternatives": None}, {"alternatives": ""}, {"alternatives": -1}]
+)
+def test_empty_options_are_those_by_default(language_server: ToyServer, options: dict[str, Any]) -> None:
+    answer = post(language_server, q=SOURCES[0], source="en", target="de", **options)
+    assert answer == {"translatedText": TARGETS[0]}
+
+
+def test_html_has_no_alternatives(language_server: ToyServer) -> None:
+    html = f"<p>{SOURCES[0]}</p>"
+    answer = post(language_server, q=html, source="en", target="de", format="html", alternatives=2)
+    assert answer == {"translatedText": f"<p>{TARGETS[0]}</p>", "alternatives": []}
+
+
 def test_the_source_language_is_detected(language_server: ToyServer) -> None:
     text = "This is an English sentence about a dog."
     answer = post(language_server, q=text, source="auto", target="de")
@@ -114,8 +128,11 @@ def test_errors_have_the_words_of_libretranslate(language_server: ToyServer) -> 
     assert refused(language_server, **{**good, "target": "en"}) == expected
     assert refused(language_server, **{**good, "format": "pdf"}) == "pdf format is not supported"
     assert "exceed the limit" in refused(language_server, **good, alternatives=1000)
-    assert "30,000 characters, and 20,000 are allowed" in refused(language_server, **{**good, "q": "a" * 30_000})
-    assert "500 texts, and 128 are allowed" in refused(language_server, **{**good, "q": ["a"] * 500})
+    for text, numbers in (("a" * 30_000, (30_000, 20_000)), (["a"] * 500, (500, 128))):
+        expected = "Invalid request: request ({}) exceeds text limit ({})".format(*numbers)
+        assert refused(language_server, **{**good, "q": text}) == expected
+    expected = "Invalid request: request (30000) exceeds text limit (20000)"
+    assert refused(language_server, path="/detect", q="a" * 30_000) == expected
     assert refused(language_server, **{**good, "q": 1})
     assert refused(language_server, **{**good, "q": [["a"]]})
     for body in (b"[1]", b"{", b"\xff", b'{"q": "\\ud800", "source": "en", "target": "de"}', b"[" * 100_000):

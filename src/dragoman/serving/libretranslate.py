@@ -7,12 +7,12 @@ with status 400, 403, 429 or 500 (errors.py).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from dragoman.documents.formats import list_suffixes
 from dragoman.serving.access import authorize
@@ -43,8 +43,10 @@ class TranslateFields(RequestFields):
     q: str | list[str] = Field(description="text to translate, or in JSON a list of texts")
     source: str = Field(description="language of the text, or auto")
     target: str = Field(description="language of the translation")
-    format: str = Field("text", description="text or html")
-    alternatives: int = Field(0, ge=0, description="number of further translations")
+    format: Annotated[str, BeforeValidator(lambda value: value or "text")] = Field("text", description="text or html")
+    alternatives: Annotated[int, BeforeValidator(lambda value: value or 0)] = Field(
+        0, description="number of further translations; there are none with format=html"
+    )
     api_key: str | None = Field(None, description="API key")
 
 
@@ -85,14 +87,14 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
             message = f"Invalid request: requested alternatives ({fields.alternatives}) exceed the limit ({limit})"
             raise RequestError(400, "too_many", message)
         texts = [fields.q] if isinstance(fields.q, str) else fields.q
+        check_limits(service, texts)
         request = TranslationRequest(
             texts=texts,
             source=check_source(service, fields.source),
             target=check_target(service, fields.source, fields.target),
-            nbest=fields.alternatives + 1,
+            nbest=max(fields.alternatives, 0) + 1,
             markup=fields.format,
         )
-        service.check(request)
         authorize(http, fields.api_key, request.characters, len(texts))
         translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
         return describe_translations(fields, translations)
@@ -101,7 +103,7 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
     async def detect(http: Request) -> list[dict[str, Any]]:
         """Return the languages that a text may be in, best first."""
         fields = parse_fields(DetectFields, require_fields(await read_fields(http), "q"))
-        service.check(TranslationRequest(texts=[fields.q]))
+        check_limits(service, [fields.q])
         authorize(http, fields.api_key)
         found = await workers.run(lambda _: service.detect(fields.q))
         likely = [detection for detection in found if round(100 * detection.confidence) > 0]
@@ -158,6 +160,15 @@ def require_fields(fields: dict[str, Any], *names: str) -> dict[str, Any]:
         if not fields.get(name):
             raise RequestError(400, "missing_field", f"Invalid request: missing {name} parameter")
     return fields
+
+
+def check_limits(service: Service, texts: list[str]) -> None:
+    """Raise a RequestError in the words of LibreTranslate for a request that is too large."""
+    settings = service.settings
+    for size, limit in ((len(texts), settings.max_texts), (sum(map(len, texts)), settings.max_characters)):
+        if size > limit:
+            message = f"Invalid request: request ({size}) exceeds text limit ({limit})"
+            raise RequestError(413, "too_long", message)
 
 
 def check_source(service: Service, code: str) -> str:
@@ -219,7 +230,7 @@ def describe_translations(fields: TranslateFields, translations: list[Translatio
     answer: dict[str, Any] = {"translatedText": texts if is_list else texts[0]}
     if fields.source.strip().lower() == AUTO:
         answer["detectedLanguage"] = detections if is_list else detections[0]
-    if fields.alternatives:
+    if fields.alternatives > 0:
         answer["alternatives"] = alternatives if is_list else alternatives[0]
     return answer
 
