@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -89,6 +90,23 @@ def test_the_file_tells_nobody_a_key(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
     assert KeyStore(path).find(key) == read_keys(path)[0]
     assert KeyStore(path).find(key[:-1] + ("a" if key[-1] != "a" else "b")) is None
+
+
+def test_keys_that_are_added_and_removed_at_once_are_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    add_key(path, "old")
+    with ThreadPoolExecutor(9) as commands:
+        removed = commands.submit(remove_key, path, "old")
+        added = [commands.submit(add_key, path, f"key {number}") for number in range(8)]
+    removed.result()
+    assert all(change.result() for change in added)
+    assert {key.name for key in read_keys(path)} == {f"key {number}" for number in range(8)}
+
+
+def test_a_key_needs_a_name(call: Call, tmp_path: Path) -> None:
+    for name in ("", " "):
+        assert_user_error(call("keys", "add", name, "--keys-file", tmp_path / "keys.json"), "name")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_requests_per_minute(server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:

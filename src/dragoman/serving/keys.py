@@ -14,6 +14,8 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +26,7 @@ from dragoman.io import format_json, lock_folder, write_text
 from dragoman.serving.errors import RequestError
 
 PREFIX = "dragoman"
+LOCK_SECONDS = 10.0  # for which a command waits until another one has changed the file of keys
 Right = Literal["admin"]
 
 
@@ -80,9 +83,8 @@ def add_key(
     characters_per_month: int = 0,
 ) -> str:
     """Add a key to a file, which is created if there is none; return the key, which is stored nowhere."""
-    keys = read_keys(path) if path.exists() else []
-    if any(key.name == name for key in keys):
-        raise UserError(f"{str(path)!r} has a key called {name!r} already; remove it first, or choose another name")
+    if not name.strip():
+        raise UserError("a key needs a name, by which it can be removed; give one")
     identifier, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
     key = ApiKey(
         name=name,
@@ -94,17 +96,43 @@ def add_key(
         characters_per_month=characters_per_month,
         created=datetime.now(UTC).date().isoformat(),
     )
-    write_keys(path, [*keys, key])
+    with lock_keys(path):
+        keys = read_keys(path) if path.exists() else []
+        if any(other.name == name for other in keys):
+            message = f"{str(path)!r} has a key called {name!r} already; remove it first, or choose another name"
+            raise UserError(message)
+        write_keys(path, [*keys, key])
     return f"{PREFIX}-{identifier}-{secret}"
 
 
 def remove_key(path: Path, name: str) -> None:
     """Remove a key from a file. A server that uses the file refuses the key after a few seconds."""
-    keys = read_keys(path)
-    if not any(key.name == name for key in keys):
-        known = ", ".join(key.name for key in keys) or "none"
-        raise UserError(f"{str(path)!r} has no key called {name!r} (there are: {known})")
-    write_keys(path, [key for key in keys if key.name != name])
+    read_keys(path)  # a missing file is refused before the lock makes its folder
+    with lock_keys(path):
+        keys = read_keys(path)
+        if not any(key.name == name for key in keys):
+            known = ", ".join(key.name for key in keys) or "none"
+            raise UserError(f"{str(path)!r} has no key called {name!r} (there are: {known})")
+        write_keys(path, [key for key in keys if key.name != name])
+
+
+@contextmanager
+def lock_keys(path: Path) -> Iterator[None]:
+    """Let no other command change the file of keys meanwhile; wait for one that does.
+
+    The folder is locked, since the file is replaced by each change.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    with ExitStack() as lock:
+        while True:
+            try:
+                lock.enter_context(lock_folder(path.parent, f"{str(path)!r} is being changed; try again later"))
+                break
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        yield
 
 
 class KeyStore:
