@@ -22,6 +22,7 @@ from dragoman.serving.workers import WorkerPool
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 UNLOGGED = frozenset({"/health", "/ready", "/metrics"})  # unless they fail
 
 
@@ -42,7 +43,8 @@ class ServerMetrics:
 
     def observe(self, request: RequestContext, seconds: float) -> None:
         """Count a request that has been answered."""
-        self.requests.labels(request.method, request.route, request.status).inc()
+        method = request.method if request.method in METHODS else "other"  # clients may send any word
+        self.requests.labels(method, request.route, request.status).inc()
         self.seconds.labels(request.route).observe(seconds)
         if request.texts:
             self.texts.labels(request.route).inc(request.texts)
