@@ -48,7 +48,7 @@ ServeOptions: Any = make_dataclass(
 def serve_command(
     runs: Annotated[list[str], Argument(metavar="RUN|NAME=RUN ...", help="run folders; NAME names a model")],
     settings_file: Annotated[
-        Path | None, Option("--settings", help="YAML file of these options (port: 8000); options given here go first")
+        Path | None, Option("--settings", help="YAML file of these options (port: 8000); the command line overrides it")
     ] = None,
     *,
     options: ServeOptions,

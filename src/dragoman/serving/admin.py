@@ -54,7 +54,7 @@ def make_admin_router(server: ServerState, metrics: ServerMetrics) -> APIRouter:
 
     @router.put("/api/models/{name}", tags=["models"])
     async def load_model(name: ModelName, body: ModelBody, _: AdminOnly) -> dict[str, Any]:
-        """Load a run folder, and serve it in place of the model that has the name. Requests in work are finished."""
+        """Load a run folder, and serve it in place of the model that has the name. Running requests finish."""
         async with server.loading:
             try:
                 RunFolder(Path(body.run)).check_format()
@@ -66,7 +66,7 @@ def make_admin_router(server: ServerState, metrics: ServerMetrics) -> APIRouter:
 
     @router.delete("/api/models/{name}", status_code=204, tags=["models"])
     async def remove_model(name: ModelName, _: AdminOnly) -> Response:
-        """Remove a model. Requests in work are finished."""
+        """Remove a model. Running requests finish."""
         async with server.loading:
             if name not in server.pool.models:
                 raise RequestError(404, "unknown_model", f"there is no model {name[:100]!r}")
