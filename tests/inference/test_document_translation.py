@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data.corpus import CorpusSettings, read_pairs
-from dragoman.documents.document import MarkedText, render
+from dragoman.documents.document import MarkedText, Markup, Unit, render
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
-from dragoman.inference.document_translation import translate_document, translate_marked
-from dragoman.inference.markup_projection import build_tree, project_markup
+from dragoman.inference.document_translation import (
+    EMPTY_WARNING,
+    join_unit,
+    split_unit,
+    translate_document,
+    translate_marked,
+)
+from dragoman.inference.markup_projection import NOT_NESTED_WARNING, build_tree, order_ranges, project_markup
+from dragoman.inference.postprocess import FLAG_LOST
 from dragoman.inference.translator import Translator
 from dragoman.types import Hypothesis, Pair
 from toy_run import Call, Toy, assert_user_error, translate_toy
@@ -100,6 +108,51 @@ def find_parents(content: MarkedText) -> dict[int, int | None]:
         if tag.kind == "open":
             stack.append(tag.id)
     return parents
+
+
+def test_very_deep_tags_are_placed_by_position() -> None:
+    source = "<b>" * 3000 + "one two" + "</b>" * 3000
+    text, warnings = place(source, "zwei eins", {0: 1, 1: 0})
+    assert re.sub("<[^>]*>", "", text) == "zwei eins"
+    assert (text.count("<b>"), text.count("</b>"), warnings) == (3000, 3000, [NOT_NESTED_WARNING])
+
+
+@given(st.permutations(range(8)))
+def test_ranges_keep_their_order(order: list[int]) -> None:
+    """Ranges may overlap: 0 to 4, 1 to 5, 2 to 6; the last two tags are no range."""
+    partners = {0: 4, 4: 0, 1: 5, 5: 1, 2: 6, 6: 2}
+    tags = [Markup(position, "", id=number, partner=partners.get(number)) for position, number in enumerate(order)]
+    ordered = order_ranges(list(tags))
+    assert [tag.position for tag in ordered] == list(range(8))
+    index_of = {tag.id: index for index, tag in enumerate(ordered)}
+    assert all(index_of[start] < index_of[start + 4] for start in range(3))
+    assert sorted(index_of) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("tag", "count"),
+    [
+        ("<w:tab/>", 2),
+        ("<w:br/>", 2),
+        ('<x id="1" ctype="lb"/>', 2),
+        ("<w:noBreakHyphen/>", 1),
+        ("<wbr>", 1),
+        ("<img>", 1),
+    ],
+)
+def test_only_breaks_and_tabs_end_sentences(tag: str, count: int) -> None:
+    assert len(split_unit(Unit("onetwo", (Markup(3, tag),)))) == count
+
+
+def test_warnings_of_a_unit() -> None:
+    """Placeholders are checked in the whole unit; a sentence without a translation is reported."""
+    unit = Unit("One %1 here. Two %2 there.")
+    spans = split_unit(unit)
+    moved = [make_hypothesis("a", "Eins %2.", {}), make_hypothesis("a", "Zwei %1.", {})]
+    moved = [replace(each, warnings=(f"{FLAG_LOST}: %1", "cut at 9 tokens")) for each in moved]
+    assert join_unit(unit, spans, moved).warnings == ("cut at 9 tokens",)
+    lost = [make_hypothesis("a", "Eins %1.", {}), make_hypothesis("a", " ", {})]
+    assert join_unit(unit, spans, lost).warnings == (EMPTY_WARNING, f"{FLAG_LOST}: %2")
 
 
 PAGE = b'<html lang="en"><h1>ba del <b>fo</b>!</h1>\n<p>gri <a title="ba fo!">mun ne</a>. pol!</p><pre>ba</pre></html>'

@@ -19,6 +19,7 @@ from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.postprocess import (
     FLAG_UNKNOWN,
     UNKNOWN_WORD_METHODS,
+    count_placeholders,
     coverage_penalty,
     fill_unknowns,
     list_source_words,
@@ -193,3 +194,17 @@ def test_a_recipe_whose_search_needs_an_alignment_is_refused(small: Path, tmp_pa
     model = ["model={kind: rnn, width: 16, attention: none}", "search.coverage=0.2"]
     with pytest.raises(UserError, match=r"search\.coverage=0\.2 needs the source word"):
         train_quietly(small, tmp_path / "run", *model)
+
+
+@pytest.mark.parametrize(
+    "span",
+    ["%1", "%L2", "%r", "%(a)r", "%<name>s", "%<cost>.2f", "{% raw %}", "{%- if x -%}", "{0, number}", "{x!r:>10}",
+     "{:^+8.2f}", "{a[0].b}", "{ name }"],
+)  # fmt: skip
+def test_placeholders_of_more_formats(span: str) -> None:
+    assert count_placeholders(f"a {span}, b") == {span: 1}
+
+
+@pytest.mark.parametrize("text", ["5 %", "100%1", "%%1", "%123", "{two words}", "{a, {b", "{% x", "a%b"])
+def test_text_that_only_looks_like_a_placeholder(text: str) -> None:
+    assert not count_placeholders(text)

@@ -281,9 +281,14 @@ def decode_file(data: bytes, name: str, declared: str = "") -> TextFile:
         is_exact = text.encode(encoding) == body
     except LookupError:
         raise UserError(f"{name} declares the unknown encoding {encoding!r}; convert it to UTF-8") from None
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        hint = "save it again" if mark or declared else "convert it, e.g. with iconv -t UTF-8"
+        raise UserError(f"{name} line {line} is not valid {encoding.upper()}; {hint}") from None
     except (UnicodeError, ValueError):
-        hint = "" if mark or declared else "; convert it, e.g. with iconv -t UTF-8"
-        raise UserError(f"{name} is not valid {encoding.upper()}{hint or '; save it again'}") from None
+        raise UserError(f"{name} is not valid {encoding.upper()}; save it again") from None
     if not is_exact:  # encodings with shift states have several spellings of a text
         raise UserError(f"{name} is written in {encoding} in an unusual way; convert it to UTF-8")
+    if "\0" in text:
+        raise UserError(f"{name} has null characters, as UTF-16 read as {encoding.upper()} has; convert it to UTF-8")
     return TextFile(name, text, encoding, mark)

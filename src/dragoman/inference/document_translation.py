@@ -23,7 +23,15 @@ from dragoman.documents.html import read_fragment
 from dragoman.errors import UserError
 from dragoman.inference.constraints import Glossary
 from dragoman.inference.markup_projection import join_aligned, place_markup
-from dragoman.inference.postprocess import PLACEHOLDER, get_warning_kind, split_sentences
+from dragoman.inference.postprocess import (
+    FLAG_ADDED,
+    FLAG_LOST,
+    PLACEHOLDER,
+    PairStatistics,
+    check_placeholders,
+    get_warning_kind,
+    split_sentences,
+)
 from dragoman.inference.translator import DecodeOptions, Translator
 from dragoman.inference.word_alignment import AlignedText, align_words, find_words
 from dragoman.types import Hypothesis, Line
@@ -31,6 +39,9 @@ from dragoman.types import Hypothesis, Line
 BATCH_SEGMENTS = 512  # segments between two reports of progress
 # A line break that ends a sentence in texts where lines may be wrapped: after its last mark, before a list or a blank.
 LINE_END = re.compile(r"(?<=[.!?:;…。！？])[ \t]*\r?\n|\r?\n(?=[ \t]*(?:[-*•#>|]|\d+[.)]|\r?\n|[ \t]{2,}))|\r?\n\s*\n")
+# A tag between two words that is a line break or a tab: other tags can stand inside a word.
+BREAK = re.compile(r"<(?:\w+:)?(?:br|cr|tab|ptab)\b|\bctype=[\"']lb[\"']", re.IGNORECASE)
+EMPTY_WARNING = "an empty translation"
 Progress = Callable[[int, int], None]  # gets the numbers of translated units and of all units
 
 
@@ -125,17 +136,17 @@ def translate_units(
         options = replace(options, align=False)  # only tags need alignments
     hypotheses: list[Hypothesis] = []
     translated: list[TranslatedUnit] = []
-    total = len(units)
+    total, statistics = len(units), translator.statistics
     for start in range(0, len(lines), BATCH_SEGMENTS):
         batch = lines[start : start + BATCH_SEGMENTS]
         hypotheses += [nbest[0] for nbest in translator.translate_nbest(batch, options)]
         while len(translated) < total and len(spans[len(translated)]) <= len(hypotheses):
             index = len(translated)
             count = len(spans[index])
-            translated.append(join_unit(units[index], spans[index], hypotheses[:count]))
+            translated.append(join_unit(units[index], spans[index], hypotheses[:count], statistics))
             del hypotheses[:count]
         progress(len(translated), total)
-    translated += [join_unit(unit, [], []) for unit in units[len(translated) :]]
+    translated += [TranslatedUnit(unit.content) for unit in units[len(translated) :]]
     progress(total, total)
     return translated
 
@@ -159,7 +170,7 @@ def make_lines(
 def split_unit(unit: Unit) -> list[tuple[int, int]]:
     """Return the start and end of each sentence of a unit; what has no letters is not among them.
 
-    A unit is also split where a tag separates two words without a space, such as a tab.
+    A unit is also split where a line break or a tab separates two words without a space.
     """
     text = unit.text
     cuts = {0, len(text)}
@@ -167,7 +178,7 @@ def split_unit(unit: Unit) -> list[tuple[int, int]]:
         cuts |= {match.end() for match in LINE_END.finditer(text)}
     for tag in unit.markup:
         if (
-            tag.partner is None
+            BREAK.search(tag.raw)
             and text[tag.position - 1 : tag.position].isalnum()
             and text[tag.position :][:1].isalnum()
         ):
@@ -183,8 +194,13 @@ def split_unit(unit: Unit) -> list[tuple[int, int]]:
     return spans
 
 
-def join_unit(unit: Unit, spans: Sequence[tuple[int, int]], hypotheses: Sequence[Hypothesis]) -> TranslatedUnit:
-    """Return the translation of a unit, given those of its sentences."""
+def join_unit(
+    unit: Unit,
+    spans: Sequence[tuple[int, int]],
+    hypotheses: Sequence[Hypothesis],
+    statistics: PairStatistics | None = None,
+) -> TranslatedUnit:
+    """Return the translation of a unit, given those of its sentences. Placeholders are checked in all of it."""
     if not spans:
         return TranslatedUnit(unit.content)
     parts: list[tuple[int, int, AlignedText]] = []
@@ -198,6 +214,9 @@ def join_unit(unit: Unit, spans: Sequence[tuple[int, int]], hypotheses: Sequence
     for hypothesis in hypotheses:
         kinds = {get_warning_kind(warning) for warning in hypothesis.warnings}
         warnings += [*hypothesis.warnings, *(flag for flag in hypothesis.flags if flag not in kinds)]
+        warnings += [] if hypothesis.text.strip() else [EMPTY_WARNING]
+    warnings = [warning for warning in warnings if get_warning_kind(warning) not in (FLAG_LOST, FLAG_ADDED)]
+    warnings += check_placeholders(unit.text, content.text, statistics)
     return TranslatedUnit(content, tuple(dict.fromkeys(warnings)))
 
 
