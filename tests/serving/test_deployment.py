@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
+from dragoman.serving.app import create_app
+from dragoman.serving.middleware import UPLOAD_PATHS
 from dragoman.serving.settings import ServerSettings
+from toy_run import Toy
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NOT_OF_SERVE = {"no-cache-dir", "constraint", "system", "uid", "home-dir", "create-home", "from"}
-NOT_OF_SERVE |= {"start-period", "from-file"}
+NOT_OF_SERVE |= {"start-period", "from-file", "rm", "entrypoint"}
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.iterdir()), ids=lambda path: path.name)
@@ -45,9 +50,59 @@ def test_a_client_stays_with_its_server() -> None:
     assert service["spec"]["sessionAffinity"] == "ClientIP"
 
 
-def test_paths_of_probes_are_served() -> None:
+def test_replicas_share_keys_and_glossaries() -> None:
+    """Otherwise each has counts of its own, and a removed key remains valid for the others."""
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    servers = [service for service in compose["services"].values() if service["image"] == "dragoman"]
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))
+    [pod] = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"]
+    [container] = pod["containers"]
+    for arguments in (*(server["command"] for server in servers), container["args"]):
+        for option in ("--keys-file", "--glossary-folder"):
+            assert arguments[arguments.index(option) + 1].startswith("/state/")
+    assert [("state:/state" in server["volumes"]) for server in servers] == [True, True]
+    [mounted] = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/state"]
+    [claim] = [volume["persistentVolumeClaim"] for volume in pod["volumes"] if volume["name"] == mounted]
+    [modes] = [
+        each["spec"]["accessModes"]
+        for each in documents
+        if each["kind"] == "PersistentVolumeClaim" and each["metadata"]["name"] == claim["claimName"]
+    ]
+    assert modes == ["ReadWriteMany"]
+
+
+def test_a_gateway_repeats_only_what_changes_nothing() -> None:
+    text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
+    [(pattern, options)] = re.findall(r"location ~ (\S+) \{(.*?)\}", text, re.DOTALL)
+    assert "proxy_next_upstream error;" in options
+    changing = (*UPLOAD_PATHS, "/api/glossaries", "/v2/glossaries/id", "/api/models/chat", "/api/documents/id")
+    for path in changing:
+        assert re.search(pattern, path), path
+    for path in ("/api/translate", "/translate", "/v2/translate", "/api/documents2"):
+        assert not re.search(pattern, path), path
+
+
+def test_a_gateway_logs_no_texts_and_keeps_the_port() -> None:
+    text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
+    [logged] = re.findall(r"log_format (.*);", text)
+    assert not {"$request", "$args", "$request_uri", "$query_string"} & set(re.findall(r"\$\w+", logged))
+    assert re.search(r"access_log \S+ path;", text)
+    assert re.search(r"error_log \S+ crit;", text)
+    assert "proxy_set_header Host $http_host;" in text
+
+
+def test_paths_of_probes_are_served(toy: Toy) -> None:
     text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
-    assert set(re.findall(r"path: (/\w+), port", text)) == {"/ready", "/health"}
+    text += (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+    paths = set(re.findall(r"path: (/\w+), port", text)) | set(re.findall(r"127\.0\.0\.1:5000(/\w+)", text))
+    app = create_app([toy.run], ServerSettings(open_access=True, log_requests=False))
+
+    async def request() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://10.0.0.7:5000") as client:
+            return [(await client.get(path)).status_code for path in paths]
+
+    assert paths
+    assert set(asyncio.run(request())) == {200}
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
