@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from dragoman.labs.depth import EXPERIMENTS, build_stack, measure_slice, sample_direction, sample_order_batch
-from dragoman.labs.experiment import Experiment
+from dragoman.labs.depth import EXPERIMENTS, POINTS, build_stack, measure_slice, sample_direction, sample_order_batch
+from dragoman.labs.experiment import Experiment, Trials
 from dragoman.labs.small_models import FIRST_ID, compute_losses
 from lab_runs import check_quick_run
+
+FACTS: dict[str, Callable[[Trials], Mapping[str, bool]]] = {
+    "depth": lambda trials: {"two layers learn": trials["residual, pre-norm"]["accuracy"][0] > 0.9},
+    "residual-jacobian": lambda _: {},  # a law
+    "layer-gradients": lambda trials: {
+        "vanishes": trials["plain, no norm"]["ratio"] < 1e-2,
+        "explodes": trials["residual, no norm"]["ratio"] > 100,
+        "neither": 0.05 < trials["residual, post-norm"]["ratio"] < 20,
+    },
+    "variance": lambda trials: {
+        "explodes": trials["residual, no norm"]["growth"] > 1e3,
+        "grows slowly": 1 < trials["residual, pre-norm"]["growth"] < 100,
+        "stays": 0.9 < trials["residual, post-norm"]["growth"] < 1.1,
+    },
+    "landscape": lambda trials: {
+        name: trial["training_loss"] < 0.3 and trial["rises"][POINTS // 2] == 0 and trial["rise"] > 1e-4
+        for name, trial in trials.items()
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS[experiment.name])
 
 
 def test_labels_say_which_word_comes_first_and_the_first_token_is_neither() -> None:
