@@ -1,11 +1,11 @@
 """Experiments on agreement: whether the number of a verb follows its subject or the noun next to it.
 
-The sentences are subjects of the phrasebook, such as "the writer of the books"; the model has to add "is" or "are".
+The sentences are beginnings such as "near the lamps the old writer of the books"; the model has to add "is" or "are".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from random import Random
@@ -18,11 +18,14 @@ from dragoman.phrasebook.english import ENGLISH_BE
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun, load_lexicon
 from dragoman.types import Batch
 
-ATTRACTOR_SHARE = 0.05  # of the training sentences with "of"
-DEPTHS = (1, 2, 3)  # nouns after the subject, each with "of the"
-TRAINING_DEPTHS = (0, *DEPTHS)
+ATTRACTOR_SHARE = 0.01  # of the training sentences with nouns after the subject
+DEPTHS = (1, 2, 4, 6)  # nouns after the subject, each with a preposition
+QUICK_DEPTHS = (1, 2)
+MOST_NOUNS_BEFORE = 2  # nouns before the subject, each with a preposition; half of them are plural
+ADJECTIVE_SHARE = 0.5  # of the nouns
 TEST_PERCENT = 20  # of the pairs of a subject and the noun after it: they occur in the test only
 VERBS = ENGLISH_BE["present"][1:]  # is, are
+PLACE_PREPOSITIONS = ("near", "behind")
 
 
 def inflect(noun: Noun, plural: bool) -> str:
@@ -34,43 +37,58 @@ def is_test_pair(subject: Noun, second: Noun) -> bool:
 
 
 @cache
-def list_subjects() -> dict[Noun, list[Noun]]:
-    """Return the countable nouns that can be followed by "of the", and the countable nouns that may come there."""
-    possessors = load_lexicon().possessors
-    countable = {noun: [other for other in others if not other.mass] for noun, others in possessors.items()}
-    return {noun: others for noun, others in countable.items() if others and not noun.mass}
+def list_nouns() -> list[Noun]:
+    """Return the countable nouns of the lexicon."""
+    return [noun for noun in load_lexicon().nouns if not noun.mass]
+
+
+@cache
+def list_adjectives() -> list[str]:
+    return [adjective.lemma for adjective in load_lexicon().adjectives]
 
 
 @cache
 def number_words() -> dict[str, int]:
     """Return the token ids of all words of the experiment."""
-    nouns = dict.fromkeys(chain(list_subjects(), *list_subjects().values()))
-    forms = [inflect(noun, plural) for noun in nouns for plural in (False, True)]
-    return {word: index for index, word in enumerate(dict.fromkeys(["the", "of", *VERBS, *forms]), FIRST_ID)}
+    forms = (inflect(noun, plural) for noun in list_nouns() for plural in (False, True))
+    words = dict.fromkeys(chain(("the", "of"), PLACE_PREPOSITIONS, VERBS, list_adjectives(), forms))
+    return {word: index for index, word in enumerate(words, FIRST_ID)}
+
+
+def write_noun_phrase(random: Random, noun: Noun, *, plural: bool) -> list[str]:
+    adjectives = [random.choice(list_adjectives())] if random.random() < ADJECTIVE_SHARE else []
+    return ["the", *adjectives, inflect(noun, plural)]
 
 
 def write_subject(random: Random, *, plural: bool, attracts: bool, depth: int, test: bool) -> list[str]:
-    """Return the words of a subject with `depth` nouns after its head, all of the other number if it `attracts`.
+    """Return the words before the verb, with `depth` nouns after the subject, all of the other number if it `attracts`.
 
-    The pair of the first two nouns belongs to the test or to the training data.
+    Nouns before the subject have a random number. So neither the first noun nor any other position tells the number of
+    the verb: the subject is the noun without a preposition. Its pair with the noun after it belongs to the test or to
+    the training data.
     """
-    subjects = list_subjects()
-    while True:
-        noun = random.choice(list(subjects))
-        words = ["the", inflect(noun, plural)]
-        for index in range(depth):
-            fitting = [other for other in subjects[noun] if index or is_test_pair(noun, other) == test]
-            fitting = [other for other in fitting if other in subjects] if index < depth - 1 else fitting
-            if not fitting:
-                break
-            noun = random.choice(fitting)
-            words += ["of", "the", inflect(noun, plural != attracts)]
-        else:
-            return words
+    nouns = list_nouns()
+    subject, *after = random.choices(nouns, k=1 + depth)
+    while after and is_test_pair(subject, after[0]) != test:
+        subject, after[0] = random.choices(nouns, k=2)
+    words = []
+    for noun in random.choices(nouns, k=random.randint(0, MOST_NOUNS_BEFORE)):
+        words += [random.choice(PLACE_PREPOSITIONS), *write_noun_phrase(random, noun, plural=random.random() < 0.5)]
+    words += write_noun_phrase(random, subject, plural=plural)
+    for noun in after:
+        preposition = random.choice(("of", *PLACE_PREPOSITIONS))
+        words += [preposition, *write_noun_phrase(random, noun, plural=plural != attracts)]
+    return words
 
 
-def make_agreement_batch(random: Random, rows: int, *, attracts: bool | None, depth: int | None, test: bool) -> Batch:
-    """Return subjects as sources and their verbs as targets. None samples as in the training data, row by row."""
+def make_agreement_batch(
+    random: Random, rows: int, *, attracts: bool | None, depths: Sequence[int], test: bool
+) -> Batch:
+    """Return sentences without their verbs as sources, and the verbs as targets; every other one is plural.
+
+    With `attracts=None`, attractors are as rare as in training. The number of nouns after the subject is one of
+    `depths`.
+    """
     ids, sources, targets = number_words(), [], []
     for row in range(rows):
         plural = bool(row % 2)
@@ -78,7 +96,7 @@ def make_agreement_batch(random: Random, rows: int, *, attracts: bool | None, de
             random,
             plural=plural,
             attracts=random.random() < ATTRACTOR_SHARE if attracts is None else attracts,
-            depth=random.choice(TRAINING_DEPTHS) if depth is None else depth,
+            depth=random.choice(depths),
             test=test,
         )
         sources.append([ids[word] for word in words])
@@ -86,16 +104,18 @@ def make_agreement_batch(random: Random, rows: int, *, attracts: bool | None, de
     return make_batch(sources, targets)
 
 
-def sample_training_batch(seed: int, step: int) -> Batch:
+def sample_training_batch(seed: int, longest: int, step: int) -> Batch:
+    """Return the batch of a training step, with up to `longest` nouns after the subject."""
     random = Random(hash_stably(f"attractor {seed} {step}".encode()))
-    return make_agreement_batch(random, 32, attracts=None, depth=None, test=False)
+    return make_agreement_batch(random, 32, attracts=None, depths=range(longest + 1), test=False)
 
 
 RNN: Mapping[str, Any] = {"kind": "rnn", "width": 32, "bidirectional": False, "dropout": 0.0, "attention": "none"}
-VANILLA_RNN, LSTM_RNN, ATTENTIVE_RNN = "vanilla RNN", "LSTM", "LSTM with attention"
+VANILLA_RNN, GRU_RNN, LSTM_RNN, ATTENTIVE_RNN = "vanilla RNN", "GRU", "LSTM", "LSTM with attention"
 SELF_ATTENTION_MODEL = "Transformer"
 ARCHITECTURES: dict[str, Mapping[str, Any]] = {
     VANILLA_RNN: {**RNN, "cell": "vanilla"},
+    GRU_RNN: {**RNN, "cell": "gru"},
     LSTM_RNN: {**RNN, "cell": "lstm"},
     ATTENTIVE_RNN: {**RNN, "cell": "lstm", "attention": "additive"},
     SELF_ATTENTION_MODEL: {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "dropout": 0.0},
@@ -105,15 +125,17 @@ ARCHITECTURES: dict[str, Mapping[str, Any]] = {
 def measure_attraction(condition: str, seed: int, setup: Setup) -> Numbers:
     """Train a model to add the verb; measure its accuracy with and without attractors, by depth."""
     model = build_small_model(ARCHITECTURES[condition], vocabulary=FIRST_ID + len(number_words()), seed=seed)
-    steps = setup.pick(200, 1500)
-    fit(model, partial(sample_training_batch, seed), steps=steps, lr=2e-3, device=setup.device)
+    depths, steps = setup.pick((QUICK_DEPTHS, 200), (DEPTHS, 1500))
+    sample = partial(sample_training_batch, seed, depths[-1])
+    fit(model, sample, steps=steps, lr=setup.pick(1e-2, 2e-3), device=setup.device)
     random = Random(hash_stably(f"attractor test {seed}".encode()))
     accuracies: dict[bool, list[float]] = {}
     for attracts in (False, True):
-        tests = [make_agreement_batch(random, 400, attracts=attracts, depth=depth, test=True) for depth in DEPTHS]
+        tests = [make_agreement_batch(random, 400, attracts=attracts, depths=[depth], test=True) for depth in depths]
         accuracies[attracts] = [measure_accuracy(model, [test], device=setup.device, position=0) for test in tests]
     drops = [100 * (plain - attracted) for plain, attracted in zip(accuracies[False], accuracies[True], strict=True)]
     return {
+        "depths": list(depths),
         "plain": accuracies[False],
         "attracted": accuracies[True],
         "drops": drops,
@@ -123,10 +145,10 @@ def measure_attraction(condition: str, seed: int, setup: Setup) -> Numbers:
 
 
 def plot_attraction(table: Table) -> list[Figure]:
-    depths = partial(plot_curves, table, DEPTHS, x_title="nouns after the subject", y_title="accuracy")
+    curves = partial(plot_curves, table, "depths", x_title="nouns after the subject", y_title="accuracy")
     return [
-        Figure("Accuracy where all nouns after the subject have the other number", depths("attracted")),
-        Figure("Accuracy where all nouns have the same number", depths("plain")),
+        Figure("Accuracy where all nouns after the subject have the other number", curves("attracted")),
+        Figure("Accuracy where all nouns after the subject have the same number", curves("plain")),
         Figure(
             "Accuracy lost through attractors, in points, averaged over all distances",
             plot_bars(table, "drop", y_title="accuracy lost"),
@@ -145,12 +167,14 @@ ATTRACTOR = Experiment(
     lecture="000, Pros and Cons? (of RNNs), and How to encode with proper weight?",
     claim="Remote information will receive significantly more changes, although it may be important. The writer of the "
     "books (is/are?): books is closer and writer is farther.",
-    method="Sources are subjects with up to three nouns after the first, such as *the writer of the books*; the target "
-    "is *is* or *are*. Of the training sentences with more than one noun, 5 % have attractors: the nouns after the "
-    "subject have the other number. In all others they have the same one. In the test each case is half, with pairs "
-    "of nouns that were not trained. Measured: the accuracy that attractors cost, in points. Recurrent encoders read "
-    "from left to right.",
-    predict="Which architecture loses most, and does it lose more if three nouns follow the subject instead of one?",
+    method="Sources are beginnings of sentences such as *near the lamps the old writer of the books*; the target is "
+    "*is* or *are*. Up to two nouns with a preposition come before the subject, up to six (quick: two) after it, and "
+    "half of all nouns have an adjective, so that the subject may be at any position. Nouns before the subject have a "
+    "random number. Of the training sentences with nouns after the subject, 1 % have attractors: all those nouns have "
+    "the other number. In all others they have the same one. In the test each case is half, with pairs of nouns that "
+    "were not trained. Measured: the accuracy that attractors cost, in points. Recurrent encoders read from left to "
+    "right.",
+    predict="Which architecture loses most, and does it lose more if six nouns follow the subject instead of one?",
     conditions=tuple(ARCHITECTURES),
     measure=measure_attraction,
     checks=(
@@ -161,17 +185,24 @@ ATTRACTOR = Experiment(
             control=True,
         ),
         Check("accuracy that the vanilla RNN loses", lambda trials: trials[VANILLA_RNN]["drop"], at_least=10),
-        Check("how much more it loses at three nouns", lambda trials: trials[VANILLA_RNN]["growth"], at_least=5),
+        Check(
+            "how much more it loses at the longest distance than at the shortest",
+            lambda trials: trials[VANILLA_RNN]["growth"],
+            at_least=5,
+        ),
         Check("how much less the LSTM with attention loses", partial(compare_drops, ATTENTIVE_RNN), at_least=5),
         Check("how much less the Transformer loses", partial(compare_drops, SELF_ATTENTION_MODEL), at_least=5),
     ),
     plot=plot_attraction,
-    lesson="Attraction is a matter of training. After 200 steps, in the quick run, attractors cost the vanilla RNN "
-    "38 points, down to chance; the LSTM there has not learned the task at all, so its loss of 0 means "
-    "nothing. After 1,500 steps all architectures follow the subject, and none loses more than two points at "
-    "any distance: 5 % of attractors are enough. The vanilla RNN loses nothing and the Transformer one point. "
-    "The subject is always the second word here, which makes it easy to find; sentences of free form are "
-    "harder.",
+    lesson="Attractors are so rare in training that the number of the nearest noun is nearly always right, and that is "
+    "what most models learn. Where all nouns after the subject agree, every architecture is right. Where they do not, "
+    "the vanilla RNN and the LSTM follow them in almost all sentences, already after one noun, so that distance cannot "
+    "make it worse. The Transformer is right in a quarter of the sentences after one noun and in 4 % after six; so "
+    "distance matters even to attention. With attention, two of three LSTMs are right in half of the sentences and one "
+    "in all; of three GRUs, two are right in half. Three seeds do not settle by how much attention helps an LSTM. A "
+    "first version, with the subject always in second place, at most three nouns and 5 % of attractors, told nothing: "
+    "after 1,500 steps all architectures were right in 98 % of the sentences or more. So the training data matters as "
+    "much as the architecture. All models have the same learning rate.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (ATTRACTOR,)}
