@@ -149,6 +149,27 @@ def test_protected_elements_without_an_end_are_not_translated(page: str) -> None
     assert [unit.text for unit in open_document(f"<p>a</p>{page}".encode(), "a.html").units] == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        ("<p>&copy 2020 &amp b &#233 &notit; &bogus x</p>", ["© 2020 & b é ¬it; &bogus x"]),
+        ("<p><img title='a&copy=b &copy'>", ["a&copy=b ©"]),
+        ('<p translate="NO" title="a">b</p><img alt="c" TRANSLATE=no><b class="x notranslate" title=d>e</b>', []),
+        ('<textarea placeholder="a">b</textarea>', ["a"]),
+        ("<p>See <a href=foo/>link</a> <b/>now</b></p>", ["See link now"]),
+        ('<?xml version="1.0"?><p>a <code/>b</p>', ["a b"]),
+        ('<meta charset="utf-16"><p>a</p>', ["a"]),
+    ],
+)
+def test_html_is_read_as_browsers_do(page: str, texts: list[str]) -> None:
+    document = open_document(page.encode(), "a.html")
+    assert [unit.text for unit in document.units] == texts
+    if "<a " in page:
+        assert [tag.kind for tag in document.units[0].markup] == ["open", "close"] * 2
+    again = open_document(document.write([MarkedText(f"{u.text};", u.markup) for u in document.units]), "a.html")
+    assert [unit.text for unit in again.units] == [f"{text};" for text in texts]
+
+
 INSTRUCTION = "<?x > </b> <c> ?>"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Collection, Sequence
+from html.entities import html5
 
 from dragoman.documents.document import (
     Document,
@@ -18,6 +19,7 @@ from dragoman.documents.document import (
 )
 from dragoman.documents.markup_language import (
     DECLARED_ENCODING,
+    ENTITY,
     Token,
     add_escaped,
     check_xml,
@@ -25,6 +27,10 @@ from dragoman.documents.markup_language import (
     tokenize_markup,
 )
 
+# Some old entities, such as &copy, and all numbers do without a semicolon; in attributes only before other characters.
+OLD_ENTITIES = "|".join(sorted((name for name in html5 if not name.endswith(";")), key=len, reverse=True))
+HTML_ENTITY = re.compile(rf"{ENTITY.pattern}|&(?:#[0-9]{{1,8}}|#[xX][0-9a-fA-F]{{1,7}}|{OLD_ENTITIES})")
+ATTRIBUTE_ENTITY = re.compile(rf"{HTML_ENTITY.pattern}(?![=0-9A-Za-z])")
 META_CHARSET = re.compile(rb"<meta\s[^>]*?charset\s*=\s*[\"']?([\w.:\-]+)", re.IGNORECASE)
 INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|br|cite|del|dfn|em|font|i|img|ins|input|kbd|label|mark|q|ruby|rb|rp|rt|s|samp|small|"
@@ -42,7 +48,9 @@ def read_html(data: bytes, name: str, source_language: str = "", target_language
     """Return the blocks of an HTML page as units, and its attributes with text, such as alt and title."""
     head = data[:4096]
     declared = META_CHARSET.search(head) or DECLARED_ENCODING.match(head)
-    file = decode_file(data, name, declared[1].decode() if declared else "")
+    encoding = declared[1].decode().lower() if declared else ""
+    # What can be read as ASCII up to here is not in UTF-16: browsers take it as UTF-8.
+    file = decode_file(data, name, "" if encoding.startswith(("utf-16", "utf-32")) else encoding)
     document = Document(file, source_language=source_language, target_language=target_language)
     document.errors = "xmlcharrefreplace"
     read_blocks(document, is_block=lambda name: not INLINE.fullmatch(name))
@@ -68,6 +76,8 @@ def read_blocks(
 ) -> None:
     """Add the texts between block tags to the units of a document, and the attributes that are shown."""
     tokens = list(tokenize_markup(document.file.text, RAW_TEXT if is_html else frozenset()))
+    if is_html and not document.file.text.lstrip().startswith("<?xml") and not document.file.name.endswith(".xhtml"):
+        tokens = [open_element(token) for token in tokens]
     ends = match_elements(tokens)
     block, index = HtmlBlock(document, collapse=is_html), 0
     while index < len(tokens):
@@ -81,6 +91,7 @@ def read_blocks(
             while end + 1 < len(tokens) and not (tokens[end + 1].name and is_block(tokens[end + 1].name.lower())):
                 end += 1
         attributes = list_shown_attributes(token) if is_html and token.kind in ("open", "empty") else []
+        attributes = [] if attributes and is_marked(token) else attributes
         units = [add_attribute(document, *span) for span in attributes]
         if token.kind == "text" or (token.kind == "cdata" and not is_html):
             block.add_text(token)
@@ -90,6 +101,13 @@ def read_blocks(
             block.add_tag(token, tokens[end].end, units)
         index = end + 1
     block.finish()
+
+
+def open_element(token: Token) -> Token:
+    """Return a tag that ends with /> as an opening tag, which it is in HTML, unless it is void or a drawing."""
+    name = token.name.lower()
+    is_opening = token.kind == "empty" and not VOID.fullmatch(name) and name not in ("svg", "math")
+    return token._replace(kind="open") if is_opening else token
 
 
 def match_elements(tokens: Sequence[Token]) -> dict[int, int]:
@@ -111,7 +129,15 @@ def is_protected(token: Token) -> bool:
         return False
     if PROTECTED_ELEMENTS.fullmatch(token.name.lower()):
         return True
-    return "translate" in token.raw and (token.get("translate") == "no" or "notranslate" in token.get("class").split())
+    return is_marked(token)
+
+
+def is_marked(token: Token) -> bool:
+    """Return whether the page says that an element must not be translated."""
+    if "translate" not in token.raw.lower():
+        return False
+    attributes = {name.lower(): value for name, (value, _, _) in token.attributes.items()}
+    return attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
 
 
 def set_page_language(document: Document, token: Token) -> None:
@@ -143,7 +169,7 @@ def list_shown_attributes(token: Token) -> list[tuple[str, int, int]]:
 def add_attribute(document: Document, value: str, start: int, end: int) -> int:
     """Add the value of an attribute to the units of a document; return its index."""
     builder = UnitBuilder()
-    add_escaped(builder, value, html.unescape)
+    add_escaped(builder, value, html.unescape, ATTRIBUTE_ENTITY)
     quote = "" if document.file.text[start - 1] in "\"'" else '"'
     escape = make_escaper(builder.spellings, always="&<\"'")
 
@@ -179,7 +205,7 @@ class HtmlBlock:
             if self.start < 0:
                 self.start = token.start + len(text) - len(text.lstrip(blank) if blank else text)
             self.end = token.start + len(text.rstrip(blank) if blank else text)
-        add_escaped(self.builder, text, html.unescape)
+        add_escaped(self.builder, text, html.unescape, HTML_ENTITY)
 
     def add_tag(self, token: Token, end: int, units: list[int]) -> None:
         """Add an inline tag, or an element that is not translated and ends at offset `end`."""

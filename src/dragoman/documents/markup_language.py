@@ -139,17 +139,19 @@ def unescape_xml(raw: str) -> str:
     return ENTITY.sub(replace_entity, raw) if "&" in raw else raw
 
 
-def add_escaped(builder: UnitBuilder, raw: str, unescape: Callable[[str], str]) -> None:
+def add_escaped(
+    builder: UnitBuilder, raw: str, unescape: Callable[[str], str], entity: re.Pattern[str] = ENTITY
+) -> None:
     """Add a text with entities, and remember how it writes its characters. Unknown entities are tags."""
     position = 0
-    for match in ENTITY.finditer(raw) if "&" in raw else ():
+    for match in entity.finditer(raw) if "&" in raw else ():
         builder.add_text(raw[position : match.start()])
         character = unescape(match[0])
         if character == match[0]:
             builder.add_tag(match[0])
         else:
             builder.add_text(character)
-            builder.spellings.setdefault(character, match[0])
+            builder.spellings.setdefault(character, match[0].removesuffix(";") + ";")  # which HTML may lack
         position = match.end()
     builder.add_text(raw[position:])
 
