@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from dragoman.labs.cost import EXPERIMENTS, build_classifier, fit_exponent, measure_graph_depth, measure_saved_bytes
-from dragoman.labs.experiment import Experiment
+from dragoman.labs.cost import (
+    COST,
+    COST_TIME,
+    build_classifier,
+    count_flops,
+    fit_exponent,
+    make_step,
+    measure_graph_depth,
+    measure_saved_bytes,
+)
+from dragoman.labs.experiment import Trials
 from lab_runs import check_quick_run
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
-def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+def test_quick_version_of_cost(tmp_path: Path) -> None:
+    check_quick_run(COST, tmp_path)  # a law
+
+
+def test_quick_version_of_cost_time(tmp_path: Path) -> None:
+    def tell(trials: Trials) -> Mapping[str, bool]:
+        recurrent = trials["recurrent"]
+        return {
+            "a longer text takes longer": recurrent["ms"][-1] > recurrent["ms"][0],
+            "CPU time is measured": recurrent["cpu_ms"][-1] > recurrent["cpu_ms"][0],
+        }
+
+    threads = torch.get_num_threads()
+    check_quick_run(COST_TIME, tmp_path, tell)
+    assert torch.get_num_threads() == threads
+
+
+def test_flops_are_those_of_the_products_that_run() -> None:
+    """Two products of T x T x width in attention; per token 4 width^2 in attention and 8 in the feed-forward network.
+
+    In training, the counter would not see the linear layers.
+    """
+    model, length, width = build_classifier("full", 1), 128, 32
+    total, interaction = count_flops(model, make_step(model, length, "cpu"))
+    assert interaction == 2 * 2 * length * length * width
+    assert total == interaction + 2 * length * 12 * width * width
+    assert model.training
 
 
 def test_depth_is_the_longest_path() -> None:
