@@ -188,8 +188,9 @@ COST = Experiment(
         ),
     ),
     plot=plot_counts,
-    lesson="The counts grow as the lecture says, and the counted FLOPs are exactly those of the formula. The quadratic memory belongs to the formula, not to attention itself: "
-    "fused kernels, which Dragoman uses for long texts, compute the same attention without keeping the scores.",
+    lesson="The counts grow as the lecture says, and the counted FLOPs are exactly those of the usual formula. The "
+    "quadratic memory belongs to the formula of attention, not to attention itself: fused kernels, which Dragoman uses "
+    "for long texts, compute the same attention without keeping the scores.",
     law=True,
 )
 
