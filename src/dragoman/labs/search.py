@@ -219,7 +219,9 @@ GREEDY = Experiment(
     lesson="Greedy search fails where the most probable first word does not begin the most probable output. That "
     "needs ambiguity: a model that is sure of one translation is decoded exactly by greedy search. A model "
     "that knows several translations misses the best one in half of the sentences or in all, depending on the "
-    "seed; a beam of 4 misses none.",
+    "seed; a beam of 4 misses none. With random weights, greedy search misses it in about a third of the sentences "
+    "for which all searches finish. Those are only 22 to 28 %, so this says little about the others. A first version "
+    "counted other sentences for each width, so that the widths could not be compared.",
 )
 
 # `beam-width`, `length-normalization` and `stopping`: translators of the phrasebook
