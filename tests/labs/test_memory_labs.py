@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dragoman.labs.experiment import Experiment
+from dragoman.labs import memory
+from dragoman.labs.experiment import Experiment, Setup
 from dragoman.labs.memory import (
     EXPERIMENTS,
     LARGE_CLIPPED,
@@ -45,3 +48,25 @@ def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
 
 def test_only_laws_have_no_facts() -> None:
     assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
+
+
+def test_a_model_that_recalls_nothing_has_no_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "fit", lambda *_, **__: [])
+    monkeypatch.setattr(memory, "measure_accuracy", lambda *_, **__: 0.0)
+    numbers = memory.measure_reach(VANILLA, 1, Setup(True, tmp_path))
+    assert set(numbers["accuracies"]) == {0.0}
+    assert numbers["reach"] == 0
+
+
+@pytest.mark.parametrize(
+    ("norms", "largest"), [([math.nan, 1.0, 3.0], 3.0), ([3.0, 1.0, math.nan], 3.0), ([math.nan], math.inf)]
+)
+def test_the_largest_gradient_does_not_depend_on_the_position_of_a_nan(
+    norms: list[float], largest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(*_: Any, gradient_norms: list[float], **__: Any) -> list[float]:
+        gradient_norms.extend(norms)
+        return [1.0] * 15
+
+    monkeypatch.setattr(memory, "fit", diverge)
+    assert memory.measure_clipping(LARGE_FREE, 1, Setup(True, tmp_path))["largest"] == largest

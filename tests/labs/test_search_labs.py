@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dragoman.labs.experiment import Experiment
+from dragoman.labs import search
+from dragoman.labs.experiment import Experiment, Setup
 from dragoman.labs.search import AMBIGUOUS, CERTAIN, EXPERIMENTS, LARGE_DATA, SMALL_DATA
+from dragoman.types import Pair
 from lab_runs import Facts, check_quick_run
 
 DATA = (SMALL_DATA, LARGE_DATA)
@@ -49,3 +53,18 @@ def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
 
 def test_only_laws_have_no_facts() -> None:
     assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
+
+
+def test_a_right_output_is_no_search_error_even_if_rounding_lowers_its_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = {"a": ("right", -1.1), "b": ("missed", -2.0), "c": ("preferred", -0.5), "d": ("right", -1.0)}
+    translator: Any = SimpleNamespace(
+        score=lambda sources, _targets: [SimpleNamespace(logp=-1.0) for _ in sources],
+        translate=lambda sources, **_: [SimpleNamespace(text=outputs[s][0], logp=outputs[s][1]) for s in sources],
+    )
+    pairs = [Pair(source, "right") for source in outputs]
+    monkeypatch.setattr(search, "train_for_search", lambda *_: (translator, pairs))
+    numbers = search.measure_widths(SMALL_DATA, 1, Setup(True, tmp_path))
+    assert set(numbers["search_errors"]) == {0.25}
+    assert set(numbers["model_errors"]) == {0.25}
