@@ -70,6 +70,8 @@ def test_paragraphs_in_paragraphs_are_read(tag: str) -> None:
         ("a.po", b'msgid "a"\n\nmsgid "b"\nmsgstr ""\n', "line 3 has a second msgid"),
         ("a.po", b'msgid "a"\nmsgstr ""\nmsgstr "b"\n', "line 3 has a second msgstr"),
         ("a.po", b'msgid "a"\nmsgstr ""\n\nmsgid "b"\n', "line 4 begins a message without a msgstr"),
+        ("a.po", b'msgid "a" "b\nmsgstr ""\n', "line 1 has a string that does not end"),
+        ("a.po", b'msgid "a\\377"\nmsgstr ""\n', "line 1 has escaped bytes that are not utf-8"),
         ("a.po", b'# x\nmsgstr "b"\n', "line 2 has a msgstr without a msgid"),
         ("a.txt", b"a\n\xff\xfa", "line 2 is not valid UTF-8"),
         ("a.txt", "a".encode("utf-16-le"), "has null characters"),
@@ -147,6 +149,51 @@ def test_quotes_before_hard_line_breaks_do_not_multiply() -> None:
 @pytest.mark.parametrize("page", ['<script>var x = "hello"', '<p translate="no">Keep<p>', "<p translate=no>Keep"])
 def test_protected_elements_without_an_end_are_not_translated(page: str) -> None:
     assert [unit.text for unit in open_document(f"<p>a</p>{page}".encode(), "a.html").units] == ["a"]
+
+
+HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset={}\\n"\n"Plural-Forms: nplurals=2; plural=n!=1;\\n"\n\n'
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('msgid "a" "b"\nmsgstr ""\n', 'msgid "a" "b"\nmsgstr "AB"\n'),
+        ('msgid\n  "a"\n"b"\nmsgstr\n""\n', 'msgid\n  "a"\n"b"\nmsgstr\n"AB"\n'),
+        ('msgid "caf\\303\\xa9"\nmsgstr ""', 'msgid "caf\\303\\xa9"\nmsgstr "CAFÉ"'),
+        (
+            '#, fuzzy\n#~ msgid "x"\n#~ msgstr "y"\n\nmsgid "a"\nmsgstr ""\n',
+            '#, fuzzy\n#~ msgid "x"\n#~ msgstr "y"\n\nmsgid "a"\nmsgstr "A"\n',
+        ),
+        ('#, no-fuzzy\nmsgid "a"\nmsgstr ""\n', '#, no-fuzzy\nmsgid "a"\nmsgstr "A"\n'),
+        ('#, c-format, fuzzy\nmsgid "a"\nmsgstr ""\n', '#, c-format, fuzzy\nmsgid "a"\nmsgstr ""\n'),
+        (
+            'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] ""\n',
+            'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] "B"\n',
+        ),
+    ],
+)
+def test_messages_of_po(message: str, expected: str) -> None:
+    document = open_document((HEADER.format("UTF-8") + message).encode(), "a.po")
+    written = document.write([MarkedText(unit.text.upper()) for unit in document.units])
+    assert written.decode() == HEADER.format("UTF-8") + expected
+
+
+@pytest.mark.parametrize("charset", ["ISO-8859-1", "ASCII", "CHARSET"])
+def test_po_files_become_utf_8_if_their_charset_lacks_a_letter(charset: str) -> None:
+    text = HEADER.format(charset) + 'msgid "a"\nmsgstr ""\n\nmsgid "b"\nmsgstr ""\n'
+    document = open_document(text.encode(), "a.po")
+    assert document.write([None, None]) == text.encode()
+    written = document.write([MarkedText("x"), MarkedText("ł")])
+    assert written.decode() == text.replace(charset, "UTF-8").replace('"a"\nmsgstr ""', '"a"\nmsgstr "x"').replace(
+        '"b"\nmsgstr ""', '"b"\nmsgstr "ł"'
+    )
+    assert list(document.warnings) == ([2] if charset != "CHARSET" else [])
+
+
+def test_another_number_of_plural_forms_is_a_warning() -> None:
+    message = 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n'
+    units = open_document((HEADER.format("UTF-8") + message).encode(), "a.po").units
+    assert [unit.warning for unit in units] == ["3 plural forms, but the header of the file names 2"] * 2
 
 
 @pytest.mark.parametrize(

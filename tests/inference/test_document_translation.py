@@ -15,8 +15,10 @@ from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.documents.document import MarkedText, Markup, Unit, render
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
+from dragoman.inference import document_translation
 from dragoman.inference.document_translation import (
     EMPTY_WARNING,
+    TranslatedUnit,
     join_unit,
     split_unit,
     translate_document,
@@ -153,6 +155,22 @@ def test_warnings_of_a_unit() -> None:
     assert join_unit(unit, spans, moved).warnings == ("cut at 9 tokens",)
     lost = [make_hypothesis("a", "Eins %1.", {}), make_hypothesis("a", " ", {})]
     assert join_unit(unit, spans, lost).warnings == (EMPTY_WARNING, f"{FLAG_LOST}: %2")
+
+
+def test_warnings_of_a_file(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PO file has another number of plural forms than its header, and its encoding lacks a letter."""
+    header = '"Content-Type: text/plain; charset=ASCII\\n"\n"Plural-Forms: nplurals=2; plural=n!=1;\\n"\n'
+    message = 'msgid "ba!"\nmsgid_plural "del!"\nmsgstr[0] ""\n'
+    data = f'msgid ""\nmsgstr ""\n{header}\n{message}'.encode()
+    assert translate_document(translator, data, "a.po").warnings == [
+        "unit 1: 1 plural forms, but the header of the file names 2"
+    ]
+    monkeypatch.setattr(
+        document_translation, "translate_units", lambda *_, **__: [TranslatedUnit(MarkedText("ł"), ("odd",))]
+    )
+    assert translate_document(translator, data, "a.po").warnings == [
+        "unit 1: odd", "unit 1: the file is written in UTF-8, since ascii lacks 'ł'"
+    ]  # fmt: skip
 
 
 PAGE = b'<html lang="en"><h1>ba del <b>fo</b>!</h1>\n<p>gri <a title="ba fo!">mun ne</a>. pol!</p><pre>ba</pre></html>'

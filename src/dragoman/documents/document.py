@@ -61,6 +61,7 @@ class Unit:
     markup: tuple[Markup, ...] = ()
     note: str = ""  # what the file says about the unit, such as its id or context
     wraps: bool = True  # a line break in the text is like a space; otherwise it may separate sentences
+    warning: str = ""  # what is wrong with the unit in the file
 
     @property
     def content(self) -> MarkedText:
@@ -118,6 +119,7 @@ class Document:
     source_language: str = ""  # as far as the file or the caller says
     target_language: str = ""
     settled: list[Splice] = field(default_factory=list)  # further changes of a translated file, such as its language
+    warnings: dict[int, str] = field(default_factory=dict)  # of `write`, by the number of a unit, from 1
     errors: str = "strict"  # "xmlcharrefreplace" for formats that can write any character in any encoding
 
     def add(self, unit: Unit, slot: Slot) -> int:

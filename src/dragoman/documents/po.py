@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import gettext
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dragoman.documents.document import Document, MarkedText, Slot, Splice, Unit, check_languages, decode_file
 from dragoman.errors import UserError
 
 CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
+DECLARED_CHARSET = re.compile(r"(Content-Type:[^\n\"]{0,200}?charset=)([\w.:\-]+)", re.IGNORECASE)
 PLURAL_FORMS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
-KEYWORD = re.compile(r'\s*(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d{1,9})\])?\s*(?=")')
-STRING = re.compile(r'[ \t]*"((?:[^"\\\r\n]|\\.)*)"[ \t]*\r?(?:\n|\Z)')
+KEYWORD = re.compile(r'[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d{1,9})\])?[ \t]*+(?:\r?\n[ \t]*+)?(?=")')
+STRING = re.compile(r'[ \t]*+"((?:[^"\\\r\n]|\\.)*+)"[ \t]*+(?:\r?\n|\r?\Z|(?="))')
 ESCAPES_OF_PO = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-ESCAPE_SEQUENCE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
+ESCAPE_SEQUENCE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{1,2}))++)|\\(.)")
+ESCAPED_BYTE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]+))")
 MAX_LINE = 77  # characters of a line, as gettext writes them
 
 
@@ -46,48 +49,75 @@ class Message:
         return next((entry for entry in self.fields if entry.keyword == keyword), None)
 
 
+@dataclass(slots=True)
+class PoDocument(Document):
+    """The messages of a PO file without a translation."""
+
+    def write(self, translations: Sequence[MarkedText | None]) -> bytes:
+        """Return the file with the translations: in UTF-8, with a warning, if its encoding lacks a character."""
+        text = self.write_text(translations)
+        try:
+            return self.file.mark + text.encode(self.file.encoding)
+        except UnicodeEncodeError as error:
+            character = error.object[error.start]
+            number = next((i for i, each in enumerate(translations, 1) if each and character in each.text), 1)
+            self.warnings[number] = f"the file is written in UTF-8, since {self.file.encoding} lacks {character!r}"
+            return DECLARED_CHARSET.sub(r"\1UTF-8", text, count=1).encode()
+
+
 def read_po(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
     """Return the messages of a PO file that have no translation."""
     declared = CHARSET.search(data[: 1 << 16])
     charset = declared[1].decode() if declared and declared[1] != b"CHARSET" else ""
-    document = Document(
+    document = PoDocument(
         decode_file(data, name, charset), source_language=source_language, target_language=target_language
     )
-    messages = parse_messages(document.file.text, name)
+    if declared and not charset and (match := DECLARED_CHARSET.search(document.file.text)):
+        document.settled.append(Splice(*match.span(2), "UTF-8"))
+    messages = parse_messages(document.file.text, name, document.file.encoding)
     count, singular = 2, 0  # number of plural forms, and the form of the number 1
+    has_count = False
     for message in messages:
         identifier, translations = message.find("msgid"), message.translations
         if not identifier or not translations:
             continue
         if not identifier.text and not message.find("msgctxt"):
             count, singular = read_plural_forms(translations[0].text, name)
+            has_count = PLURAL_FORMS.search(translations[0].text) is not None
             language = re.search(r"^Language:[ \t]*([\w@.\-]+)", translations[0].text, re.MULTILINE)
             named = language[1] if language else ""
             check_languages(name, ("", named), (source_language, target_language))
             document.target_language = document.target_language or named
-        elif message.is_fuzzy or any(entry.text for entry in translations) or not identifier.text.strip():
+        elif message.is_fuzzy or all(entry.text for entry in translations) or not identifier.text.strip():
             document.skipped += 1
         else:
-            add_message(document, message, singular if count > 1 else -1)
+            is_odd = has_count and message.find("msgid_plural") and len(translations) != count
+            warning = f"{len(translations)} plural forms, but the header of the file names {count}" if is_odd else ""
+            add_message(document, message, singular if count > 1 else -1, warning)
     return document
 
 
-def parse_messages(text: str, name: str) -> list[Message]:
-    """Return the messages of a PO file in their order, without obsolete ones."""
+def parse_messages(text: str, name: str, encoding: str = "utf-8") -> list[Message]:
+    """Return the messages of a PO file in their order, without obsolete ones.
+
+    `encoding` is that of the file, and of the bytes that it writes as numbers.
+    """
     messages, position, line = [Message()], 0, 1
     while position < len(text):
         end = text.find("\n", position) + 1 or len(text)
         row = text[position:end]
-        match = KEYWORD.match(text, position, end)
+        match = KEYWORD.match(text, position)
         if match:
             if match[1] in ("msgid", "msgctxt") and messages[-1].translations:
                 messages.append(Message())
-            position, line = parse_strings(messages[-1], match, text, line, name)
+            position, line = parse_strings(messages[-1], match, text, line, name, encoding)
             continue
         if row.startswith("#"):
             if messages[-1].translations:
                 messages.append(Message())
-            if row.startswith("#,") and "fuzzy" in row:
+            if row.startswith("#~") and not messages[-1].fields:
+                messages[-1].is_fuzzy = False  # the flag before belongs to the obsolete message
+            elif row.startswith("#,") and "fuzzy" in re.split(r"[,\s]+", row[2:]):
                 messages[-1].is_fuzzy = True
         elif row.strip():
             raise UserError(f"{name} line {line} is not a comment, keyword or string of a PO file; correct it")
@@ -98,14 +128,17 @@ def parse_messages(text: str, name: str) -> list[Message]:
     return messages
 
 
-def parse_strings(message: Message, match: re.Match[str], text: str, line: int, name: str) -> tuple[int, int]:
+def parse_strings(
+    message: Message, match: re.Match[str], text: str, line: int, name: str, encoding: str
+) -> tuple[int, int]:
     """Add a keyword and its strings to a message; return the position and the line after them."""
     position, first, strings, last = match.end(), line, [], match.end()
+    line += match[0].count("\n")
     while string := STRING.match(text, position):
         strings.append(string[1])
         last = string.start() + string[0].rindex('"') + 1
-        position, line = string.end(), line + 1
-    if not strings:
+        position, line = string.end(), line + string[0].count("\n")
+    if not strings or (position < len(text) and text[position - 1] != "\n"):
         raise UserError(f"{name} line {line} has a string that does not end, or text after it; correct it")
     key = match[1], int(match[2] or 0)
     if key in message.keys:  # otherwise the translation of the next message would become that of this one
@@ -114,17 +147,21 @@ def parse_strings(message: Message, match: re.Match[str], text: str, line: int, 
     if match[1] == "msgstr" and not message.find("msgid"):
         raise UserError(f"{name} line {first} has a msgstr without a msgid; add the msgid before it")
     message.keys.add(key)
-    value = ESCAPE_SEQUENCE.sub(replace_escape, "".join(strings))
+    try:
+        value = ESCAPE_SEQUENCE.sub(lambda match: replace_escape(match, encoding), "".join(strings))
+    except UnicodeDecodeError:
+        raise UserError(f"{name} line {first} has escaped bytes that are not {encoding}; correct them") from None
     entry = Field(*key, match.end(), last, value, first)
     (message.translations if entry.keyword == "msgstr" else message.fields).append(entry)
     return position, line
 
 
-def replace_escape(match: re.Match[str]) -> str:
-    """Return the character of an escape sequence."""
-    if match[3]:
-        return ESCAPES_OF_PO.get(match[3], match[3])
-    return chr(int(match[1], 8) if match[1] else int(match[2], 16))
+def replace_escape(match: re.Match[str], encoding: str) -> str:
+    """Return the character of an escape sequence, or the text of several that are bytes."""
+    if match[2]:
+        return ESCAPES_OF_PO.get(match[2], match[2])
+    values = (int(byte[1], 16) if byte[1] else int(byte[2], 8) & 255 for byte in ESCAPED_BYTE.finditer(match[1]))
+    return bytes(values).decode(encoding)
 
 
 def read_plural_forms(header: str, name: str) -> tuple[int, int]:
@@ -140,20 +177,21 @@ def read_plural_forms(header: str, name: str) -> tuple[int, int]:
         ) from None
 
 
-def add_message(document: Document, message: Message, singular: int) -> None:
-    """Add a message to the units of a document, and its plural form as another unit.
+def add_message(document: Document, message: Message, singular: int, warning: str) -> None:
+    """Add a message to the units of a document, and its plural form as another unit: their forms that are empty.
 
     `singular` is the number of the plural form that has the translation of the singular; -1 if there is none.
     """
     identifier, plural, context = message.find("msgid"), message.find("msgid_plural"), message.find("msgctxt")
     assert identifier
     note = context.text if context else f"line {identifier.line}"
-    translations = message.translations
+    translations = [entry for entry in message.translations if not entry.text]
     of_singular = [entry for entry in translations if not plural or entry.number == singular]
     of_plural = [entry for entry in translations if plural and entry.number != singular]
     for source, fields in ((identifier, of_singular), (plural, of_plural)):
         if source and fields and source.text.strip():
-            document.add(Unit(source.text, (), note, wraps=False), make_slot(document, source, fields))
+            unit = Unit(source.text, (), note, wraps=False, warning=warning)
+            document.add(unit, make_slot(document, source, fields))
 
 
 def make_slot(document: Document, source: Field, fields: list[Field]) -> Slot:

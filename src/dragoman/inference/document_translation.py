@@ -90,6 +90,8 @@ def translate_document(
     translated = translate_units(translator, [document.units], options, glossary=glossary, progress=progress)
     warnings = {number: unit.warnings for number, unit in enumerate(translated, 1) if unit.warnings}
     new = document.write([translation.content for translation in translated])
+    for number, warning in document.warnings.items():
+        warnings[number] = (*warnings.get(number, ()), warning)
     characters = sum(len(unit.text) for unit in document.units)
     return DocumentResult(new, warnings, len(document.units), characters, document.skipped)
 
@@ -217,6 +219,7 @@ def join_unit(
         warnings += [] if hypothesis.text.strip() else [EMPTY_WARNING]
     warnings = [warning for warning in warnings if get_warning_kind(warning) not in (FLAG_LOST, FLAG_ADDED)]
     warnings += check_placeholders(unit.text, content.text, statistics)
+    warnings += [unit.warning] if unit.warning else []
     return TranslatedUnit(content, tuple(dict.fromkeys(warnings)))
 
 
