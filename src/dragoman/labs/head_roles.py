@@ -120,10 +120,13 @@ HEAD_ROLES = Experiment(
         ),
     ),
     plot=plot_head_roles,
-    lesson="The first finished trials of the full version: an LSTM links 92 % of the words as the gold analysis does, "
-    "and the word at the same position would be right in 53 %. Rules are strong baselines: a fixed one finds 39 % of "
-    "the antecedents, the best head of an untrained Transformer 13 %. Larger Transformers after longer training are on "
-    "the page about attention heads, with the effect of removing each head.",
+    lesson="Alignment comes for free: the best head links 88 to 93 % of the words as the gold analysis does, in the "
+    "Transformer as in the LSTM, where the word at the same position would be right in 53 %. Heads for the previous "
+    "word are found in all trials, but their strength differs between seeds: they are right in 29 to 73 %, a head of "
+    "an untrained model in 16 to 19 %. No head goes to antecedents: the best one finds 21 to 38 %, more than in an "
+    "untrained model, but a rule that ignores the words finds 39 %. These are two layers of width 128 after 500 "
+    "updates; larger Transformers after longer training are on the page about attention heads, with the effect of "
+    "removing each head.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (HEAD_ROLES,)}
