@@ -259,7 +259,23 @@ def damage(name: str, **values: Any) -> Callable[[Path], None]:
         (damage("config.json", activation_function="tanh"), "has activation_function=tanh"),
         (damage("config.json", normalize_embedding=True), "has normalize_embedding=True"),
         (damage("config.json", vocab_size=9), "has ids above the model's vocab_size 9"),
-        (damage("config.json", d_model=None), "has no number d_model"),
+        (damage("config.json", d_model=None), "config.json' has d_model=None, which is no number"),
+        (damage("config.json", d_model=32.5), "config.json' has d_model=32.5, which is no number"),
+        (damage("config.json", encoder_ffn_dim=None, decoder_ffn_dim=None), "has encoder_ffn_dim=None"),
+        (damage("config.json", encoder_attention_heads=0, decoder_attention_heads=0), "has encoder_attention_heads=0"),
+        (damage("config.json", dropout="a"), "has dropout=a, which is no number"),
+        (damage("config.json", max_position_embeddings=0), "has max_position_embeddings=0"),
+        (damage("config.json", eos_token_id=-1), "has eos_token_id=-1"),
+        (damage("config.json", pad_token_id=10**6), "has the id of pad 1000000, above its vocab_size"),
+        (damage("config.json", decoder_start_token_id=[1]), r"has decoder_start_token_id=\[1\]"),
+        (damage("config.json", add_final_layer_norm=True), "has add_final_layer_norm=True"),
+        (damage("tokenizer_config.json", model_max_length="a"), "tokenizer_config.json' has model_max_length=a"),
+        (damage("generation_config.json", length_penalty="a"), "generation_config.json' has length_penalty=a"),
+        (damage("generation_config.json", max_length="a"), "generation_config.json' has max_length=a"),
+        (damage("vocab.json", a="1"), "vocab.json' gives 'a' the id '1', which is no id"),
+        (damage("vocab.json", a=0), "vocab.json' gives 'a' the id 0, which is that of '</s>' too"),
+        (lambda folder: (folder / "vocab.json").write_text('{"a": 0}'), "vocab.json' has no <unk>"),
+        (lambda folder: (folder / "vocab.json").write_text('["ab"]'), "vocab.json' is missing or damaged"),
         (damage("vocab.json", a=10**6), "ids above the model's vocab_size"),
         (lambda folder: (folder / "target.spm").write_bytes(b"x"), "is not a SentencePiece model"),
         (lambda folder: (folder / "vocab.json").unlink(), "vocab.json' is missing or damaged"),
@@ -271,6 +287,25 @@ def test_a_damaged_folder_is_refused(change: Callable[[Path], Any], complaint: s
     change(tmp_path / "there")
     with pytest.raises(UserError, match=complaint):
         import_huggingface(tmp_path / "there", tmp_path / "run")
+
+
+def test_a_damaged_folder_of_m2m_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    write_m2m(folder)
+    damage("tokenizer_config.json", language_codes="foo")(folder)
+    with pytest.raises(UserError, match="has language_codes=foo; Dragoman knows m2m100 and wmt21"):
+        read_published(folder)
+    (folder / "vocab.json").write_text('{"a": 0}')
+    with pytest.raises(UserError, match="has no <unk>"):
+        read_published(folder)
+
+
+def test_numbers_that_are_null_have_a_default(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    write_marian(folder)
+    damage("config.json", dropout=None, max_position_embeddings=None)(folder)
+    damage("tokenizer_config.json", model_max_length=None)(folder)
+    assert read_published(folder).longest_source == 510
 
 
 def test_the_command(tmp_path: Path, call: Call) -> None:

@@ -86,12 +86,13 @@ def read_published(
     name = str(config.get("_name_or_path") or folder.resolve().name)
     given = (source_language, target_language)
     languages = guess_model_languages(given, [name, folder.resolve().name], tokenizer_config) if is_marian else ("", "")
-    positions = int(config.get("max_position_embeddings", 512))
-    longest = min(positions, int(min(tokenizer_config.get("model_max_length", positions), positions))) - 2
+    positions = int(get_number(config, "max_position_embeddings", folder / "config.json", 512, minimum=3))
+    path = folder / "tokenizer_config.json"
+    longest = int(min(get_number(tokenizer_config, "model_max_length", path, positions, minimum=3), positions)) - 2
     values = {ours: config[theirs] for ours, theirs in TABLES["huggingface_config"].items()}
     values |= {
         "kind": "transformer",
-        "dropout": float(config.get("dropout", 0.1)),
+        "dropout": get_number(config, "dropout", folder / "config.json", 0.1),
         "activation": ACTIVATIONS[config["activation_function"]],
         "norm_place": "post" if is_marian else "pre",
         "position": "sinusoidal" if is_marian else "fairseq",
@@ -122,10 +123,38 @@ def read_json_file(path: Path, *, required: bool = False) -> dict[str, Any]:
     """Return the object in a JSON file; empty if the file is missing and not required."""
     if not required and not path.exists():
         return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
-        raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
+    values = None
+    with suppress(OSError, ValueError, RecursionError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved")
+    return values
+
+
+def get_number(
+    values: Mapping[str, Any], name: str, path: Path, default: float | None = None, *, minimum: int = 0
+) -> float:
+    """Return a number from the JSON file `path`; the default if it is missing or null. Without one it is an integer."""
+    value = values.get(name)
+    value = default if value is None else value
+    kinds = int if default is None else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not minimum <= value < float("inf"):
+        raise UserError(f"{str(path)!r} has {name}={value}, which is no number from {minimum} on; copy the file again")
+    return value
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Return the ids of tokens; raise a UserError unless each has one of its own and there is <unk>."""
+    vocabulary = read_json_file(path, required=True)
+    tokens: dict[int, str] = {}
+    for token, i in vocabulary.items():
+        if type(i) is not int or i < 0 or i in tokens:
+            problem = f"that of {tokens[i]!r} too" if type(i) is int and i in tokens else "no id"
+            raise UserError(f"{str(path)!r} gives {token!r} the id {i!r}, which is {problem}; copy the file again")
+        tokens[i] = token
+    if "<unk>" not in vocabulary:
+        raise UserError(f"{str(path)!r} has no <unk>; copy the file again")
+    return vocabulary
 
 
 def check_config(config: dict[str, Any], folder: Path) -> None:
@@ -137,6 +166,8 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
         "normalize_embedding": (False, None),
         "normalize_before": (False, None),
         "add_bias_logits": (False, None),
+        # Models that normalize before their sublayers have a last norm in any case.
+        "add_final_layer_norm": (False, None) if config.get("model_type") == "marian" else (False, True, None),
         "decoder_attention_heads": (config.get("encoder_attention_heads"),),
         "decoder_ffn_dim": (config.get("encoder_ffn_dim"),),
     }
@@ -147,9 +178,10 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
                 f"{str(folder / 'config.json')!r} has {name}={config.get(name)}, which Dragoman does not support; "
                 f"it takes {choice}"
             )
-    for name in ("d_model", "encoder_layers", "decoder_layers", "vocab_size", "pad_token_id", "eos_token_id"):
-        if not isinstance(config.get(name), int):
-            raise UserError(f"{str(folder / 'config.json')!r} has no number {name}; copy the file again")
+    sizes = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "vocab_size")
+    for name in (*sizes, "pad_token_id", "eos_token_id"):
+        get_number(config, name, folder / "config.json", minimum=int(name in sizes))
+    get_number(config, "decoder_start_token_id", folder / "config.json", 0)
 
 
 def read_file(path: Path) -> bytes:
@@ -182,6 +214,8 @@ def build_tokenizer(
     """Return the tokenizer of one side and their id for each of ours."""
     if max(tokens, default=0) >= rows:
         raise UserError(f"the vocabulary in {str(path.parent)!r} has ids above the model's vocab_size {rows}")
+    if outside := [f"{name} {i}" for name, i in ids.items() if type(i) is not int or i >= rows]:
+        raise UserError(f"{str(path.parent / 'config.json')!r} has the id of {outside[0]}, above its vocab_size {rows}")
     symbols, order = arrange(tokens, rows, ids["pad"], ids["unk"], ids["start"], ids["eos"])
     no_text = {symbol for symbol in symbols if symbol.startswith("<unused-")} | {"<s>'", "<mask>"}
     specials = {*options.pop("specials", ()), *no_text} & set(symbols)
@@ -196,14 +230,12 @@ def read_marian_tokenizers(
 ) -> tuple[Tokenizers, IdMap, bool]:
     """Return both tokenizers of a MarianMT model, the map of ids, and whether both sides have one table."""
     separate = bool(tokenizer_config.get("separate_vocabs", False))
-    source_ids = read_json_file(folder / "vocab.json", required=True)
-    target_ids = read_json_file(folder / "target_vocab.json", required=True) if separate else source_ids
+    source_ids = read_vocabulary(folder / "vocab.json")
+    target_ids = read_vocabulary(folder / "target_vocab.json") if separate else source_ids
     sides = []
     rows = (config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"])
     found = {} if separate else find_languages(source_ids, MARIAN_LANGUAGE)
     for name, vocabulary, count in (("source", source_ids, rows[0]), ("target", target_ids, rows[1])):
-        if "<unk>" not in vocabulary:
-            raise UserError(f"the vocabulary in {str(folder)!r} has no <unk>; copy vocab.json again")
         pad = config["pad_token_id"]
         start = config.get("decoder_start_token_id", pad)
         ids = {"pad": pad, "unk": vocabulary["<unk>"], "start": pad if start is None else start}
@@ -239,16 +271,20 @@ def read_m2m_tokenizers(
             "source; Dragoman puts it before, as NLLB models are meant to be used: set it to false"
         )
     if (folder / "vocab.json").exists():  # M2M100; the language tokens follow its vocabulary
-        vocabulary = read_json_file(folder / "vocab.json")
-        codes = TABLES["m2m100_languages"][tokenizer_config.get("language_codes", "m2m100")].split()
-        tokens = [f"__{code}__" for code in codes]
+        vocabulary = read_vocabulary(folder / "vocab.json")
+        known, named = TABLES["m2m100_languages"], str(tokenizer_config.get("language_codes") or "m2m100")
+        if named not in known:
+            path = folder / "tokenizer_config.json"
+            raise UserError(f"{str(path)!r} has language_codes={named}; Dragoman knows {' and '.join(known)}")
+        tokens = [f"__{code}__" for code in known[named].split()]
         vocabulary |= {token: len(vocabulary) + number for number, token in enumerate(tokens)}
         languages = find_languages(tokens, M2M_LANGUAGE)
     else:
         vocabulary, tokens = read_nllb_vocabulary(spm, path)
         languages = {code: token for token in tokens if (code := find_code(token))}
     ids = {"pad": config["pad_token_id"], "unk": vocabulary["<unk>"], "eos": config["eos_token_id"]}
-    ids["start"] = config.get("decoder_start_token_id", ids["eos"])
+    start = config.get("decoder_start_token_id")
+    ids["start"] = ids["eos"] if start is None else start
     by_id = {i: token for token, i in vocabulary.items()}
     options = {"specials": tokens, "languages": languages, "begins_targets": True}
     tokenizer, order = build_tokenizer(spm, path, by_id, config["vocab_size"], ids, **options)
@@ -298,7 +334,8 @@ def reorder_rows(tensors: dict[str, Tensor], id_map: IdMap, *, joint: bool) -> d
 
 def read_search(folder: Path, config: dict[str, Any]) -> SearchSettings:
     """Return the search settings that transformers uses for the model, from generation_config.json or config.json."""
-    generation = {**config, **read_json_file(folder / "generation_config.json")}
+    path = folder / "generation_config.json"
+    generation = {**config, **read_json_file(path)}
 
     def get(name: str, default: Any) -> Any:
         value = generation.get(name)
@@ -307,10 +344,10 @@ def read_search(folder: Path, config: dict[str, Any]) -> SearchSettings:
     early = get("early_stopping", False)
     values = {
         "beam": get("num_beams", 4),
-        "length_penalty": float(get("length_penalty", 1.0)),
+        "length_penalty": get_number(generation, "length_penalty", path, 1.0, minimum=-100),
         "stop": "enough" if early is True else "best" if early == "never" else "ahead",
         "no_repeat": get("no_repeat_ngram_size", 0),
-        "max_tokens": max(int(get("max_length", 512)) - 1, 1),
+        "max_tokens": max(int(get_number(generation, "max_length", path, 512)) - 1, 1),
         "max_ratio": 3.0,
         "max_extra": 50,
     }
