@@ -17,8 +17,7 @@ from dragoman.inference.translator import Translator
 from dragoman.serving import exploration
 from dragoman.serving.batching import BoundTorchEngine
 from dragoman.serving.errors import RequestCancelled, RequestError
-from dragoman.serving.exploration import list_alternatives, render_inspection
-from dragoman.serving.inspection_store import InspectionStore
+from dragoman.serving.exploration import InspectionStore, list_alternatives, render_inspection
 from dragoman.serving.service import Service, TranslationRequest
 from dragoman.types import Line
 from toy_run import Toy, translate_toy

@@ -1,7 +1,15 @@
-"""How a model translates one text: the words that can follow a beginning, and the inspection of a sentence."""
+"""How a model translates one text: the words that can follow a beginning, and the inspection of a sentence.
+
+A browser cannot send an API key with a link. So the page of an inspection is made by a request with a key and kept for
+some minutes under a random name (`InspectionStore`), and whoever has the name may read it.
+"""
 
 from __future__ import annotations
 
+import secrets
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +25,9 @@ from dragoman.inspection.sentence import inspect
 from dragoman.serving.errors import RequestError
 from dragoman.serving.service import Service, TranslationRequest
 from dragoman.types import Line
+
+LIFETIME = 15 * 60.0  # seconds for which the page of an inspection is kept
+MAX_PAGE_BYTES = 100_000_000  # bytes of all pages together; the oldest pages leave first
 
 
 @contextmanager
@@ -60,3 +71,36 @@ def render_inspection(service: Service, request: TranslationRequest, cancelled: 
         inspected = replace(translator, engine=own)
         inspection = translator.engine.run_model(lambda: inspect(inspected, line.text, prefix=line.begin, tag=line.tag))
     return render_page(inspection)
+
+
+class InspectionStore:
+    """Pages of inspections by name, oldest first."""
+
+    def __init__(self, lifetime: float = LIFETIME, max_bytes: int = MAX_PAGE_BYTES) -> None:
+        self.lifetime, self.max_bytes = lifetime, max_bytes
+        self.lock = threading.Lock()
+        self.pages: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # name -> time of expiry, page
+        self.size = 0
+
+    def add(self, page: str) -> str:
+        """Keep a page and return its name."""
+        name, content = secrets.token_urlsafe(16), page.encode()
+        with self.lock:
+            self.pages[name] = (time.monotonic() + self.lifetime, content)
+            self.size += len(content)
+            while len(self.pages) > 1 and self.size > self.max_bytes:
+                self.remove_oldest()
+        return name
+
+    def get(self, name: str) -> bytes:
+        """Return a page; raise a RequestError if it is not there any more."""
+        with self.lock:
+            while self.pages and next(iter(self.pages.values()))[0] < time.monotonic():
+                self.remove_oldest()
+            if name not in self.pages:
+                raise RequestError(404, "not_found", "this inspection is not kept any more; ask for it again")
+            return self.pages[name][1]
+
+    def remove_oldest(self) -> None:
+        _, (_, content) = self.pages.popitem(last=False)
+        self.size -= len(content)

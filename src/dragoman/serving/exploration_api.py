@@ -10,9 +10,8 @@ from pydantic import ConfigDict, Field
 
 from dragoman.serving.access import authorize
 from dragoman.serving.descriptions import describe_languages, describe_model, describe_settings
-from dragoman.serving.exploration import list_alternatives, render_inspection
+from dragoman.serving.exploration import InspectionStore, list_alternatives, render_inspection
 from dragoman.serving.fields import RequestFields
-from dragoman.serving.inspection_store import InspectionStore
 from dragoman.serving.service import AUTO, Service, TranslationRequest
 from dragoman.serving.workers import WorkerPool
 
