@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from dragoman.serving import api
+from dragoman.serving import api, middleware
 from dragoman.serving.api import TranslateAnswer
 from dragoman.serving.app import create_app, make_app
 from dragoman.serving.keys import add_key
@@ -109,6 +109,17 @@ def test_only_uploads_may_be_large(toy: Toy) -> None:
     assert send(app, "POST", "/v2/documents", files=file).status_code == 413
     refused = send(app, "POST", "/translate_file", json={"source": "en"})
     assert "missing file" in refused.json()["error"]
+
+
+def test_the_bodies_of_all_requests_are_limited(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODIES", 0)  # so one document of the largest size is allowed
+    settings = ServerSettings(open_access=True, max_document=1, max_body=10**6, log_requests=False)
+    app, text = create_app([toy.run], settings), "ba. " * 50_000
+    for path, request in (("/api/translate", {"json": {"text": text}}), ("/translate", {"files": {"q": (None, text)}})):
+        answer = send(app, "POST", path, **request)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
+        assert "memory" in answer.text
+    assert send(app, "POST", "/api/translate", json={"text": "ba."}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ SECURITY_HEADERS = [
 ]
 UPLOAD_PATHS = ("/api/documents", "/v2/document", "/translate_file")
 MULTIPART_ALLOWANCE = 100_000  # bytes of a form around the document
-MAX_BODIES = 500_000_000  # bytes of the bodies of all unfinished requests
+MAX_BODIES = 500_000_000  # bytes of the bodies of all unfinished requests, unless one document may have more
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 PORT = re.compile(r":\d+$")
 # Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
@@ -66,6 +66,8 @@ class RequestMiddleware:
         self.app, self.settings, self.access, self.metrics, self.log = app, settings, access, metrics, log
         self.is_ready, self.is_stopping = is_ready, is_stopping
         self.hosts = {"localhost", "127.0.0.1", "[::1]", settings.host, *map(str.lower, settings.hosts)}
+        self.trusts_machine = settings.trusts_machine
+        self.max_bodies = max(MAX_BODIES, settings.max_document + MULTIPART_ALLOWANCE)
         self.body_bytes = 0  # of all unfinished requests; only used by the thread of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +96,7 @@ class RequestMiddleware:
                 request.has_body = not message.get("more_body", False)
                 if request.body_bytes > limit:
                     raise BodyRefused(413, f"the request has more than the {limit:,} bytes allowed")
-                if self.body_bytes > MAX_BODIES:
+                if self.body_bytes > self.max_bodies:
                     busy = "the requests of the server take all the memory allowed; try again later"
                     raise BodyRefused(429, busy, {"Retry-After": "10"})
             return message
@@ -136,7 +138,7 @@ class RequestMiddleware:
             raise RequestError(
                 413, "too_large", f"the request has {int(length[:20]):,} bytes, and {limit:,} are allowed"
             )
-        if self.settings.trusts_machine:
+        if self.trusts_machine:
             self._refuse_foreign_pages(request, headers)
         path = request.path
         if path.startswith(KEYED_PREFIXES) and path not in KEYLESS_PATHS:
