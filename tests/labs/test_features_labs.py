@@ -1,16 +1,54 @@
-"""Quick versions of the experiments in labs/features.py."""
+"""Quick versions of the experiments in labs/features.py, and where properties are read."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
-import pytest
-
-from dragoman.labs.experiment import Experiment
-from dragoman.labs.features import EXPERIMENTS
+from dragoman.labs.experiment import Trials
+from dragoman.labs.features import BEFORE, NUMBER, PROBING, PROPERTIES, WORD, analyse_plan, find_layer
+from dragoman.phrasebook.english import English
+from dragoman.phrasebook.generate import realize_plans
+from dragoman.phrasebook.realization import BLOCK_SIZE
 from lab_runs import check_quick_run
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
-def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+def test_quick_version(tmp_path: Path) -> None:
+    def tell(trials: Trials) -> Mapping[str, bool]:
+        numbers = trials["Transformer"]
+        majority = dict(zip(PROPERTIES, numbers["majority"], strict=True))
+        return {
+            "plural subjects are as frequent as others": majority[NUMBER] == 0.5,
+            "the number of the subject cannot be read from embeddings": abs(numbers[NUMBER][0] - 0.5) < 0.15,
+            "part of speech can be read from embeddings": numbers[WORD][0] > majority[WORD] + 0.02,
+        }
+
+    check_quick_run(PROBING, tmp_path, tell, decides=False)
+
+
+def test_no_word_of_the_main_clause_tells_the_number_of_its_subject() -> None:
+    """If the subject gets the other number, the words of the main clause stay the same."""
+    count = 0
+    for plan, source, target in islice(realize_plans("test", 300, seed=2), 300):
+        kept = analyse_plan(plan, source, target)
+        subject = plan.root.subject
+        if kept is None or subject.noun is None or not subject.noun.forms[0][True][0]:  # such as water
+            continue
+        subject.plural = not subject.plural
+        changed = English()
+        changed.write(plan)
+        nodes = range(plan.root.node, plan.root.node + BLOCK_SIZE)
+        before, after = ([word for word, node, _ in one.tokens if node in nodes] for one in (source, changed))
+        assert before == after
+        assert source.words[kept.main_verb].lower() in before
+        count += 1
+    assert count > 50
+
+
+def test_the_layer_of_a_property_needs_a_gain() -> None:
+    majority = [0.5] * len(PROPERTIES)
+    numbers = {"majority": majority, NUMBER: [0.5, 0.6, 0.89, 0.9, 0.7], BEFORE: [0.5, 0.54, 0.51, 0.5, 0.5]}
+    assert find_layer(numbers, NUMBER) == 2
+    assert math.isnan(find_layer(numbers, BEFORE))
