@@ -12,10 +12,10 @@ from dragoman.labs.agreement import (
     PLACE_PREPOSITIONS,
     VANILLA_RNN,
     VERBS,
+    assign_word_ids,
     inflect,
     list_adjectives,
     list_nouns,
-    number_words,
     write_subject,
 )
 from dragoman.labs.experiment import Experiment
@@ -67,5 +67,5 @@ def test_training_and_test_share_no_pair_of_nouns() -> None:
 
 
 def test_every_word_has_its_own_id() -> None:
-    assert len(set(number_words().values())) == len(number_words())
+    assert len(set(assign_word_ids().values())) == len(assign_word_ids())
     assert VERBS == ("is", "are")

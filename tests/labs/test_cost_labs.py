@@ -12,13 +12,13 @@ from dragoman.labs.cost import (
     COST,
     COST_TIME,
     build_classifier,
-    count_flops,
     fit_exponent,
     make_step,
     measure_graph_depth,
     measure_saved_bytes,
 )
 from dragoman.labs.experiment import Trials
+from dragoman.labs.small_models import count_flops
 from lab_runs import check_quick_run
 
 

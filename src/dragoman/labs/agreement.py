@@ -48,7 +48,7 @@ def list_adjectives() -> list[str]:
 
 
 @cache
-def number_words() -> dict[str, int]:
+def assign_word_ids() -> dict[str, int]:
     """Return the token ids of all words of the experiment."""
     forms = (inflect(noun, plural) for noun in list_nouns() for plural in (False, True))
     words = dict.fromkeys(chain(("the", "of"), PLACE_PREPOSITIONS, VERBS, list_adjectives(), forms))
@@ -89,7 +89,7 @@ def make_agreement_batch(
     With `attracts=None`, attractors are as rare as in training. The number of nouns after the subject is one of
     `depths`.
     """
-    ids, sources, targets = number_words(), [], []
+    ids, sources, targets = assign_word_ids(), [], []
     for row in range(rows):
         plural = bool(row % 2)
         words = write_subject(
@@ -124,7 +124,7 @@ ARCHITECTURES: dict[str, Mapping[str, Any]] = {
 
 def measure_attraction(condition: str, seed: int, setup: Setup) -> Numbers:
     """Train a model to add the verb; measure its accuracy with and without attractors, by depth."""
-    model = build_small_model(ARCHITECTURES[condition], vocabulary=FIRST_ID + len(number_words()), seed=seed)
+    model = build_small_model(ARCHITECTURES[condition], vocabulary=FIRST_ID + len(assign_word_ids()), seed=seed)
     depths, steps = setup.pick((QUICK_DEPTHS, 200), (DEPTHS, 1500))
     sample = partial(sample_training_batch, seed, depths[-1])
     fit(model, sample, steps=steps, lr=setup.pick(1e-2, 2e-3), device=setup.device)
@@ -171,9 +171,9 @@ ATTRACTOR = Experiment(
     "*is* or *are*. Up to two nouns with a preposition come before the subject, up to six (quick: two) after it, and "
     "half of all nouns have an adjective, so that the subject may be at any position. Nouns before the subject have a "
     "random number. Of the training sentences with nouns after the subject, 1 % have attractors: all those nouns have "
-    "the other number. In all others they have the same one. In the test each case is half, with pairs of nouns that "
-    "were not trained. Measured: the accuracy that attractors cost, in points. Recurrent encoders read from left to "
-    "right.",
+    "the other number. In all others they have the same one. The test has as many sentences with attractors as "
+    "without, with pairs of nouns that were not trained. Measured: the accuracy that attractors cost, in points. "
+    "Recurrent encoders read from left to right.",
     predict="Which architecture loses most, and does it lose more if six nouns follow the subject instead of one?",
     conditions=tuple(ARCHITECTURES),
     measure=measure_attraction,

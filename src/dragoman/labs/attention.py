@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from dragoman.inference.predictor import eval_mode
 from dragoman.kernels.attention import AttentionMask
 from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
-from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch, measure_accuracy
+from dragoman.labs.small_models import (
+    FIRST_ID,
+    REVERSALS,
+    build_small_model,
+    fit,
+    make_batch,
+    measure_accuracy,
+    sample_reversals,
+)
 from dragoman.models.base import AutoregressiveModel
 from dragoman.modules.attention import CrossAttention, SelfAttention
 from dragoman.modules.patterns import AttentionSettings
@@ -115,18 +123,7 @@ SATURATION = Experiment(
 
 # `scaled-training`
 
-REVERSED_LENGTH = 6
-REVERSED_TOKENS = 12
 LOSS_BINS = 20  # points of a training curve, each the mean of as many steps
-REVERSALS = FIRST_ID + REVERSED_TOKENS
-
-
-def sample_reversals(seed: int, step: int, rows: int = 32) -> Batch:
-    """Return random sentences of different lengths and their reversals."""
-    rng = np.random.default_rng((seed, step))
-    lengths = rng.integers(2, REVERSED_LENGTH + 1, rows)
-    sources = [rng.integers(FIRST_ID, REVERSALS, length).tolist() for length in lengths]
-    return make_batch(sources, [source[::-1] for source in sources])
 
 
 def measure_scaled_training(condition: str, seed: int, setup: Setup) -> Numbers:
@@ -193,11 +190,11 @@ SCALED_TRAINING = Experiment(
         ),
     ),
     plot=plot_scaled_training,
-    lesson="Unscaled models learn more slowly at both widths: their mean loss is 1.4 to 1.7 times that of scaled "
-    "ones at width 32 and 1.7 to 6.5 times at width 256. The narrow head is affected too, because the initial "
-    "scores of a head of 32 have a standard deviation of almost 3, which is not small. But one of the three "
-    "scaled models of width 256 did not learn the task either, so that three seeds do not settle how much "
-    "accuracy is lost. The learning rate is the same for all models and was not tuned for each.",
+    lesson="Unscaled models learn more slowly at both widths: their mean loss is 1.4 to 1.7 times that of scaled ones "
+    "at width 32 and 1.7 to 6.5 times at width 256. The narrow head is affected too, because the initial scores of a "
+    "head of 32 have a standard deviation of almost 3, which is not small. But one of the three scaled models of width "
+    "256 did not learn the task either, so that three seeds do not settle how much accuracy is lost. The learning rate "
+    "is the same for all models and was not tuned for each.",
 )
 
 
@@ -324,10 +321,10 @@ CAUSAL_MASK = Experiment(
     ),
     plot=plot_causal_mask,
     lesson="Without the mask, the training loss falls to almost 0, far below what is possible without the future, so "
-    "that it says nothing about the model. What generation loses depends on the task. If the answer itself "
-    "stands in the first half, the model still copies when the future is missing. If it has to be looked up "
-    "in a substitution, one model of three generates 35 % right tokens, one 52 % and one 98 %. The task copy "
-    "came first; the cipher was added, with the same threshold, after copying had turned out not to suffer.",
+    "that it says nothing about the model. What generation loses depends on the task. If the answer itself stands in "
+    "the first half, the model still copies when the future is missing. If it has to be looked up in a substitution, "
+    "one model of three generates 35 % right tokens, one 52 % and one 98 %. The task copy came first; the cipher was "
+    "added, with the same threshold, after copying had turned out not to suffer.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (SATURATION, SCALED_TRAINING, CAUSAL_MASK)}

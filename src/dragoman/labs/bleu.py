@@ -207,8 +207,8 @@ BLEU_PARTS = Experiment(
     lecture=LECTURE,
     claim="BLEU compares the machine-written translation to one or several human-written translations, and computes a "
     "similarity score.",
-    method="References of the phrasebook are shortened or padded, their words swapped or replaced. The product of "
-    "a penalty for short outputs and the geometric mean of the four n-gram precisions is compared with the metric.",
+    method="References of the phrasebook are shortened or padded, their words swapped or replaced. The product of a "
+    "penalty for short outputs and the geometric mean of the four n-gram precisions is compared with the metric.",
     predict="The first half of every reference: which precision does it have, and which BLEU?",
     conditions=(CUT, SWAPPED, REPLACED),
     measure=measure_parts,

@@ -129,10 +129,11 @@ CONTEXT = Experiment(
         Figure("Right pronouns by context", plot_bars(table, "pronouns", y_title="right pronouns, %")),
         Figure("BLEU of all sentences by context", plot_bars(table, "bleu", y_title="BLEU")),
     ],
-    lesson="Without the first sentence the pronoun is a guess between three genders; with it, all can be right. "
-    "BLEU hardly shows this, because a pronoun is one word of many: it needs a measure of its own. A sentence of "
-    "another document does not help and makes learning slower, so the gain comes from the noun, not from longer "
-    "sources. Documents of two short sentences are the simplest case. Quick versions train too briefly for all.",
+    lesson="Without the first sentence the pronoun is a guess between three genders; with it, all can be right. BLEU "
+    "rises by 5 to 6 points while right pronouns rise from about 40 to 100 %, because a pronoun is one word of many: "
+    "it needs a measure of its own. A sentence of another document does not help and makes learning slower, so the "
+    "gain comes from the noun, not from longer sources. Documents of two short sentences are the simplest case. Quick "
+    "versions train too briefly for all.",
 )
 
 # `pronouns`
@@ -189,8 +190,8 @@ PRONOUNS_EXPERIMENT = Experiment(
     method="German sources of the phrasebook lose their subject pronouns, as in Spanish or Japanese: 'Gehe nach "
     "Hause', 'Der Mann ist müde, weil arbeitet'. A Transformer translates them into English, where the pronoun is "
     "needed. Either the form of the verb determines the pronoun (gehe: I), or it refers to a noun of the sentence, or "
-    "nothing determines it (ging: I, he or she). A second Transformer gets the same sentences with pronouns. "
-    "Measured: the percentage of right pronouns, whatever the rest of the translation is.",
+    "nothing determines it (ging: I, he or she). A second Transformer gets the same sentences with pronouns. Measured: "
+    "the percentage of right pronouns, whatever the rest of the translation is.",
     predict="Which of the three kinds are restored? How many are right by chance if nothing determines them?",
     conditions=(WITH_PRONOUNS, DROPPED),
     measure=measure_pronouns,
@@ -226,9 +227,10 @@ PRONOUNS_EXPERIMENT = Experiment(
             ),
         )
     ],
-    lesson="What the verb form says is learned, and most pronouns that refer to a noun of the sentence are too. "
-    "If nothing determines the pronoun, the model can only prefer the most frequent one, and no training changes that: "
-    "the information has to come from elsewhere, such as the previous sentence. The view removes pronouns from German, "
+    lesson="What the verb form says is learned, and most pronouns that refer to a noun of the sentence are too. If "
+    "nothing determines the pronoun, the model can only prefer the most frequent one, and no training changes that: "
+    "the information has to come from elsewhere, such as the previous sentence. The most frequent pronoun is right in "
+    "55 to 59 %, too near to the threshold of 60 % for three seeds to decide. The view removes pronouns from German, "
     "whose verbs have more forms than English ones and fewer than Spanish ones.",
 )
 

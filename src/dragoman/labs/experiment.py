@@ -141,8 +141,8 @@ class Experiment:
     def judge(self, table: Table) -> tuple[str, list[CheckResult]]:
         """Return the verdict and the results of all checks.
 
-        The claim is confirmed if all checks but the controls are, and not confirmed if none of them is. If a control
-        is not confirmed, the claim has not been tested, and the verdict is that it depends.
+        The claim is confirmed if all checks but the controls are, and not confirmed if all of them are "not confirmed".
+        If a control is not confirmed, the claim has not been tested, and the verdict is that it depends.
         """
         results = [check.judge(table) for check in self.checks]
         is_tested = all(result.verdict == CONFIRMED for result in results if result.check.control)

@@ -123,7 +123,7 @@ HEAD_ROLES = Experiment(
     lesson="Alignment comes for free: the best head links 88 to 93 % of the words as the gold analysis does, in the "
     "Transformer as in the LSTM, where the word at the same position would be right in 53 %. Heads for the previous "
     "word are found in all trials, but their strength differs between seeds: they are right in 29 to 73 %, a head of "
-    "an untrained model in 16 to 19 %. No head goes to antecedents: the best one finds 21 to 38 %, more than in an "
+    "an untrained model in 16 to 20 %. No head goes to antecedents: the best one finds 21 to 38 %, more than in an "
     "untrained model, but a rule that ignores the words finds 39 %. These are two layers of width 128 after 500 "
     "updates; larger Transformers after longer training are on the page about attention heads, with the effect of "
     "removing each head.",

@@ -80,11 +80,10 @@ DATA_SIZE = Experiment(
         ),
     ),
     plot=plot_data_sizes,
-    lesson="With 500 pairs the statistical system is far ahead: a phrase that was seen once can be used at once. "
-    "With 2,000 pairs the Transformer has overtaken it, with 8,000 the LSTM with attention; without "
-    "attention, the LSTM is still behind with 32,000. The phrasebook is regular, so these numbers are smaller "
-    "than those of real languages. Quick versions train neural systems too briefly to show where they "
-    "overtake.",
+    lesson="With 500 pairs the statistical system is far ahead: a phrase that was seen once can be used at once. With "
+    "2,000 pairs the Transformer has overtaken it, with 8,000 the LSTM with attention; without attention, the LSTM is "
+    "still behind with 32,000. The phrasebook is regular, so these numbers are smaller than those of real languages. "
+    "Quick versions train neural systems too briefly to show where they overtake.",
 )
 
 # `layers`
@@ -143,9 +142,9 @@ LAYERS = Experiment(
         Figure("chrF by encoder + decoder layers", plot_bars(table, "chrf", y_title="chrF")),
     ],
     lesson="Two layers on each side are enough: 1 + 1 is 16 points worse, and more than 2 + 2 brings nothing. Eight "
-    "layers on each side learn so slowly without residual connections that they are no better than one. The "
-    "phrasebook is simpler than the news that Britz et al. translated, which explains why the fourth decoder "
-    "layer brings nothing.",
+    "layers on each side learn so slowly without residual connections that they are no better than one. The phrasebook "
+    "is simpler than the news that Britz et al. translated, which may explain why the fourth decoder layer brings "
+    "nothing.",
 )
 
 # `baselines`

@@ -88,8 +88,8 @@ PERMUTATION = Experiment(
     "`I study LLM`, `LLM study I`. But in multi-head attention only word embeddings and their q, k, v matter. We "
     "should add some tag for each word, representing its position.",
     method="A Transformer encoder of two layers with random weights reads a sentence and the same words in another "
-    "order. Its states are compared after they have been brought into the same order, for five position encodings "
-    "and for none.",
+    "order. Its states are compared after they have been brought into the same order, for five position encodings and "
+    "for none.",
     predict="By how much does the state of `LLM` differ between the two sentences, without positions and with each "
     "of the position encodings?",
     conditions=PERMUTED,
@@ -252,7 +252,7 @@ ABSOLUTE, RELATIVE = ("sinusoidal", "learned"), ("relative", "rotary", "alibi")
 FOUR_TERMS = Experiment(
     name="four-terms",
     title="Does the score of two words depend on where they are in the sentence?",
-    lecture="000, Part 3.2: What is the disadvantage of absolute position?",
+    lecture="000, Part 3.2: Pros and cons? What is the disadvantage of absolute position?",
     claim="Sine position encoding is still absolute: q_i k_j = x_i W x_j + p_i W x_j + x_i W p_j + p_i W p_j with "
     "W = W_Q W_K^T. Attention is different for a pair of tokens with the same relative position and a different "
     "absolute position.",
@@ -342,7 +342,7 @@ def plot_extrapolation(table: Table) -> list[Figure]:
     return [Figure(f"Accuracy by length; sentences in training had at most {TRAIN_LENGTH} tokens", chart)]
 
 
-def find_loss(name: str) -> Callable[[Trials], float]:
+def accuracy_drop(name: str) -> Callable[[Trials], float]:
     """Return the function that computes the accuracy that a position encoding loses at four times the length."""
     return lambda trials: trials[name]["trained"] - trials[name]["longest"]
 
@@ -370,20 +370,23 @@ EXTRAPOLATION = Experiment(
             control=True,
         ),
         Check(
-            "accuracy that sinusoidal positions lose at four times the length", find_loss("sinusoidal"), at_least=0.2
+            "accuracy that sinusoidal positions lose at four times the length",
+            accuracy_drop("sinusoidal"),
+            at_least=0.2,
         ),
-        Check("accuracy that learned positions lose at four times the length", find_loss("learned"), at_least=0.2),
-        Check("accuracy that relative positions lose at four times the length", find_loss("relative"), at_most=0.1),
-        Check("accuracy that rotary positions lose at four times the length", find_loss("rotary"), at_most=0.1),
-        Check("accuracy that ALiBi loses at four times the length", find_loss("alibi"), at_most=0.1),
+        Check("accuracy that learned positions lose at four times the length", accuracy_drop("learned"), at_least=0.2),
+        Check("accuracy that relative positions lose at four times the length", accuracy_drop("relative"), at_most=0.1),
+        Check("accuracy that rotary positions lose at four times the length", accuracy_drop("rotary"), at_most=0.1),
+        Check("accuracy that ALiBi loses at four times the length", accuracy_drop("alibi"), at_most=0.1),
     ),
     plot=plot_extrapolation,
     lesson="Relative positions and ALiBi keep their accuracy at four times the length. Sinusoidal and learned "
-    "positions lose half of it; learned ones work up to the last trained position and fail at the next. "
-    "Rotary positions lose most, although their score depends on the distance only. Why was not tested; "
-    "longer sentences also have more keys and greater distances. Relative positions have one vector for all "
-    "distances beyond `reach`. The task is one fixed distance; other tasks may rank the encodings "
-    "differently. The quick version trains too briefly for sinusoidal positions and ALiBi.",
+    "positions lose half of it; learned ones work up to the last trained position and fail at 18 tokens, the next "
+    "length tested. Without positions, accuracy falls by 0.02 to 0.07 only. Rotary positions lose most, although their "
+    "score depends on the distance only. Why was not tested; longer sentences also have more keys and greater "
+    "distances. Relative positions have one vector for all distances beyond `reach`. The task is one fixed distance; "
+    "other tasks may rank the encodings differently. The quick version trains too briefly for sinusoidal positions and "
+    "ALiBi.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (PERMUTATION, POSITION_SHIFT, FOUR_TERMS, EXTRAPOLATION)}

@@ -128,14 +128,14 @@ def write_markdown_index(results: Mapping[str, Result]) -> Iterator[str]:
     """Yield the lines of the documentation's list of experiments, with the verdicts of their full versions."""
     yield "# Experiments\n"
     yield "Every claim of the lectures that can be measured is an experiment: `dragoman lab` lists them, and"
-    yield "`dragoman lab NAME --quick` runs one in a few seconds. Each page states the claim and asks for a prediction"
-    yield "before it shows the result. A law follows from the formulas; other claims are tendencies.\n"
+    yield "`dragoman lab NAME --quick` runs one in about 15 seconds. Each page states the claim, and asks for a"
+    yield "prediction before it shows the result. A law follows from the formulas; other claims are tendencies.\n"
     yield "A check compares the mean over seeds, with its 95 % confidence interval, with a threshold that was fixed"
     yield "before. It is *confirmed* if the whole interval is on the right side, *not confirmed* if all of it is on the"
     yield "wrong side, and it *depends* if the threshold is inside: more seeds would tell. The mean and the interval of"
     yield "a ratio are computed on a logarithmic scale. A *control* shows that the experiment can tell at all.\n"
-    yield "A claim is confirmed if all of its checks are, and not confirmed if none is. It depends if they differ or if"
-    yield "a control fails: its page says which.\n"
+    yield "A claim is confirmed if all of its checks are, and not confirmed if all of them are *not confirmed*."
+    yield "Otherwise, or if a control fails, it depends: its page says which check differs.\n"
     for title, group in GROUPS.items():
         yield f"## {title}\n\n| experiment | question | verdict |\n|---|---|---|"
         for name, experiment in group.items():

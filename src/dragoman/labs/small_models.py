@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dragoman.config.settings import parse_settings
 from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
@@ -30,6 +31,8 @@ from dragoman.training.trainer import train
 from dragoman.types import SPECIALS, Batch, Example
 
 FIRST_ID = len(SPECIALS)  # ids below are special tokens, such as PAD and EOS
+REVERSED_LENGTH, REVERSED_TOKENS = 6, 12  # of sentences to reverse: most tokens, and how many different ones
+REVERSALS = FIRST_ID + REVERSED_TOKENS  # vocabulary of these sentences
 CLIP = 1.0  # maximum gradient norm, unless an experiment is about clipping
 
 
@@ -58,11 +61,33 @@ def make_batch(
     return task_format.collate(BatchPlan([[index] for index in range(len(examples))], widths), examples)
 
 
+def sample_reversals(seed: int, step: int, rows: int = 32) -> Batch:
+    """Return random sentences of different lengths and their reversals."""
+    rng = np.random.default_rng((seed, step))
+    lengths = rng.integers(2, REVERSED_LENGTH + 1, rows)
+    sources = [rng.integers(FIRST_ID, REVERSALS, length).tolist() for length in lengths]
+    return make_batch(sources, [source[::-1] for source in sources])
+
+
 def compute_losses(model: Model, batch: Batch) -> Tensor:
     """Return the cross-entropy of every target token, loss_N."""
     real_BT = batch.target_segment_BT > 0
     logits_NV = model.compute_logits(model(batch)[real_BT])
     return nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="none")
+
+
+def count_flops(model: Model, step: Callable[[], Tensor]) -> tuple[int, int]:
+    """Return the FLOPs of all matrix products that a forward pass executes, and of those by which tokens interact.
+
+    The latter are those of an attention pattern, or else of the recurrent layer. The counter sees neither the matrix
+    products of oneDNN, which linear layers use in training, nor fused kernels of attention.
+    """
+    with eval_mode(model), FlopCounterMode(display=False) as counter:
+        step()
+    total = counter.get_total_flops()
+    by_module = {name: sum(flops.values()) for name, flops in counter.get_flop_counts().items()}
+    patterns = [flops for name, flops in by_module.items() if name.endswith(".pattern")]
+    return total, sum(patterns) if patterns else total
 
 
 def fit(
