@@ -161,6 +161,12 @@ def test_the_documentation_lists_every_experiment() -> None:
     assert "no full run" in "\n".join(write_markdown(RECURRENT_POWERS, None))
 
 
+def test_every_experiment_has_a_kept_result() -> None:
+    results = read_results(Path(__file__).parents[2] / "bench" / "results" / "labs")
+    assert set(results) == set(EXPERIMENTS)
+    assert [name for name, result in results.items() if result.quick or len(result.seeds) < 3] == []
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_an_experiment_is_described(experiment: Experiment) -> None:
     assert EXPERIMENTS[experiment.name] is experiment

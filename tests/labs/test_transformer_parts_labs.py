@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,56 @@ import torch
 from dragoman.labs.experiment import Experiment
 from dragoman.labs.small_models import FIRST_ID, build_small_model, make_batch
 from dragoman.labs.transformer_parts import (
+    ABLATIONS,
+    DEFAULT,
     EXPERIMENTS,
+    HEADS,
+    WITH_GAIN,
+    WITHOUT_NORM,
     PartlyDetachedNorm,
+    compute_unigram_entropy,
     count_dedicated,
     make_attention_uniform,
     replace_norms,
 )
 from dragoman.modules.norms import LayerNorm, NormSettings
-from lab_runs import check_quick_run
+from lab_runs import Facts, check_quick_run
+
+LEARNED = 1.0  # by how many nats the loss of a translator falls at least
+FACTS: dict[str, Facts] = {
+    "feedforward": lambda trials: {
+        "a nonlinear network learns the task": trials["attention, ReLU network"]["accuracy"] > 0.9,
+        "a linear map of the values does not": trials["uniform attention alone"]["accuracy"] <= 0.75,
+    },
+    "feedforward-memory": lambda trials: {
+        "shuffled features are hardly found": max(trial["shares"][1] for trial in trials.values()) < 0.03,
+        "those of the lexicon are found": trials["trained"]["shares"][0] > trials["trained"]["shares"][1],
+    },
+    "heads": lambda trials: {
+        "all heads cost the same": len({(trials[name]["flops"], trials[name]["parameters"]) for name in HEADS}) == 1,
+        "all models learn": all(trials[name]["curve"][-1] < trials[name]["curve"][0] - LEARNED for name in HEADS),
+    },
+    "ablations": lambda trials: {
+        "all models learn": all(trials[name]["curve"][-1] < trials[name]["curve"][0] - LEARNED for name in ABLATIONS),
+        "the decoder needs residual connections": trials["residuals of the encoder only"]["loss"]
+        > trials[DEFAULT]["loss"] + 0.1,
+    },
+    "norm-gradients": lambda trials: {
+        "norms with all gradients learn": max(trials[name]["loss"] for name in ("all gradients", WITH_GAIN)) < 0.8,
+        "norms without gradients learn more slowly": trials["both detached"]["loss"]
+        > trials["all gradients"]["loss"] + 0.4,
+        "even models without norms learn": trials[WITHOUT_NORM]["loss"] < 1,
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
 
 
 def test_uniform_attention_is_linear_in_the_embeddings() -> None:
@@ -48,6 +86,11 @@ def test_partly_detached_norm_is_layer_norm_with_other_gradients() -> None:
     [expected] = torch.autograd.grad(norm(x_BTC)[..., 0].sum(), x_BTC)
     torch.testing.assert_close(gradients[False], expected)
     assert not torch.allclose(gradients[True], expected)
+
+
+def test_unigram_entropy_is_that_of_the_shares_of_tokens() -> None:
+    batch = make_batch([[], []], [[FIRST_ID], [FIRST_ID + 1]])  # two tokens, and EOS twice
+    assert compute_unigram_entropy(batch) == pytest.approx(1.5 * math.log(2))
 
 
 def test_norms_of_all_layers_are_replaced() -> None:
