@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from document_files import pack_docx
+from dragoman.documents.document import MarkedText
 from dragoman.inference.constraints import Glossary
+from dragoman.inference.document_translation import TranslatedUnit
 from dragoman.serving import glossaries as glossary_module
 from dragoman.serving.document_jobs import DocumentJobs
 from dragoman.serving.errors import RequestError
@@ -303,3 +305,12 @@ def test_markup_of_texts(language_server: ToyServer) -> None:
     body = {"text": f"<p>{SOURCES[0]}</p>", "source": "en", "target": "de", "markup": "html"}
     answer = language_server.client.post("/api/translate", json=body).json()
     assert answer["translations"][0]["text"] == f"<p>{TARGETS[0]}</p>"
+
+
+def test_warnings_of_writing_are_kept(language_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "translate_units", lambda *_: [TranslatedUnit(MarkedText("é", ()))])
+    po = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=ASCII\\n"\n\nmsgid "ba."\nmsgstr ""\n'
+    job = wait(language_server, upload(language_server, po, "a.po").json()["id"])
+    assert job["status"] == "done"
+    [warning] = job["warnings"]
+    assert "UTF-8" in warning

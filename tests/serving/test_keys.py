@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from dragoman.errors import UserError
 from dragoman.io import lock_folder, write_text
 from dragoman.serving import keys as key_module
+from dragoman.serving import middleware
 from dragoman.serving.app import create_app, make_app
 from dragoman.serving.errors import RequestError
 from dragoman.serving.keys import KeyStore, add_key, read_keys, remove_key
@@ -306,3 +308,41 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert read_keys(tmp_path / "keys.json") == []
     (tmp_path / "keys.json").write_text("{")
     assert_user_error(call("keys", "list", *file), "keys.json")
+
+
+def test_a_failed_document_costs_nothing(server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, file = make_key(server, "documents", characters_per_month=1000), {"file": ("a.txt", TEXT.encode())}
+    store, headers = server.app.state.server.keys, {"authorization": f"Bearer {key}"}
+
+    def upload(path: str) -> httpx.Response:
+        return server.client.post(path, data={"source": "en", "target": "de"}, files=file, headers=headers)
+
+    def translate_document() -> str:
+        """Return the status of a document when it is finished."""
+        path = f"/api/documents/{upload('/api/documents').json()['id']}"
+        while (status := server.client.get(path, headers=headers).json()["status"]) in ("queued", "translating"):
+            time.sleep(0.01)
+        return str(status)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Service, "translate_units", Mock(side_effect=RuntimeError))
+        assert translate_document() == "error"
+        assert store.usage(store.find(key))[0] == 0
+        assert upload("/translate_file").status_code == 500  # of which the middleware gives back the characters
+        assert store.usage(store.find(key))[0] == 0
+    assert translate_document() == "done"
+    assert store.usage(store.find(key))[0] == len(TEXT)
+
+
+def test_bodies_with_their_keys_in_them_are_limited(toy: Toy, keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests whose key is not known before their body has arrived cannot take the memory of the others."""
+    monkeypatch.setattr(middleware, "MAX_UNVERIFIED", 0)  # so one document of the largest size is allowed
+    settings = ServerSettings(keys_file=keys_file, max_document=1, max_body=10**6, log_requests=False)
+    key, text = add_key(keys_file, "in-body"), "ba. " * 50_000
+    with serve_in_thread([toy.run], settings) as server:
+        form = {"q": text, "source": "en", "target": "de", "api_key": key}
+        refused = server.client.post("/translate", data=form)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+        verified = server.client.post("/translate", data=form, headers={"authorization": f"Bearer {key}"})
+        assert verified.status_code == 400  # too many characters
+        assert server.client.post("/translate", data={**form, "q": "ba."}).status_code == 200

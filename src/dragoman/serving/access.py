@@ -42,11 +42,11 @@ class Access:
         self.characters += characters
         request.texts += texts
 
-    def refund(self, request: RequestContext) -> None:
-        """Give back the characters of a request that was not answered."""
-        if request.key and self.store:
-            self.store.return_characters(request.key, request.characters)
-        self.characters -= request.characters
+    def refund(self, key: ApiKey | None, characters: int) -> None:
+        """Give back the characters of a request that was not answered, or of a document that was not translated."""
+        if key and self.store:
+            self.store.return_characters(key, characters)
+        self.characters -= characters
 
 
 def read_header_key(headers: Headers) -> str | None:

@@ -13,8 +13,10 @@ import secrets
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from threading import Event
 from typing import Literal
@@ -26,7 +28,7 @@ from fastapi.responses import Response
 from dragoman.documents.document import Document
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
-from dragoman.serving.access import authorize, current_request, find_owner
+from dragoman.serving.access import authorize, current_key, current_request, find_owner
 from dragoman.serving.errors import RequestCancelled, RequestError, to_request_error
 from dragoman.serving.language_index import parse_code
 from dragoman.serving.observability import RequestLog
@@ -62,7 +64,7 @@ class DocumentJob:
     total: int  # units to translate
     characters: int
     request_id: str  # of the upload, for the log
-    route: str
+    route: str  # template of the path of the upload, for the log
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     key: str = field(default_factory=lambda: secrets.token_hex(32))  # that clients of DeepL have to show
     status: Status = "queued"
@@ -73,6 +75,7 @@ class DocumentJob:
     started: float = 0.0
     finished: float = 0.0
     cancelled: Event = field(default_factory=Event)
+    refund: Callable[[], None]  # gives back the characters to the API key, if it is the server that failed
     task: Future[None] | None = None  # of the executor
     future: Future[None] = field(default_factory=Future)  # done when the job has ended
 
@@ -99,6 +102,8 @@ class DocumentJob:
         """Note that the job has ended, and release the document."""
         self.failure, self.status = failure, "error" if failure else "done"
         self.document, self.finished = None, time.monotonic()
+        if failure:
+            self.refund()
         self.future.set_result(None)
 
 
@@ -141,11 +146,13 @@ class DocumentJobs:
             characters=sum(len(unit.text) for unit in document.units),
             request_id=current_request().id,
             route=str(http.scope["route"].path),
+            refund=lambda: None,
         )
         with self.lock:  # others may have taken the room while the document was parsed, and only now its size is known
             self._check_room(job.bytes_held)
             authorize(http, key, job.characters, job.total)
             job.owner = find_owner()
+            job.refund = partial(http.app.state.access.refund, current_key(), job.characters)
             self._expire(job.bytes_held)
             job.task = self.executor.submit(self._run, job)
             self.jobs[job.id] = job
@@ -156,6 +163,7 @@ class DocumentJobs:
 
         A job that the client does not wait for any more is deleted.
         """
+        job.refund = lambda: None  # an error is that of the request, which is refunded by the middleware
         try:
             await wait_for_result(asyncio.shield(asyncio.wrap_future(job.future)), self.settings.timeout)
         except BaseException:
@@ -181,6 +189,7 @@ class DocumentJobs:
         """Forget a document; if it waits or is being translated, stop that."""
         with self.lock:
             self.jobs.pop(job.id, None)
+            job.refund = lambda: None  # what was translated so far has been paid for
             self._cancel(job, RequestError(404, "not_found", "the document has been deleted"))
 
     def stop(self) -> int:
@@ -197,7 +206,7 @@ class DocumentJobs:
         """End a job that waits, and let the thread of one that runs end it."""
         job.failure = failure
         job.cancelled.set()
-        if job.task and job.task.cancel():
+        if not job.finished and job.task and job.task.cancel():
             job.end(failure)
 
     def _open(self, name: str, request: DocumentRequest) -> Document:
@@ -272,7 +281,9 @@ class DocumentJobs:
         for number, unit in enumerate(translated, 1):
             found = [f"{document.units[number - 1].note or f'unit {number}'}: {text}" for text in unit.warnings]
             job.warnings += found[: MAX_WARNINGS - len(job.warnings)]
-        return document.write([unit.content for unit in translated])
+        written = document.write([unit.content for unit in translated])
+        job.warnings += document.warnings.values()
+        return written
 
 
 def stopping() -> RequestError:

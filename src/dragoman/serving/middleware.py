@@ -17,6 +17,7 @@ from dragoman.serving.errors import RequestError, render_error
 from dragoman.serving.observability import RequestLog, ServerMetrics
 from dragoman.serving.request_context import CURRENT_REQUEST, Message, RequestContext
 from dragoman.serving.settings import ServerSettings
+from dragoman.serving.workers import CLIENT_GONE
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,6 +38,9 @@ SECURITY_HEADERS = [
 UPLOAD_PATHS = ("/api/documents", "/v2/document", "/translate_file")
 MULTIPART_ALLOWANCE = 100_000  # bytes of a form around the document
 MAX_BODIES = 500_000_000  # bytes of the bodies of all unfinished requests, unless one document may have more
+MAX_UNVERIFIED = (
+    100_000_000  # bytes of those whose key, which the server requires, is not in the header but in the body
+)
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 PORT = re.compile(r":\d+$")
 # Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
@@ -68,7 +72,9 @@ class RequestMiddleware:
         self.hosts = {"localhost", "127.0.0.1", "[::1]", settings.host, *map(str.lower, settings.hosts)}
         self.trusts_machine = settings.trusts_machine
         self.max_bodies = max(MAX_BODIES, settings.max_document + MULTIPART_ALLOWANCE)
-        self.body_bytes = 0  # of all unfinished requests; only used by the thread of the event loop
+        # Of all unfinished requests; only used by the thread of the event loop.
+        self.body_bytes = self.unverified_bytes = 0
+        self.max_unverified = max(MAX_UNVERIFIED, settings.max_document + MULTIPART_ALLOWANCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,11 +100,18 @@ class RequestMiddleware:
                 request.body_bytes += size
                 self.body_bytes += size
                 request.has_body = not message.get("more_body", False)
+                if request.is_unverified:
+                    self.unverified_bytes += size
                 if request.body_bytes > limit:
                     raise BodyRefused(413, f"the request has more than the {limit:,} bytes allowed")
                 if self.body_bytes > self.max_bodies:
                     busy = "the requests of the server take all the memory allowed; try again later"
                     raise BodyRefused(429, busy, {"Retry-After": "10"})
+                if self.unverified_bytes > self.max_unverified and request.is_unverified:
+                    busy = "requests without a key in the header take all the memory allowed for them; try again later"
+                    raise BodyRefused(429, busy, {"Retry-After": "10"})
+            elif not request.has_body:
+                raise BodyRefused(CLIENT_GONE, "the client has closed the connection")
             return message
 
         token = CURRENT_REQUEST.set(request)
@@ -118,8 +131,9 @@ class RequestMiddleware:
         finally:
             CURRENT_REQUEST.reset(token)
             self.body_bytes -= request.body_bytes
+            self.unverified_bytes -= request.body_bytes * request.is_unverified
             if request.characters and not 200 <= request.status < 400:  # 0: there was nobody to answer
-                self.access.refund(request)
+                self.access.refund(request.key, request.characters)
             request.route = find_route(scope, request)
             seconds = time.perf_counter() - request.start
             self.metrics.observe(request, seconds)
@@ -140,9 +154,12 @@ class RequestMiddleware:
             )
         if self.trusts_machine:
             self._refuse_foreign_pages(request, headers)
-        path = request.path
+        path, key = request.path, read_header_key(headers)
         if path.startswith(KEYED_PREFIXES) and path not in KEYLESS_PATHS:
-            self.access.identify(request, read_header_key(headers) or read_query_key(query))
+            self.access.identify(request, key or read_query_key(query))
+        elif key and self.access.store:
+            request.key = self.access.store.find(key)  # if it is wrong, the body may have another one
+        request.is_unverified = self.settings.key_required and request.key is None
         if not self.is_ready() and not self.is_stopping() and not BEFORE_READY.match(path):
             raise RequestError(503, "loading", "the models are being loaded; try again later", retry_after=5)
 
@@ -182,6 +199,7 @@ class RequestMiddleware:
     async def _answer_error(self, request: RequestContext, error: RequestError, send: Send) -> None:
         """Answer with an error; if the answer has begun, abort it, so that the client sees that it is incomplete."""
         if request.status:
+            request.status = error.status  # for the log, the metrics and the refund
             raise ResponseAborted from None
         status, headers, body = format_error(request.path, error)
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -25,6 +25,7 @@ class RequestContext:
     start: float = field(default_factory=time.perf_counter)
     key: ApiKey | None = None
     is_counted: bool = False  # for the request limit of the key
+    is_unverified: bool = False  # a key is required, and it is not in the header
     texts: int = 0
     characters: int = 0
     body_bytes: int = 0
