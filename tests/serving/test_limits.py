@@ -6,12 +6,15 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from threading import Event
 
 import httpx
 import pytest
+from starlette.responses import Response
+from starlette.routing import Route
 
 from dragoman.serving.server import MAX_HEADERS
-from dragoman.serving.service import Service, TranslationRequest
+from dragoman.serving.service import Service, Translation, TranslationRequest
 from dragoman.serving.settings import ServerSettings
 from toy_run import Toy, make_sentences, translate_toy
 from toy_server import ToyServer, serve_in_thread
@@ -233,3 +236,94 @@ def test_the_second_request_of_a_connection_is_refused_as_the_first(
         assert first.startswith(b"HTTP/1.1 200")
         connection.sendall(start)
         assert read_status(connection) == status
+
+
+@pytest.fixture
+def large_answer(server: ToyServer) -> Iterator[bytes]:
+    """Let the server answer GET /large with more than the buffers of a connection hold."""
+    body = b"x" * 8_000_000
+    server.app.router.routes.insert(0, Route("/large", lambda _: Response(body)))
+    yield body
+    del server.app.router.routes[0]
+
+
+def open_slow_connection(server: ToyServer) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    return connection
+
+
+def read_all(connection: socket.socket, pause: float) -> int:
+    """Return the number of bytes that come until the connection is closed."""
+    count = 0
+    try:
+        while received := connection.recv(100_000):
+            count += len(received)
+            time.sleep(pause)
+    except ConnectionError:  # the server has aborted the connection
+        pass
+    return count
+
+
+def test_a_steady_reader_gets_all_of_a_large_answer(server: ToyServer, large_answer: bytes) -> None:
+    start = time.monotonic()
+    with open_slow_connection(server) as connection:
+        assert read_all(connection, pause=0.03) > len(large_answer)
+    assert time.monotonic() - start > 2 * SETTINGS.receive_timeout
+
+
+def test_an_answer_that_is_not_read_is_given_up(server: ToyServer, large_answer: bytes) -> None:
+    connections = server.server.server_state.connections
+    before, deadline = set(connections), time.monotonic() + 30
+    with open_slow_connection(server) as connection:
+        while connections <= before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while connections - before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert read_all(connection, pause=0) < len(large_answer)
+
+
+def test_empty_lines_do_not_keep_a_connection_open(server: ToyServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in connection.recv(4096)
+        connection.sendall(b"\r\n")
+        assert connection.recv(4096) == b""
+
+
+def test_a_late_request_does_not_get_the_answer_of_the_one_before(
+    server: ToyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translate = Service.translate
+
+    def translate_slowly(service: Service, request: TranslationRequest, cancelled: Event) -> list[Translation]:
+        time.sleep(3 * SETTINGS.receive_timeout)
+        return translate(service, request, cancelled)
+
+    monkeypatch.setattr(Service, "translate", translate_slowly)
+    body = b'{"text": "ba."}'
+    with server.connect() as connection:
+        connection.sendall(start_request(len(body)) + body + start_request(100) + b"{")
+        assert read_status(connection) in (200, 0)
+
+
+@pytest.mark.parametrize("path", ["/translate", "/api/translate", "/v2/translate", "/translate_file"])
+def test_a_client_that_leaves_while_it_sends_is_no_failure(server: ToyServer, path: str) -> None:
+    def count(status: int) -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        counts = [line for line in lines if line.startswith("dragoman_requests_total") and f'"{status}"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in counts)
+
+    gone, failed = count(499), count(500)
+    form = path == "/translate_file"
+    content_type = "multipart/form-data; boundary=b" if form else "application/json"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: 100\r\n\r\n"
+    with server.connect() as connection:
+        connection.sendall(head.encode() + (b"--b\r\n" if form else b"{"))
+    deadline = time.monotonic() + 30
+    while count(499) == gone and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (count(499), count(500)) == (gone + 1, failed)

@@ -30,9 +30,26 @@ from dragoman.serving.state import Runs, ServerState
 MAX_HEADERS = 64 * 1024  # bytes of request line and headers
 MAX_DISCARDED = 32_000_000  # bytes of a body that are received after the request was refused, so that it sees why
 BYTES_PER_SECOND = 10_000  # a body that arrives faster than this is not late
+UNSENT_BYTES = 128 * 1024  # of an answer that the system takes before it sends them
 ANSWER_SECONDS = 1.0  # time for the answers to requests that are cancelled when the server stops
 KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep idle connections, so that they close them first
 TICKS_PER_CHECK = 5  # of 0.1 s
+
+
+class Transfer:
+    """A request that arrives, or an answer that is read by the client."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.monotonic()  # of the transfer, and of its last bytes
+        self.size = 0  # bytes so far
+
+    def add(self, size: int) -> None:
+        self.size += size
+        self.last = time.monotonic()
+
+    def is_late(self, now: float, allowed: float) -> bool:
+        """Return whether nothing came for `allowed` seconds, or too little since the start."""
+        return now - self.last > allowed or now - self.start > allowed + self.size / BYTES_PER_SECOND
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -42,11 +59,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.waits_since: float | None = time.monotonic()  # for the rest of a request; None: no request is arriving
-        self.blocked_since: float | None = None  # the client does not read the answer
-        self.received = self.discarded = 0  # bytes of the request
+        self.arriving: Transfer | None = Transfer()  # None: no request is arriving
+        self.unread: Transfer | None = None  # an answer that the client has not read yet, if it is a large one
+        self.buffered = 0  # bytes of the unread answer that are still here
+        self.discarded = 0  # bytes of the request
         self.in_headers = True
         self.answering: Any = None  # the request that is being answered; `cycle` is the last one received
+        if connected := transport.get_extra_info("socket"):
+            # Otherwise megabytes leave the buffer at once, and then for long nothing tells that the client reads.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         if len(self.connections) > self.limits.max_connections:
             self.refuse(503, "too many connections; try again later")
 
@@ -60,14 +81,18 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
-        self.received += len(data)
-        if self.in_headers and self.received > MAX_HEADERS:
+        if self.arriving is None and (self.cycle is None or self.cycle.response_complete):
+            self.arriving = Transfer()  # empty lines between requests: uvicorn does not wait for the next one any more
+        if self.arriving is None:
+            return
+        self.arriving.add(len(data))
+        if self.in_headers and self.arriving.size > MAX_HEADERS:
             self.refuse(431, "the headers are too large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.waits_since, self.in_headers = time.monotonic(), True
-        self.received = self.discarded = 0
+        self.arriving, self.in_headers = Transfer(), True
+        self.discarded = 0
 
     def on_headers_complete(self) -> None:
         self.in_headers = False
@@ -82,15 +107,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.waits_since = None
+        self.arriving = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.blocked_since = time.monotonic()
+        self.unread, self.buffered = Transfer(), self.transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.blocked_since = None
+        self.unread = None
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.answering = cycle
@@ -99,20 +124,31 @@ class LimitedProtocol(HttpToolsProtocol):
     def close_if_late(self, now: float) -> None:
         """Close the connection if the request arrives, or the answer is read, too slowly."""
         allowed = self.limits.receive_timeout
-        if self.blocked_since is not None and now - self.blocked_since > allowed:
-            self.transport.abort()
-        elif self.waits_since is not None and now - self.waits_since > allowed + self.received / BYTES_PER_SECOND:
+        if self.unread:
+            buffered = self.transport.get_write_buffer_size()
+            if buffered < self.buffered:
+                self.unread.add(self.buffered - buffered)
+                self.buffered = buffered
+            if self.unread.is_late(now, allowed):
+                self.transport.abort()
+        elif self.arriving and self.flow.read_paused:
+            self.arriving = Transfer()  # it is the server that does not read
+        elif self.arriving and self.arriving.is_late(now, allowed):
             self.refuse(408, "the request took too long to arrive")
 
     def refuse(self, status: int, reason: str) -> None:
         """Answer in plain text, unless an answer has begun, and close the connection."""
-        # While headers arrive, `cycle` is the request before, whose answer must have ended.
-        last = self.cycle
-        if last is None or (last.response_complete if self.in_headers else not last.response_started):
+        # `cycle` is the request whose body arrives; while headers arrive, an answer to an earlier one must have ended.
+        current = self.answering
+        if self.in_headers:
+            is_free = current is None or current.response_complete
+        else:
+            is_free = current is self.cycle and not current.response_started
+        if is_free:
             body = reason.encode()
             head = f"HTTP/1.1 {status} \r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
-        self.waits_since = None
+        self.arriving = None
         self.transport.close()
 
 
