@@ -11,12 +11,15 @@ from threading import Event
 from typing import Any
 
 import deepl
+import httpx
 import pytest
 from deepl import http_client
 
+from dragoman.serving import deepl as deepl_api
 from dragoman.serving.deepl import list_targets
 from dragoman.serving.document_jobs import DocumentJobs
 from dragoman.serving.keys import add_key
+from dragoman.serving.service import Service, Translation, TranslationRequest
 from dragoman.serving.settings import ServerSettings
 from toy_run import WORDS, make_sentences, translate_toy
 from toy_server import ToyServer, serve_in_thread
@@ -315,6 +318,8 @@ def test_forms_are_read(language_server: ToyServer) -> None:
     xml = {"text": "<x>ba, fo</x>", "target_lang": "de", "tag_handling": "xml", "ignore_tags": "a,x"}
     answer = language_server.client.post("/v2/translate", data={**xml, "source_lang": "EN"})
     assert answer.json()["translations"][0]["text"] == "<x>ba, fo</x>"
+    answer = language_server.client.post("/v2/translate", data={**xml, "source_lang": "EN", "ignore_tags": ["a", "x"]})
+    assert answer.json()["translations"][0]["text"] == "<x>ba, fo</x>"
     assert language_server.client.get("/v2/languages?type=target").json()[0]["language"] == "DE"
 
 
@@ -347,3 +352,23 @@ def test_bad_bodies_are_explained(language_server: ToyServer) -> None:
         answer = language_server.client.post("/v2/translate", content=content, headers=headers)
         assert answer.status_code == 400
     assert language_server.client.post("/v2/translate", json={**good, "text": ["a" * 30_000]}).status_code == 413
+
+
+def test_a_long_answer_begins_with_spaces(language_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    translate, seconds = Service.translate, 0.02
+    monkeypatch.setattr(deepl_api, "SPACE_SECONDS", seconds)
+
+    def translate_slowly(service: Service, request: TranslationRequest, cancelled: Event) -> list[Translation]:
+        Event().wait(10 * seconds)  # `time.sleep` does not wait here
+        if request.texts == ["fail"]:
+            raise RuntimeError
+        return translate(service, request, cancelled)
+
+    monkeypatch.setattr(Service, "translate", translate_slowly)
+    data = {"text": SOURCES[0], "target_lang": "de", "source_lang": "en"}
+    answer = language_server.client.post("/v2/translate", data=data)
+    assert answer.text.startswith(" ")
+    assert answer.json()["translations"][0]["text"] == TARGETS[0]
+    with pytest.raises(httpx.RemoteProtocolError):
+        language_server.client.post("/v2/translate", data={**data, "text": "fail"})
+    assert 'route="/v2/translate",status="500"' in language_server.client.get("/metrics").text

@@ -8,13 +8,15 @@ and Portuguese are targets as EN-GB, EN-US, PT-BR and PT-PT only, since clients 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from threading import Event
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import to_json
 
 from dragoman.inference.constraints import Glossary
 from dragoman.serving.access import Access, authorize, current_key, find_owner, read_query_key
@@ -42,6 +44,8 @@ from dragoman.serving.workers import WorkerPool
 
 UNLIMITED = 1_000_000_000_000  # characters: what DeepL says to accounts without a limit
 MAX_GLOSSARIES_PER_REQUEST = 5
+SPACE_SECONDS = 4.0  # between the spaces before an answer that takes long
+LISTS_OF_NAMES = ("glossary_ids", "splitting_tags", "non_splitting_tags", "ignore_tags")  # may be repeated in forms
 VARIANTS = {  # target languages as clients know them
     "en": {"EN-GB": "English (British)", "EN-US": "English (American)"},
     "pt": {"PT-BR": "Portuguese (Brazilian)", "PT-PT": "Portuguese (European)"},
@@ -138,12 +142,37 @@ def make_deepl_router(
     return every_version
 
 
+async def respond_in_time(task: asyncio.Task[bytes]) -> Response:
+    """Return the JSON that a task returns. If that takes long, the answer begins with spaces, so that clients wait.
+
+    Official clients repeat a request if nothing has come for ten seconds.
+    """
+    try:
+        await asyncio.wait({task}, timeout=SPACE_SECONDS)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return Response(task.result(), media_type="application/json")
+
+    async def send() -> AsyncIterator[bytes]:
+        try:
+            while not task.done():
+                yield b" "
+                await asyncio.wait({task}, timeout=SPACE_SECONDS)
+            yield task.result()  # an error closes the connection, since the status has been sent
+        finally:
+            task.cancel()
+
+    return StreamingResponse(send(), media_type="application/json")
+
+
 def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, glossaries: GlossaryStore) -> None:
     @router.get("/translate", include_in_schema=False)  # of old clients, with everything in the query string
     @router.post("/translate", openapi_extra=describe_body(TextFields))
-    async def translate_texts(http: Request) -> dict[str, Any]:
+    async def translate_texts(http: Request) -> Response:
         """Translate texts."""
-        raw = await read_fields(http, lists=("text", "custom_instructions"))
+        raw = await read_fields(http, lists=("text", "custom_instructions", *LISTS_OF_NAMES))
         if isinstance(raw.get("text"), str):
             raw["text"] = [raw["text"]]
         fields = parse_fields(TextFields, drop_nulls(raw))
@@ -163,9 +192,13 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         )
         service.check(request)
         authorize(http, read_query_key(http.url.query.encode()), request.characters, len(request.texts))
-        translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
-        pairs = zip(fields.text, translations, strict=True)
-        return {"translations": [describe_for_deepl(text, translation, fields) for text, translation in pairs]}
+
+        def work(cancelled: Event) -> bytes:
+            pairs = zip(fields.text, service.translate(request, cancelled), strict=True)
+            return to_json({"translations": [describe_for_deepl(text, found, fields) for text, found in pairs]})
+
+        task = asyncio.create_task(workers.run(work))
+        return await respond_in_time(task)
 
     @router.get("/usage")
     async def usage(http: Request) -> dict[str, Any]:
@@ -198,7 +231,7 @@ def add_document_routes(
     @router.post("/document", openapi_extra=describe_body(DocumentFields, with_file=True))
     async def upload_document(http: Request) -> dict[str, str]:
         """Translate a document, for which clients need not wait."""
-        raw = await read_form_fields(http)
+        raw = await read_form_fields(http, LISTS_OF_NAMES)
         file = raw.pop("file", None)
         if not isinstance(file, Upload):
             raise RequestError(400, "missing_field", "file: missing")
