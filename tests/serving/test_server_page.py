@@ -208,6 +208,30 @@ def test_other_translations(open_page: Open, server: ToyServer) -> None:
     expect(get_output(page)).to_have_text(re.compile("^" + re.escape(others[0])))
 
 
+def test_another_translation_is_chosen_after_the_text_has_changed(open_page: Open) -> None:
+    page = open_page(text=f"{SENTENCES[0]} {SENTENCES[1]}")
+    page.get_by_role("button", name="Other translations").click()
+    expect(page.locator(".others-list button").first).to_be_visible()
+    other = page.locator(".others-list button").first
+    handle = other.element_handle()
+    page.locator("#source-text").press("End")
+    page.locator("#source-text").press_sequentially(" ba.")
+    assert handle
+    handle.evaluate("button => button.click()")
+    page.get_by_role("button", name="Look inside").click()
+    expect(page.locator("dialog[open], iframe").first).to_be_visible()
+
+
+def test_a_text_that_is_too_long_is_announced(open_page: Open, toy: Toy) -> None:
+    with serve_in_thread([toy.run], ServerSettings(max_characters=20, log_requests=False)) as small:
+        page = open_page(small.url, faulty=True)
+        page.fill("#source-text", "ba " * 10)
+        expect(page.locator("#source-text")).to_have_attribute("aria-invalid", "true")
+        expect(page.locator("#status")).to_contain_text("too long")
+        page.fill("#source-text", "ba.")
+        expect(page.locator("#source-text")).to_have_attribute("aria-invalid", "false")
+
+
 def test_compare_two_models(open_page: Open) -> None:
     page = open_page(text=SOURCE)
     page.get_by_role("button", name="Compare").click()

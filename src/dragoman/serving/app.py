@@ -41,6 +41,15 @@ PAGE_FOLDER = Path(__file__).parent / "page"
 KEY_REFRESH_SECONDS = 3.0
 
 
+class PageFiles(StaticFiles):
+    """The files of the page. Browsers ask for a newer version of each, since versions must not be mixed."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
 def create_app(runs: Runs, settings: ServerSettings | None = None) -> FastAPI:
     """Return the application that serves these runs, with loaded models, for any ASGI server.
 
@@ -90,7 +99,7 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     app.include_router(make_libretranslate_router(service, workers, jobs))
     app.include_router(make_deepl_router(service, workers, jobs, glossaries))
     if PAGE_FOLDER.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE_FOLDER, html=True))
+        app.mount("/", PageFiles(directory=PAGE_FOLDER, html=True))
     for kind in (RequestError, UserError, HTTPException):
         app.add_exception_handler(kind, render_exception)
     app.add_exception_handler(RequestValidationError, render_invalid)

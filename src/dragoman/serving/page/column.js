@@ -168,7 +168,8 @@ export class Column {
   forcePrefix(part, prefix) {
     if (prefix) this.prefixes.set(part.choice, prefix);
     else this.prefixes.delete(part.choice);
-    const index = this.parts.indexOf(part);
+    // The text may have changed since the part was shown.
+    const index = Math.max(0, this.parts.findIndex(other => other.choice === part.choice));
     const parts = this.parts.map(({ text, isSentence }) => ({ text, isSentence }));
     this.update(parts, this.request, 0);
     this.active = index;

@@ -118,6 +118,7 @@ class DocumentJob {
   async download() {
     const button = this.find(".download");
     button.disabled = true;
+    this.update({ error: "" });
     try {
       const response = await send(`api/documents/${this.id}/result`);
       const given = /filename\*=utf-8''([^;]+)/i.exec(response.headers.get("Content-Disposition") ?? "");
@@ -127,7 +128,8 @@ class DocumentJob {
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
     } catch (error) {
-      this.fail(error.message);
+      this.update({ error: error.message }); // the server still has the translation
+      this.documents.announce(`${this.name} was not downloaded: ${error.message}`);
     }
     button.disabled = false;
   }

@@ -285,8 +285,12 @@ function showCounter(text) {
   $("counter").textContent = `${text.length.toLocaleString("en")} / ${limit.toLocaleString("en")}`;
   const isOver = text.length > limit;
   $("counter").classList.toggle("over", isOver);
-  $("source-text").toggleAttribute("aria-invalid", isOver);
-  if (isOver) $("counter").textContent += ": the text is too long. Translate it as a document, or in parts.";
+  const wasOver = $("source-text").getAttribute("aria-invalid") === "true";
+  $("source-text").setAttribute("aria-invalid", String(isOver));
+  if (!isOver) return;
+  const problem = "the text is too long. Translate it as a document, or in parts.";
+  $("counter").textContent += `: ${problem}`;
+  if (!wasOver) announce(problem);
 }
 
 function whenChanged(column) {
