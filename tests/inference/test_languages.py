@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,7 +191,7 @@ def test_hardly_a_text(text: str) -> None:
 
 def test_scripts_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "py3langid", None)
-    languages.load_guesser.cache_clear()
+    languages.make_guesser.cache_clear()
     assert detect_language(GREETINGS["el"], ["en", "el", "ru"])[0] == ("el", 0.99)
     with pytest.raises(UserError, match="pip install"):
         detect_language(GREETINGS["de"], ["en", "de"])
@@ -242,3 +245,17 @@ def test_languages_may_be_corrected_when_a_run_is_resumed(tagged: Path, tmp_path
 def test_the_module_is_imported_quickly() -> None:
     code = "import sys, dragoman.inference.languages; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_threads_load_one_guesser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model takes tens of megabytes: 64 threads of a server that loaded it at once took gigabytes."""
+    loaded = []
+
+    def load_slowly() -> str:
+        loaded.append(Event().wait(0.05))
+        return "guesser"
+
+    monkeypatch.setattr(languages, "make_guesser", lru_cache(maxsize=1)(load_slowly))
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: languages.load_guesser(), range(8))) == ["guesser"] * 8
+    assert len(loaded) == 1

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from dragoman.data.cleaning import NO_EVIDENCE, LanguageGuesser
@@ -38,6 +39,7 @@ DETECTED_CHARACTERS = 2000  # of a text: more make the answer slower, not surer
 # py3langid adds up the log-probabilities of overlapping n-grams as if they were independent, which makes it too sure of
 # itself. Divided by 1.5, they are calibrated best over short texts of the phrasebook and names in 45 languages.
 EVIDENCE_SCALE = 1.5
+GUESSER_LOCK = Lock()
 UNEXPECTED_LOGP = -4.0  # log-probability that a text is in a given language other than the candidates
 # Scripts by the first word of the Unicode names of their characters, where it is not the beginning of the ISO code.
 SCRIPT_BY_UNICODE_NAME = {
@@ -166,9 +168,13 @@ def describe_code(code: str) -> str:
     return code or "?" if name == code else f"{code} ({name})"
 
 
-@lru_cache(maxsize=1)
 def load_guesser() -> LanguageGuesser:
-    return LanguageGuesser()
+    """Return the guesser. The first call loads its model; threads that call at the same time wait for that."""
+    with GUESSER_LOCK:
+        return make_guesser()
+
+
+make_guesser = lru_cache(maxsize=1)(LanguageGuesser)
 
 
 def detect_language(text: str, candidates: Sequence[str] = ()) -> list[tuple[str, float]]:

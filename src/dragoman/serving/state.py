@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dragoman.errors import UserError
+from dragoman.inference.languages import load_guesser
 from dragoman.run_dir import RunFolder
 from dragoman.serving.keys import KeyStore
 from dragoman.serving.model_pool import ModelPool
@@ -38,6 +39,7 @@ class ServerState:
         for name, run in self.runs.items():
             progress(name)
             self.pool.load(name, run)
+        load_guesser()
         self.is_loaded = True
 
 
