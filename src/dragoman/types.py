@@ -172,7 +172,7 @@ class Line:
     text: str
     terms: tuple[str | tuple[str, str], ...] = ()  # terms that must appear in the translation
     avoid: tuple[str | tuple[str, str], ...] = ()  # terms that must not appear in the translation
-    begin: str = ""  # the translation must start with this text
+    prefix: str = ""  # the translation must start with this text
     tag: str = ""  # a tag that the model was trained with, such as the target language
     # The sentences before the line in its document, oldest first, for models trained with data.context. None: the
     # previous lines of the list that is translated.
@@ -188,11 +188,11 @@ class Hypothesis:
     """
 
     text: str
-    score: float  # by which hypotheses are ranked; usually the length-normalised log-probability
-    tokens: list[str]
-    alignment: list[list[float]]
-    source_tokens: list[str]
-    logp: float
+    score: float = 0.0  # by which hypotheses are ranked; usually the length-normalised log-probability
+    tokens: list[str] = field(default_factory=list)
+    alignment: list[list[float]] = field(default_factory=list)
+    source_tokens: list[str] = field(default_factory=list)
+    logp: float = 0.0
     warnings: tuple[str, ...] = ()  # what was changed, skipped or truncated
     flags: tuple[str, ...] = ()  # signs of errors (inference/postprocess.py)
     features: Mapping[str, float] = field(default_factory=dict)  # unweighted features of a log-linear model

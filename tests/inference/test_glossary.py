@@ -120,22 +120,22 @@ def test_a_dictionary_file(tmp_path: Path) -> None:
     number=st.integers(0, 200),
     terms=st.lists(st.sampled_from([*WORDS.values(), "xylo", "ak zu", "Wex", "ün", "🎉"]), max_size=2, unique=True),
     avoid=st.lists(st.sampled_from(list(WORDS.values())), max_size=2, unique=True),
-    begin=st.sampled_from(["", "sa", "Zu ak", "ö"]),
+    prefix=st.sampled_from(["", "sa", "Zu ak", "ö"]),
 )
 def test_what_is_asked_is_met_or_reported(
-    translator: Translator, number: int, terms: list[str], avoid: list[str], begin: str
+    translator: Translator, number: int, terms: list[str], avoid: list[str], prefix: str
 ) -> None:
-    line = Line(make_sentences(201, seed=31)[number], tuple(terms), tuple(avoid), begin)
+    line = Line(make_sentences(201, seed=31)[number], tuple(terms), tuple(avoid), prefix)
     [one] = translator.translate([line])
     assert one.text
     missing = [term for term in terms if not output_contains(term, one.text)]
     present = [term for term in avoid if output_contains(term, one.text, all_caps=True)]
     assert sum(warning.startswith(MISSING) for warning in one.warnings) == len(missing)
     assert sum(warning.startswith(PRESENT) for warning in one.warnings) == len(present)
-    assert one.text.startswith(begin) or any(warning.startswith(OTHERWISE) for warning in one.warnings)
+    assert one.text.startswith(prefix) or any(warning.startswith(OTHERWISE) for warning in one.warnings)
     if not set(terms) & set(avoid):
         assert not missing or "cut" in map(get_warning_kind, one.warnings)
-    if not begin and not terms:
+    if not prefix and not terms:
         assert not present or "cut" in map(get_warning_kind, one.warnings)
 
 
@@ -180,7 +180,7 @@ def test_a_prefix_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> N
     """Every line starts with it, also with a glossary, word by word and from shards that had another prefix."""
     lines = [*make_sentences(4, seed=9), ""]
     file, glossary = write_lines(tmp_path / "lines", lines), write_lines(tmp_path / "g.tsv", ["!zzz"])
-    expected = [h.text for h in toy.translator.translate([Line(line, begin="Zu ak") for line in lines])]
+    expected = [h.text for h in toy.translator.translate([Line(line, prefix="Zu ak") for line in lines])]
     assert all(text.startswith("Zu ak") for text in expected[:-1])
     for options in ([], ["--stream"], ["--glossary", glossary]):
         answer = call("translate", toy.run, "--input", file, "--prefix", "Zu ak", *options)

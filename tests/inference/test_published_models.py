@@ -233,7 +233,7 @@ def test_ctranslate2_translates_alike(imported: Imported, beam: int) -> None:
 def test_ctranslate2_refuses_other_prefixes(imported: Imported) -> None:
     translator = load_as(Translator, imported.run, engine="ctranslate2")
     with pytest.raises(UserError, match="CTranslate2 does not support forced prefixes"):
-        translator.translate([Line(LINES[0], begin="Der")], tag=imported.direction.tag, search={"stop": "enough"})
+        translator.translate([Line(LINES[0], prefix="Der")], tag=imported.direction.tag, search={"stop": "enough"})
 
 
 def test_languages_of_a_name() -> None:

@@ -85,7 +85,7 @@ def test_every_method_can_be_streamed(translator: Translator, method: str) -> No
 
 
 @pytest.mark.parametrize(
-    "line", [Line("ba del fo.", ("yim",)), Line("ba del fo.", (), ("ebi",)), Line("ba.", begin="zu")]
+    "line", [Line("ba del fo.", ("yim",)), Line("ba del fo.", (), ("ebi",)), Line("ba.", prefix="zu")]
 )
 def test_what_is_asked_of_a_line_holds(translator: Translator, line: Line) -> None:
     [one] = translator.translate([line])

@@ -36,7 +36,7 @@ def make_trace(
     translator: Translator, line: str, prefix: str = "", count: int = 1, **search: Any
 ) -> tuple[SourceSegment, SearchTrace]:
     options = translator.make_options(search=search, count=count)
-    [segment] = translator.make_segments(Line(line, begin=prefix), options)
+    [segment] = translator.make_segments(Line(line, prefix=prefix), options)
     return segment, trace_search(translator, segment, options, "own")
 
 

@@ -57,7 +57,7 @@ def make_tasks(translator: Translator, *, constraints: bool) -> list[Task]:
         texts = [" ".join([text] * random.choice((1, 1, 1, 6))) for text in texts]
         lines = [Line(text) for text in texts]
         if constraints and random.random() < 0.2:
-            change = random.choice(({"begin": "tun"}, {"terms": ("wex",)}, {"avoid": ("ak", "ol")}))
+            change = random.choice(({"prefix": "tun"}, {"terms": ("wex",)}, {"avoid": ("ak", "ol")}))
             lines = [replace(line, **change) for line in lines]
         tasks.append((lines, random.choice(options[:2] if streamed else options), streamed))
     return tasks

@@ -36,7 +36,7 @@ def test_next_words_have_the_probabilities_of_their_tokens(translator: Translato
     """The toy language has no ambiguity, and its words are told apart by the spaces between them."""
     expected = translate_toy(SOURCE)[:-1].split()
     begin = " ".join(expected[:words])
-    found = list_next_words(translator, Line(SOURCE, begin=begin), 5)
+    found = list_next_words(translator, Line(SOURCE, prefix=begin), 5)
     assert found[0].word == expected[words]
     assert found[0].text == " ".join(expected[: words + 1])
     assert found[0].probability > 0.5
@@ -51,7 +51,7 @@ def test_the_probability_of_a_sentence_is_the_product_of_its_words(translator: T
     begin, product = "", 1.0
     while begin != target:
         best = next(
-            word for word in list_next_words(translator, Line(SOURCE, begin=begin), 8) if target.startswith(word.text)
+            word for word in list_next_words(translator, Line(SOURCE, prefix=begin), 8) if target.startswith(word.text)
         )
         begin, product = best.text, product * best.probability
     [score] = translator.score([SOURCE], [target])
@@ -59,7 +59,7 @@ def test_the_probability_of_a_sentence_is_the_product_of_its_words(translator: T
 
 
 def test_fewer_words_are_the_first_of_more(translator: Translator) -> None:
-    line = Line(SOURCE, begin="sa")
+    line = Line(SOURCE, prefix="sa")
     assert [w.word for w in list_next_words(translator, line, 3)] == [
         w.word for w in list_next_words(translator, line, 12)
     ][:3]
@@ -67,7 +67,7 @@ def test_fewer_words_are_the_first_of_more(translator: Translator) -> None:
 
 def test_a_mark_follows_the_last_word(translator: Translator) -> None:
     begin = translate_toy(SOURCE)[:-1]
-    assert list_next_words(translator, Line(SOURCE, begin=begin), 1)[0].text == begin + "!"
+    assert list_next_words(translator, Line(SOURCE, prefix=begin), 1)[0].text == begin + "!"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_words(toy_server: ToyServer, translator: Translator) -> None:
         begin = alternative["text"][
             : alternative["text"].index(alternative["word"], len(prefix)) + len(alternative["word"])
         ]
-        assert alternative["text"] == translator.translate([Line(SOURCE, begin=begin)])[0].text
+        assert alternative["text"] == translator.translate([Line(SOURCE, prefix=begin)])[0].text
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_alternatives_are_cancelled_between_two_steps_of_the_model(
 def test_a_beginning_is_read_in_slices_that_can_be_cancelled(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = Line(SOURCE, begin=translate_toy(SOURCE)[:-1])
+    line = Line(SOURCE, prefix=translate_toy(SOURCE)[:-1])
     expected = list_next_words(translator, line, 3)
     calls, counts = list[object](), list[int]()
 

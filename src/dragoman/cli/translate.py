@@ -263,7 +263,7 @@ class LineTranslator:
         The context of a text is the lines before it, in this batch and in earlier ones.
         """
         line = Line(item, context=self.window.advance(item)) if isinstance(item, str) else item
-        line = replace(line, begin=self.options.prefix)
+        line = replace(line, prefix=self.options.prefix)
         return self.glossary.add_terms(line) if self.glossary else line
 
     def translate(self, offset: int, items: Sequence[str | Line]) -> Iterator[line_io.OutputLine]:

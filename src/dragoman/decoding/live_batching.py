@@ -140,10 +140,12 @@ class LiveScheduler(Scheduler):
         make_search: SearchFactory,
         cancelled: threading.Event,
         *,
-        is_plain: bool = False,
+        is_plain_beam: bool = False,
         observe: Observer | None = None,
     ) -> Submission:
-        """Queue jobs and return at once. Jobs with constraints join plain ones only if the search is not plain.
+        """Queue jobs and return at once.
+
+        `is_plain_beam`: jobs without constraints are searched by their own kind of beam search, in their own batches.
 
         `observe` is called, in a thread of the scheduler, with the state of each sentence after each of its steps.
         """
@@ -160,7 +162,8 @@ class LiveScheduler(Scheduler):
                 width, limit = round_to_bucket(len(job.ids) + 1), MIN_LIMIT
                 while limit < job.max_tokens:
                     limit *= 2
-                key = (width, limit, is_plain and not job.constraints.is_constrained, search_key)
+                # What jobs must have in common to share a batch.
+                key = (width, limit, is_plain_beam and not job.constraints.is_constrained, search_key)
                 if key not in self.queues:
                     self.queues[key] = LiveQueue(self.jobs, key, make_search, width, limit)
                 number = next(self.numbers)
@@ -242,7 +245,8 @@ class LiveScheduler(Scheduler):
     def choose_jobs(self, batches: dict[LiveQueue, Slots]) -> list[JoiningJobs]:
         """Take the waiting jobs that join the batches of this thread, or begin new ones.
 
-        A thread takes its part of the waiting jobs of a queue at a time, so that the other threads get some as well. A
+        A row is one hypothesis in the batch of the model, a slot is the place of one sentence, which has `queue.rows`
+        rows. A thread takes its part of the waiting jobs of a queue, so that the other threads get some as well. A
         batch that may not take the jobs that wait for it ends once it has none, or older jobs would never get room.
         """
         waiting = sorted((q for q in self.queues.values() if q.waiting), key=lambda queue: queue.waiting[0])

@@ -198,7 +198,9 @@ def make_constraints(
     required = select_terms(line.terms, text, unconditional=is_first_segment)
     avoid = select_terms(line.avoid, text, unconditional=True)
     return DecodingConstraints(
-        prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if is_first_segment and line.begin.strip() else (),
+        prefix=tuple(tokenizers.target.encode(line.prefix.rstrip()))
+        if is_first_segment and line.prefix.strip()
+        else (),
         required=tuple(get_term_compiler(tokenizers.target).get(term) for term in required),
         avoid=tuple(get_term_compiler(tokenizers.target).get(term, all_caps=True) for term in avoid),
         min_tokens=math.ceil(search.min_ratio * tokens),
@@ -213,6 +215,6 @@ def list_unmet_constraints(line: Line, constraints: DecodingConstraints, text: s
     unwanted = [term for term in avoid if output_contains(term, text, all_caps=True)]
     warnings = [f"without a term that was asked for: {term!r}" for term in missing]
     warnings += [f"with a term to be avoided: {term!r}" for term in unwanted]
-    if constraints.prefix and not text.startswith(line.begin.rstrip()):
-        warnings.append(f"not beginning as it was asked to: {line.begin!r}")
+    if constraints.prefix and not text.startswith(line.prefix.rstrip()):
+        warnings.append(f"not beginning as it was asked to: {line.prefix!r}")
     return warnings

@@ -106,7 +106,7 @@ def is_word_end(beginning: str, text: str) -> bool:
 
 @torch.inference_mode()
 def list_next_words(translator: Translator, line: Line, count: int) -> list[NextWord]:
-    """Return up to `count` words that can follow `line.begin` in the translation of a line, most probable first.
+    """Return up to `count` words that can follow `line.prefix` in the translation of a line, most probable first.
 
     Each step of the model, and each slice of the beginning, is one piece of work for the engine of the translator,
     which may be shared and cancelled.

@@ -82,7 +82,7 @@ class PhraseTranslator(Translator):
         tree: Tree | None = None,
         line_index: int = 0,
     ) -> list[SourceSegment]:
-        if isinstance(line, Line) and (line.terms or line.avoid or line.begin):
+        if isinstance(line, Line) and (line.terms or line.avoid or line.prefix):
             raise UserError("model.kind=smt cannot be given words of the translation; leave terms and prefixes out")
         return Translator.make_segments(self, line, options, ids, tree=tree, line_index=line_index)
 

@@ -349,7 +349,7 @@ class Translator(Predictor[Seq2Seq]):
         segments: list[SourceSegment] = []
         for segment in self.split_line(line, ids, tree=tree, line_index=line_index):
             constraints = DecodingConstraints(seed_text=segment.text)
-            if line.terms or line.avoid or line.begin or search.min_ratio:
+            if line.terms or line.avoid or line.prefix or search.min_ratio:
                 constraints = make_constraints(
                     line, segment.text, len(segment.ids), self.tokenizers, search, is_first_segment=not segments
                 )

@@ -87,7 +87,7 @@ def trace_search(translator: Translator, segment: SourceSegment, options: Decode
     assert isinstance(engine, TorchEngine)
     with eval_mode(translator.model):
         make_search = partial(TracedBeamSearch, steps, search)
-        [results] = engine.run([job], make_search, is_plain=not search.no_repeat, observe=None)
+        [results] = engine.run([job], make_search, is_plain_beam=not search.no_repeat, observe=None)
         tree = SearchTree(translator, segment, search, steps)
         known = [result.tokens for result in results]
         results += [result for result in tree.list_finished() if result.tokens not in known]

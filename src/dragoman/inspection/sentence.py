@@ -97,7 +97,7 @@ def inspect(
         return inspect_language_model(predictor, text, target)
     if target is not None and prefix:
         raise UserError("a target and a prefix exclude each other: the prefix starts a translation that is searched")
-    line = Line(text, begin=prefix, tag=tag, context=tuple(context))
+    line = Line(text, prefix=prefix, tag=tag, context=tuple(context))
     return inspect_translation(predictor, line, target, part=part, search=search)
 
 

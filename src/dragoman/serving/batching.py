@@ -80,13 +80,15 @@ class SharedEngine:
         make_search: SearchFactory,
         cancelled: threading.Event,
         *,
-        is_plain: bool,
+        is_plain_beam: bool,
         observe: Observer | None,
     ) -> Results:
         """Return the results of one search for all jobs of a request."""
         engine = self.engine
         assert isinstance(engine, TorchEngine)
-        results = self.call(lambda: engine.run(jobs, make_search, is_plain=is_plain, observe=observe), cancelled)
+        results = self.call(
+            lambda: engine.run(jobs, make_search, is_plain_beam=is_plain_beam, observe=observe), cancelled
+        )
         self.counts.add(steps=1, slots=len(jobs), sentences=len(jobs))
         return results
 
@@ -116,10 +118,10 @@ class SharedTorchEngine(SharedEngine):
         make_search: SearchFactory,
         cancelled: threading.Event,
         *,
-        is_plain: bool,
+        is_plain_beam: bool,
         observe: Observer | None,
     ) -> Results:
-        return self.scheduler.submit(jobs, make_search, cancelled, is_plain=is_plain, observe=observe).wait()
+        return self.scheduler.submit(jobs, make_search, cancelled, is_plain_beam=is_plain_beam, observe=observe).wait()
 
     def close(self) -> None:
         self.scheduler.close()
@@ -236,15 +238,17 @@ class BoundTorchEngine(TorchEngine):
     """A shared PyTorch engine, as the engine of one request. All decoding methods use its `run`."""
 
     def __init__(self, shared: SharedEngine, engine: TorchEngine, cancelled: threading.Event) -> None:
-        # Without super().__init__(), which prepares the process for a new model.
+        # Without super().__init__(), which has set the memory allocator of the process for this model before.
         self.model, self.device, self.detokenize = engine.model, engine.device, engine.detokenize
         self.shared, self.cancelled = shared, cancelled
 
     def run(
-        self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain: bool, observe: Observer | None
+        self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain_beam: bool, observe: Observer | None
     ) -> Results:
         try:
-            return self.shared.run_search(jobs, make_search, self.cancelled, is_plain=is_plain, observe=observe)
+            return self.shared.run_search(
+                jobs, make_search, self.cancelled, is_plain_beam=is_plain_beam, observe=observe
+            )
         except CancelledError:
             raise RequestCancelled from None
 

@@ -87,7 +87,7 @@ def to_request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, UserError):
         return RequestError(400, "bad_request", str(error))
-    status: int = getattr(error, "status_code")  # noqa: B009 - an HTTPException, which must not be imported by commands
+    status: int = getattr(error, "status_code")  # noqa: B009 - an HTTPException; commands import this file without FastAPI
     codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 429: "busy"}
     details = {404: "there is nothing at this path", 405: "this path does not know this method"}
     return RequestError(

@@ -56,7 +56,7 @@ def list_alternatives(
     """
     with lease_for_line(service, request, cancelled) as (translator, line):
         words = list_next_words(translator, line, count)
-        lines = [replace(line, begin=word.text) for word in words]
+        lines = [replace(line, prefix=word.text) for word in words]
         hypotheses = translator.translate(lines, beam=request.beam, align=False, context=0)
     found = zip(words, (hypothesis.text for hypothesis in hypotheses), strict=True)
     return [(word, text) for word, text in found if text.startswith(word.text) and is_word_end(word.text, text)]
@@ -69,7 +69,9 @@ def render_inspection(service: Service, request: TranslationRequest, cancelled: 
         if not isinstance(translator, PhraseTranslator):
             own = TorchEngine(translator.model, translator.device, translator.tokenizers.target.decode)
         inspected = replace(translator, engine=own)
-        inspection = translator.engine.run_model(lambda: inspect(inspected, line.text, prefix=line.begin, tag=line.tag))
+        inspection = translator.engine.run_model(
+            lambda: inspect(inspected, line.text, prefix=line.prefix, tag=line.tag)
+        )
     return render_page(inspection)
 
 

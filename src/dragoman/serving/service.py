@@ -175,7 +175,7 @@ class Service:
             parts = [next(translated) for _ in document.units]
             warnings = tuple(dict.fromkeys(warning for part in parts for warning in part.warnings))
             text = document.write_text([part.content for part in parts])
-            nbest_lists.append([Hypothesis(text, 0.0, [], [], [], 0.0, warnings)])
+            nbest_lists.append([Hypothesis(text, warnings=warnings)])
         return nbest_lists
 
     def translate_units(
@@ -286,7 +286,7 @@ class Service:
     def copy_text(self, text: str, request: TranslationRequest, detection: Detection | None) -> Translation:
         """Return a text that is already in the target language as its own translation."""
         code = detection.language if detection else request.target
-        return Translation([Hypothesis(text, 0.0, [], [], [], 0.0, ALREADY_TRANSLATED)], code, code, "", detection)
+        return Translation([Hypothesis(text, warnings=ALREADY_TRANSLATED)], code, code, "", detection)
 
     def make_lines(self, texts: Sequence[str], request: TranslationRequest, context: int) -> list[Line]:
         """Return the lines of one text. The forced prefix and the unconditional terms belong to its first line.
@@ -298,9 +298,9 @@ class Service:
         first = len(previous) - len(texts)
         for number, text in enumerate(texts):
             end = first + number
-            # Without context the lines share the tuple, which the translator refuses unless it is empty.
+            # All lines share one tuple, since copies would take memory. A model without context refuses a full one.
             before = previous[max(end - context, 0) : end] if context else request.context
             terms, prefix = (request.terms, request.prefix) if number == 0 else ((), "")
-            line = Line(text, terms=terms, avoid=request.avoid, begin=prefix, context=before)
+            line = Line(text, terms=terms, avoid=request.avoid, prefix=prefix, context=before)
             lines.append(request.glossary.add_terms(line) if request.glossary else line)
         return lines

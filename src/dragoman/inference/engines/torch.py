@@ -128,26 +128,27 @@ class TorchEngine(Engine):
         self, jobs: Sequence[SearchJob], search: SearchSettings, observe: Observer | None = None
     ) -> IndexedResults:
         """Yield the index and the results of each job. `observe` is called with the state after every step."""
-        is_plain = METHODS[search.method].is_beam_search and not search.no_repeat
-        run_search = partial(self.run, is_plain=is_plain, observe=observe)
+        is_plain_beam = METHODS[search.method].is_beam_search and not search.no_repeat
+        run_search = partial(self.run, is_plain_beam=is_plain_beam, observe=observe)
         results = decode(Request(jobs, search, run_search, self.detokenize))
         if self.device.type == "cpu":
             release_memory()
         return enumerate(results)
 
     def run(
-        self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain: bool, observe: Observer | None
+        self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain_beam: bool, observe: Observer | None
     ) -> list[list[SearchResult]]:
         """Run one search for all jobs: with one worker thread per core on a CPU, with a single one on a GPU.
 
         There is a queue for each source width. On a GPU, rounding depends on the shape of a batch. There, only plain
-        beam search (`is_plain`) without constraints is batched continuously; all else runs in batches of a fixed shape.
+        beam search (`is_plain_beam`) without constraints is batched continuously; all else runs in batches of a fixed
+        shape.
         """
         results: list[list[SearchResult]] = [[] for _ in jobs]
         queues: dict[tuple[int, bool], list[int]] = {}  # (source width, plain and unconstrained) -> job numbers
         for number, job in enumerate(jobs):
             if job.max_tokens:
-                key = (round_to_bucket(len(job.ids) + 1), is_plain and not job.constraints.is_constrained)
+                key = (round_to_bucket(len(job.ids) + 1), is_plain_beam and not job.constraints.is_constrained)
                 queues.setdefault(key, []).append(number)
         count, rows = sum(map(len, queues.values())), choose_rows(self.model, self.device)
         tasks: list[tuple[Scheduler, JobQueue]] = []
