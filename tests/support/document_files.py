@@ -110,9 +110,19 @@ def html_files(draw: st.DrawFn) -> GeneratedFile:
     return finish(parts, "page.html", encoding, draw(NEWLINES))
 
 
+# The first line of what contains blocks, and what stands before the lines of these.
+CONTAINERS_OF_MARKDOWN = [
+    ("> 1", "> "),
+    ("1. 2\n", "   "),
+    ("-\t3\n", "\t"),
+    ("!!! note\n", "    "),
+    ("[^1]: 4\n", "    "),
+]
+
+
 @st.composite
 def markdown_files(draw: st.DrawFn) -> GeneratedFile:
-    parts = same(draw(st.sampled_from(["", "---\ntitle: fixed\n---\n", "+++\na = 'b'\n+++\n"])))
+    parts: list[Part] = []
     pairs = [("**", "**"), ("*", "*"), ("[", "](http://x.org/a_b)"), ("<kbd>", "</kbd>")]
     singles = ["`code_x`", "<http://x.org>", "<https://x.org/a>", "[^1]", "\\#", "&copy;"]
     fixed = [
@@ -134,7 +144,11 @@ def markdown_files(draw: st.DrawFn) -> GeneratedFile:
                 *changed(draw(SENTENCE)),
             ]
             parts += same("| 12 |\n\n")
-    return finish(parts, "page.md", draw(UNICODE), draw(NEWLINES))
+    for first, indent in draw(st.lists(st.sampled_from(CONTAINERS_OF_MARKDOWN), max_size=2)):
+        parts = [(before.replace("\n", f"\n{indent}"), after.replace("\n", f"\n{indent}")) for before, after in parts]
+        parts = same(f"{first}\n{indent}") + parts
+    front = same(draw(st.sampled_from(["", "---\ntitle: fixed\n---\n", "+++\na = 'b'\n+++\n"])))
+    return finish([*front, *parts], "page.md", draw(UNICODE), draw(NEWLINES))
 
 
 @st.composite

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from dragoman.documents.document import Document, Kind, MarkedText, Slot, Splice, UnitBuilder, decode_file, render
 
-QUOTE = re.compile(r"(?:[ \t]{0,3}>[ \t]?)*")
-LIST_MARKER = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+(?:\[[ xX]\][ \t]+)?(?=\S)")
+QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
+LIST_MARKER = re.compile(r"([ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+)(?:\[[ xX]\][ \t]+)?(?=\S)")
 INDENT = re.compile(r"[ \t]*")
 FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`]*$)|~{3,})")
 HEADING = re.compile(r"[ ]{0,3}#{1,6}[ \t]++")
@@ -21,9 +21,9 @@ UNDERLINE = re.compile(r"[ ]{0,3}(?:=+|-+)[ \t]*$")
 RULE = re.compile(r"[ ]{0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
 DELIMITER_ROW = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+$")
 CELL = re.compile(r"(?:[^|\\`]|\\.|`[^`]*`|`|\\$)+")
-DEFINITION = re.compile(r"^[ ]{0,3}\[(?!\^)([^\[\]\n]{1,200})\]:", re.MULTILINE)
+DEFINITION = re.compile(r"^[ \t>]*+\[(?!\^)([^\[\]\n]{1,200})\]:", re.MULTILINE)
 FOOTNOTE = re.compile(r"[ ]{0,3}\[\^[^\]\s]+\]:[ \t]*")
-DIRECTIVE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S|[ \t]*:{3,}|[ \t]*\{%|\[TOC\]")
+DIRECTIVE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S|[ \t]*:{3,}|[ \t]*\{[%:]|\[TOC\]")
 MATH = re.compile(r"[ \t]*\$\$")
 ALERT = re.compile(r"[ ]{0,3}\[!\w+\][ \t]*$")  # the first line of a quote, such as [!NOTE]
 DESCRIPTION = re.compile(r"[ ]{0,3}:[ \t]+(?=\S)")  # of a term, in a definition list
@@ -49,7 +49,7 @@ INLINE_TOKEN = re.compile(
     | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
     | (?P<closing>\]
-        (?:\([^()]{0,2000}(?:\([^()]{0,1000}\)[^()]{0,1000})?\)|\[[^\[\]]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
+        (?:\((?:[^()]|\([^()]*\))*+\)|\[[^\[\]]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
     | (?P<emphasis>\*{1,3}|_{1,3}|~~)
     | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
     | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
@@ -59,6 +59,7 @@ INLINE_TOKEN = re.compile(
 HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
 BLOCK_START = re.compile(r"(?:#{1,6}|[-+:]|=+|:{3,})(?=\s|$)|>|`{3}|~{3}|\$\$")
+MAX_CONTAINERS = 100  # quotes and list items inside each other; the marks of others are text
 MAX_LABEL = 1000  # characters of a reference with its white space
 MAX_PREFIX = 100  # characters before a line of a paragraph, which are repeated after each hard line break
 SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
@@ -79,8 +80,9 @@ class MarkdownReader:
         self.document, self.text = document, document.file.text
         self.lines = [match.span() for match in re.finditer(r"[^\r\n]*(?:\r\n|\n|\r|\Z)", self.text)]
         self.paragraph: list[tuple[int, int]] = []  # the parts of lines of the open paragraph
-        self.quotes = 0  # number of > before the first line of the open paragraph
-        self.item_indent = 0  # columns of indentation that belong to the list item
+        # The open quotes and list items, from the outside: 0 for a quote, and for what contains indented blocks, such
+        # as a list item, the columns of this indentation.
+        self.containers: list[int] = []
         definitions = DEFINITION.finditer(self.text)
         self.labels = {" ".join(match[1].casefold().split()) for match in definitions}
 
@@ -106,88 +108,84 @@ class MarkdownReader:
     def read_block(self, index: int) -> int:
         """Read a line, or a block of several lines; return the index of the line after it."""
         line, start = self.get_line(index), self.lines[index][0]
-        quote = QUOTE.match(line).end()  # type: ignore[union-attr]
-        rest = line[quote:]
-        indent = len(INDENT.match(rest)[0].expandtabs(4))  # type: ignore[index]
-        if not rest.strip():
+        position, depth = self.match_containers(line)
+        if not line[position:].strip():
             self.finish()
             return index + 1
-        if self.paragraph and line[:quote].count(">") > self.quotes:
-            self.finish()
-        if not self.paragraph and indent < self.item_indent and not LIST_MARKER.match(rest):
-            self.item_indent = 0
-        if not self.paragraph and indent >= self.item_indent + 4:
-            return index + 1  # a code block
-        if FENCE.match(rest):
-            self.finish()
-            return self.skip_fence(index)
+        if not self.paragraph:
+            del self.containers[depth:]
+            if count_columns(line, position) >= 4:
+                return index + 1  # a code block
+        position, opened = find_containers(line, position, MAX_CONTAINERS - depth)
+        if opened:
+            self.close(depth)
+            self.containers += opened
+            depth = len(self.containers)
+        rest = line[position:]
+        if opening := FENCE.match(rest):
+            self.close(depth)
+            return self.skip_fence(index, opening[1])
         if MATH.match(rest):
-            self.finish()
+            self.close(depth)
             return self.skip_math(index)
         if (self.paragraph and UNDERLINE.match(rest)) or RULE.match(rest) or DIRECTIVE.match(rest):
-            self.finish()
-            self.item_indent = indent + 4 if re.match(r"[ \t]*[!?=]{3}", rest) else self.item_indent
+            self.close(depth)
+            if re.match(r"[ \t]*[!?=]{3}", rest):
+                self.containers.append(count_columns(rest) + 4)
             return index + 1
         if (BLOCK_TAG_LINE if self.paragraph else HTML_BLOCK).match(rest) and not INLINE_TAG_LINE.match(rest):
-            self.finish()
-            return self.skip_html(index)
-        if quote and ALERT.match(rest):
-            self.finish()
+            self.close(depth)
+            return self.skip_html(index, rest.lower())
+        if self.containers[-1:] == [0] and ALERT.match(rest):
+            self.close(depth)
             return index + 1
         if not self.paragraph and DEFINITION.match(rest):
             return index + 1
         if heading := HEADING.match(rest):
-            self.finish()
+            self.close(depth)
             first, end = heading.end(), find_heading_end(rest, heading.end())
-            self.paragraph = [(start + quote + first, start + quote + end)]
+            self.paragraph = [(start + position + first, start + position + end)]
             self.finish()
             return index + 1
-        next_line = self.get_line(index + 1)[quote:] if index + 1 < len(self.lines) else ""
-        if "|" in rest and "|" in next_line and DELIMITER_ROW.match(next_line):
-            self.finish()
-            return self.read_table(index)
-        if description := DESCRIPTION.match(rest):
-            self.finish()
-            quote, rest = quote + description.end(), rest[description.end() :]
-        self.quotes = self.quotes if self.paragraph else line[:quote].count(">")
-        self.read_paragraph_line(start + quote, rest)
+        next_line = self.get_line(index + 1) if index + 1 < len(self.lines) else ""
+        if "|" in rest and "|" in next_line and DELIMITER_ROW.match(next_line, self.match_containers(next_line)[0]):
+            self.close(depth)
+            return self.read_table(index, position)
+        position += len(rest) - len(rest.lstrip())
+        if position < len(line):
+            self.paragraph.append((start + position, start + len(line)))
         return index + 1
 
-    def read_paragraph_line(self, start: int, rest: str) -> None:
-        """Add a line to the open paragraph, or begin one, in a list item if it has a marker."""
-        marker = LIST_MARKER.match(rest)
-        offset = 0
-        while marker:
-            self.finish()
-            self.item_indent, offset = len(marker[0].expandtabs(4)) + offset, marker.end()
-            marker = LIST_MARKER.match(rest, offset)
-        if footnote := FOOTNOTE.match(rest, offset):
-            self.finish()
-            offset = footnote.end()
-        body = rest[offset:]
-        offset += len(body) - len(body.lstrip())
-        if offset < len(rest):
-            self.paragraph.append((start + offset, start + len(rest)))
+    def match_containers(self, line: str) -> tuple[int, int]:
+        """Return the offset behind the marks and the indentation of the open containers, and how many have them."""
+        position = 0
+        for depth, width in enumerate(self.containers):
+            if width:
+                if count_columns(line, position) < width:
+                    return position, depth
+                position = skip_columns(line, position, width)
+            elif quote := QUOTE.match(line, position):
+                position = quote.end()
+            else:
+                return position, depth
+        return position, len(self.containers)
 
-    def skip_fence(self, index: int) -> int:
+    def close(self, depth: int) -> None:
+        """End the open paragraph, and all containers but the outer `depth`."""
+        self.finish()
+        del self.containers[depth:]
+
+    def skip_fence(self, index: int, fence: str) -> int:
         """Return the index of the line after a fenced code block."""
-        quote, rest = self.split_quote(index)
-        opening = FENCE.match(rest)
-        assert opening
-        closing = re.compile(rf"[ \t]*{re.escape(opening[1][0])}{{{len(opening[1])},}}[ \t]*$")
+        closing = re.compile(rf"[ \t]*{re.escape(fence[0])}{{{len(fence)},}}[ \t]*$")
         for last in range(index + 1, len(self.lines)):
-            inner_quote, rest = self.split_quote(last)
-            if inner_quote < quote:
-                return last  # the quote ends, and with it the code
-            if closing.match(rest):
+            line = self.get_line(last)
+            position, depth = self.match_containers(line)
+            if 0 in self.containers[depth:]:
+                return last  # a quote ends, and with it the code; in a list item, code is often indented too little
+            if closing.match(line, position):
                 return last + 1
         return len(self.lines)
-
-    def split_quote(self, index: int) -> tuple[int, str]:
-        """Return the number of > before a line, and the line without them."""
-        line = self.get_line(index)
-        end = QUOTE.match(line).end()  # type: ignore[union-attr]
-        return line[:end].count(">"), line[end:]
 
     def skip_math(self, index: int) -> int:
         """Return the index of the line after a formula between two $$; after the line if there is only one."""
@@ -197,11 +195,10 @@ class MarkdownReader:
                     return last + 1
         return index + 1
 
-    def skip_html(self, index: int) -> int:
+    def skip_html(self, index: int, rest: str) -> int:
         """Return the index of the line after a block of HTML, which ends at an empty line or with its script."""
-        line = self.get_line(index).lower()
-        raw = re.match(r"[ >]*<(script|pre|style|textarea)\b", line)
-        end = f"</{raw[1]}>" if raw else "-->" if "<!--" in line else ""
+        raw = re.match(r"[ ]*<(script|pre|style|textarea)\b", rest)
+        end = f"</{raw[1]}>" if raw else "-->" if rest.lstrip().startswith("<!--") else ""
         while index < len(self.lines):
             line = self.get_line(index).lower()
             if (end and end in line) or (not end and not line.strip(" \t>")):
@@ -209,13 +206,13 @@ class MarkdownReader:
             index += 1
         return index + 1
 
-    def read_table(self, index: int) -> int:
+    def read_table(self, index: int, position: int) -> int:
         """Add the cells of a table as units; return the index of the line after it."""
         header = index
         while index < len(self.lines) and "|" in (line := self.get_line(index)):
             start = self.lines[index][0]
             if index != header + 1:
-                for cell in CELL.finditer(line, QUOTE.match(line).end()):  # type: ignore[union-attr]
+                for cell in CELL.finditer(line, position if index == header else self.match_containers(line)[0]):
                     stripped = cell[0].strip()
                     left = start + cell.start() + len(cell[0]) - len(cell[0].lstrip())
                     self.paragraph = [(left, left + len(stripped))] if stripped else []
@@ -246,6 +243,38 @@ class MarkdownReader:
             return [Splice(start, end, text)]
 
         self.document.add(builder.build(), Slot(make_splices))
+
+
+def count_columns(line: str, position: int = 0) -> int:
+    """Return the width of the white space at an offset of a line."""
+    return len(INDENT.match(line, position)[0].expandtabs(4))  # type: ignore[index]
+
+
+def skip_columns(line: str, position: int, width: int) -> int:
+    """Return the offset behind white space of a width; a tab that is only in part inside of it is skipped."""
+    columns = 0
+    while columns < width:
+        columns += 4 - columns % 4 if line[position] == "\t" else 1
+        position += 1
+    return position
+
+
+def find_containers(line: str, position: int, limit: int) -> tuple[int, list[int]]:
+    """Return the offset behind the marks of new containers, and these as `MarkdownReader.containers` has them."""
+    found: list[int] = []
+    while len(found) < limit and not RULE.match(line[position:]):
+        if quote := QUOTE.match(line, position):
+            found.append(0)
+            position = quote.end()
+        elif marker := LIST_MARKER.match(line, position):
+            found.append(len(marker[1].expandtabs(4)))
+            position = marker.end()
+        elif note := FOOTNOTE.match(line, position) or DESCRIPTION.match(line, position):
+            found.append(4)
+            position = note.end()
+        else:
+            break
+    return position, found
 
 
 def find_heading_end(line: str, start: int) -> int:
@@ -354,7 +383,7 @@ def pair_delimiters(matches: list[re.Match[str]], text: str, labels: set[str]) -
         if closes and found >= 0:
             partner = stack[found][1]
             del stack[found:]
-            if closes != "[" or match[0][1:]:
+            if closes != "[" or match[0] not in ("]", "][]"):
                 kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
             elif (
                 labels
