@@ -340,6 +340,47 @@ def test_segments_of_xliff_are_units(target: str, units: int, written: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("target", "written"),
+    [
+        ("", MADE + '<ph id="8">c</ph></mrk></g></target>'),
+        (
+            '<target><mrk mtype="seg" mid="1"/> <mrk mtype="seg" mid="2"/></target>',
+            '<target state="needs-review-translation"><mrk mtype="seg" mid="1">A.</mrk> '
+            '<mrk mtype="seg" mid="2"><ph id="8">c</ph></mrk></target>',
+        ),
+        (
+            '<target><mrk mtype="seg" mid="1"/> <mrk mtype="seg" mid="2"><x id="7"/></mrk></target>',
+            '<target state="needs-review-translation"><mrk mtype="seg" mid="1">A.</mrk> '
+            '<mrk mtype="seg" mid="2"><x id="7"/></mrk></target>',
+        ),
+    ],
+)
+def test_segments_of_tags_are_copied(target: str, written: str) -> None:
+    segments = SEGMENTS[0], '<mrk mtype="seg" mid="2"><ph id="8">c</ph></mrk>'
+    text = SEGMENTED.format(*segments, target)
+    document = open_document(text.encode(), "a.xlf")
+    assert document.write([None]) == text.encode()
+    assert document.write([MarkedText("A.")]).decode() == SEGMENTED.format(*segments, written)
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "tags"),
+    [
+        (
+            'a <sm id="1" translate="no"/>Keep<em startRef="1"/> b', "a  b",
+            ['<sm id="1" translate="no"/>Keep<em startRef="1"/>'],
+        ),
+        ('a <sm id="1" translate="no"/>Keep <x/>it', "a ", ['<sm id="1" translate="no"/>Keep <x/>it']),
+        ('a <sm id="1"/>b<em startRef="1"/> c', "a b c", ['<sm id="1"/>', '<em startRef="1"/>']),
+    ],
+)  # fmt: skip
+def test_protected_ranges_of_xliff_are_tags(source: str, text: str, tags: list[str]) -> None:
+    file = f'<xliff version="2.0"><file><unit><segment><source>{source}</source></segment></unit></file></xliff>'
+    [unit] = open_document(file.encode(), "a.xlf").units
+    assert (unit.text, [tag.raw for tag in unit.markup]) == (text, tags)
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.xlf", '<xliff><file source-language="fr" target-language="es"></file></xliff>'),

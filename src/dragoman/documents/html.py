@@ -200,8 +200,8 @@ class HtmlBlock:
             self.start, self.end = self.start if self.start >= 0 else token.start, token.end
             self.builder.add_text(text[9:-3])
             return
-        if not (self.collapse and text.isspace()):
-            blank = " \t\r\n\f" if self.collapse else ""
+        blank = " \t\r\n\f" if self.collapse else ""  # no-break spaces are text
+        if not blank or text.strip(blank):
             if self.start < 0:
                 self.start = token.start + len(text) - len(text.lstrip(blank) if blank else text)
             self.end = token.start + len(text.rstrip(blank) if blank else text)

@@ -17,17 +17,29 @@ from dragoman.errors import UserError
 
 # Linear on any text: every alternative is decided by its first characters, and nothing that failed is tried again.
 TOKENS = r"""
-      (?P<comment> <!--.*?(?:-->|\Z) )
+      (?P<comment> <!--(?:EMPTY|.*?(?:-->|\Z)) )
     | (?P<cdata> <!\[CDATA\[.*?(?:\]\]>|\Z) )
     | (?P<instruction> <\?.*?(?:END|\Z) )
-    | (?P<doctype> <![^>]*(?:>|\Z) )
-    | <(?P<close>/?)(?P<name>[^\s/>!?<&"'=][^\s/><"'=]*)(?P<attributes>(?:[^"'<>]|"[^"]*"|'[^']*')*+)>
-    | (?P<text> [^<]+ | < )
+    | (?P<doctype> <!DECLARED(?:>|\Z) )
+    | <(?P<close>/?)(?P<name>[^\s/>!?<&"'=][^\s/><"'=]*)(?P<attributes>ATTRIBUTES)>
+    | (?P<text> [^<]+ | </?[^\s/>!?<&"'=]ATTRIBUTES | < )                            # a tag without an end is text
     """
-TOKEN_PATTERN = re.compile(TOKENS.replace("END", r"\?>"), re.VERBOSE | re.DOTALL)
-# Of HTML, behind its last ?>: there a processing instruction ends like a tag.
-LAST_TOKEN_PATTERN = re.compile(TOKENS.replace("END", ">"), re.VERBOSE | re.DOTALL)
-ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>=`]+)))?""")
+
+
+def compile_tokens(*, comment: str, instruction_end: str, declared: str) -> re.Pattern[str]:
+    """Return the pattern of a token, given a further comment, and the rest of what differs between XML and HTML."""
+    # A value in quotes follows an equals sign; elsewhere HTML may have quotes that mean nothing.
+    attributes = r"""(?:[^<>=]|=\s*+(?:"[^"]*"|'[^']*')?+)*+"""
+    parts = {"EMPTY": comment, "END": instruction_end, "DECLARED": declared, "ATTRIBUTES": attributes}
+    return re.compile(re.sub("|".join(parts), lambda match: parts[match[0]], TOKENS), re.VERBOSE | re.DOTALL)
+
+
+XML_TOKEN = compile_tokens(comment="(?!)", instruction_end=r"\?>", declared="""(?:[^>"']|"[^"]*"|'[^']*')*+""")
+HTML_TOKEN = compile_tokens(comment="-?>", instruction_end=r"\?>", declared="[^>]*")
+# Behind the last ?> of HTML, a processing instruction ends like a tag.
+LAST_HTML_TOKEN = compile_tokens(comment="-?>", instruction_end=">", declared="[^>]*")
+SCRIPT_MARK = re.compile(r"<!--(?!-?>)|-->|</?script(?=[\s/>])", re.IGNORECASE)
+ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>][^\s>]*+)))?""")
 ENTITY = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,7}|[A-Za-z_][\w.\-]{0,40});")
 DECLARED_ENCODING = re.compile(rb"""^\s*<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._:\-]+)["']""")
 XML_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
@@ -65,8 +77,8 @@ def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> It
 
     The content of `raw_elements`, such as script, is one token of text.
     """
-    position, last = 0, text.rfind("?>") if raw_elements else len(text)
-    while match := (TOKEN_PATTERN if position < last else LAST_TOKEN_PATTERN).match(text, position):
+    position, last, pattern = 0, text.rfind("?>"), HTML_TOKEN if raw_elements else XML_TOKEN
+    while match := pattern.match(text, position):
         kind, start, position, raw = match.lastgroup or "", match.start(), match.end(), match[0]
         if kind != "attributes":
             yield Token(kind, start, position, raw)
@@ -75,11 +87,32 @@ def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> It
         name = match["name"].rpartition(":")[2]
         yield Token(kind, start, position, raw, name, match.end("name"))
         if raw_elements and kind == "open" and name.lower() in raw_elements:
-            closing = re.compile(rf"</{re.escape(name)}\b", re.IGNORECASE).search(text, position)
-            end = closing.start() if closing else len(text)
+            end = find_raw_end(text, position, name)
             if end > position:
                 yield Token("text", position, end, text[position:end])
             position = end
+        if raw_elements and position > last:
+            pattern = LAST_HTML_TOKEN
+
+
+def find_raw_end(text: str, position: int, name: str) -> int:
+    """Return where the content of an element such as script ends, that begins at an offset."""
+    if name.lower() != "script":
+        closing = re.compile(rf"</{re.escape(name)}\b", re.IGNORECASE).search(text, position)
+        return closing.start() if closing else len(text)
+    depth = 0  # 1 in a comment, 2 in a script in a comment, whose end is not that of the element
+    for mark in SCRIPT_MARK.finditer(text, position):
+        if mark[0] == "-->":
+            depth = 0
+        elif mark[0] == "<!--":
+            depth = max(depth, 1)
+        elif mark[0][1] != "/":
+            depth = 2 if depth else 0
+        elif depth < 2:
+            return mark.start()
+        else:
+            depth = 1
+    return len(text)
 
 
 @dataclass(slots=True)
@@ -232,11 +265,17 @@ def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
         elif token.kind == "cdata":
             builder.add_text(token.raw[9:-3])
         elif token.kind in ("open", "empty"):
-            is_protected = token.kind == "open" and "no" in (token.get("translate"), PROTECTED.get(token.get("mtype")))
-            if token.name in CODES or is_protected:
+            is_protected = "no" in (token.get("translate"), PROTECTED.get(token.get("mtype")))
+            is_range = is_protected and token.name == "sm"
+            if is_range:  # up to its <em>, or to the end of the text
+                ends = (i for i in range(index, len(tokens)) if tokens[i].get("startRef") == token.get("id"))
+                end = next((i for i in ends if tokens[i].name == "em"), len(tokens) - 1)
+            elif token.name in CODES or (is_protected and token.kind == "open"):
                 end = find_element_end(tokens, index)
             raw, key = text[token.start : tokens[end].end], next(filter(None, map(token.get, PAIR_KEYS)), "")
-            if token.name in OPENING:
+            if is_range:
+                builder.add_tag(raw)
+            elif token.name in OPENING:
                 builder.add_tag(raw, "open", key)
             elif token.name in CLOSING:
                 builder.add_tag(raw, "close", key)

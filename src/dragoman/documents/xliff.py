@@ -15,6 +15,7 @@ from dragoman.documents.document import (
     Slot,
     Splice,
     TextFile,
+    UnitBuilder,
     apply_splices,
     check_languages,
 )
@@ -164,10 +165,13 @@ class BilingualUnit:
     def has_text(self, span: tuple[int, int] | None) -> bool:
         return bool(span and has_text(self.tokens[span[0] + 1 : span[1]]))
 
+    def read_content(self, span: tuple[int, int]) -> UnitBuilder:
+        return read_inline(self.tokens[span[0] + 1 : span[1]], self.document.file.text)
+
     def make_skeleton(self, source: tuple[int, int], segments: Mapping[str, tuple[int, int]]) -> Splice:
         """Return the splice that makes a target with the segments of the source, but without their texts."""
         pieces, index = list[str](), source[0] + 1
-        for first, last in sorted(segments.values()):
+        for first, last in sorted(span for span in segments.values() if self.read_content(span).text.strip()):
             pieces += [token.raw for token in self.tokens[index : first + 1]]
             index = max(last, first + 1)
         pieces += [token.raw for token in self.tokens[index : source[1]]]
@@ -190,7 +194,7 @@ class BilingualUnit:
 
     def add_source(self, source: tuple[int, int]) -> None:
         """Add the source to the units of the document."""
-        builder = read_inline(self.tokens[source[0] + 1 : source[1]], self.document.file.text)
+        builder = self.read_content(source)
         if not builder.text.strip():
             return
         if self.is_fixed or (self.has_text(self.target) and not self.is_untranslated):
@@ -207,18 +211,25 @@ class BilingualUnit:
 
     def add_segment(self, segment: tuple[int, int], place: tuple[int, int] | None) -> None:
         """Add a segment of the source to the units of the document; its translation is written to `place`."""
-        builder = read_inline(self.tokens[segment[0] + 1 : segment[1]], self.document.file.text)
+        builder = self.read_content(segment)
         if not builder.text.strip():
+            if place and place[1] - place[0] <= 1 and not self.is_fixed:  # it has no content: it gets the same tags
+                self.document.settled.append(
+                    self.fill_segment(place, render_xml(builder.build().content, builder.spellings))
+                )
             return
         if self.is_fixed or not place or (self.has_text(place) and not self.is_untranslated):
             self.document.skipped += 1
             return
-        opening, closing = self.tokens[place[0]], self.tokens[place[1]]
 
         def make_splices(translation: MarkedText) -> list[Splice]:
-            inner = render_xml(translation, builder.spellings)
-            if opening.kind == "empty":
-                return [Splice(opening.start, opening.end, close_empty(opening, inner))]
-            return [Splice(opening.end, closing.start, inner)]
+            return [self.fill_segment(place, render_xml(translation, builder.spellings))]
 
         self.document.add(builder.build(note=self.note, wraps=self.wraps), Slot(make_splices, in_place=False))
+
+    def fill_segment(self, place: tuple[int, int], content: str) -> Splice:
+        """Return the splice that gives a segment of the target a content."""
+        opening, closing = self.tokens[place[0]], self.tokens[place[1]]
+        if opening.kind == "empty":
+            return Splice(opening.start, opening.end, close_empty(opening, content))
+        return Splice(opening.end, closing.start, content)
