@@ -81,6 +81,9 @@ def test_paragraphs_in_paragraphs_are_read(tag: str) -> None:
         ("a.xlf", b'<?xml version="1.0" encoding="unicode_escape"?><xliff/>', "unknown encoding"),
         ("a.po", b'msgid "a"\nmsgstr[' + b"1" * 5000 + b'] ""\n', "line 2"),
         ("a.po", b'msgid ""\nmsgstr "Plural-Forms: nplurals=2; plural=n/0;\\n"\n', "Plural-Forms"),
+        ("a.po", b'msgid ""\nmsgstr "Plural-Forms: nplurals=2; plural=n == !n;\\n"\n', "Plural-Forms"),
+        ("a.po", b'msgid "a"\nmsgid_plural[0] "b"\nmsgstr[0] ""\n', "line 2"),
+        ("a.tmx", b'<!DOCTYPE tmx SYSTEM "a><tu>"><tmx/>', "no other language"),
     ],
 )
 def test_bad_files_are_refused(name: str, data: bytes, problem: str) -> None:
@@ -117,6 +120,20 @@ HOSTILE_FILES = [
     ("x.html", "<p>a" + "<?" * 100_000),
     ("x.html", "<p>a" + "<!a" * 100_000),
     ("x.po", 'msgid "a"\nmsgid_plural "b"\n' + 'msgstr[0] ""\n' * 20_000),
+    (
+        "x.po",
+        "".join(f'msgid_plural[{i}] "a"\n' for i in range(20_000))
+        + 'msgid "b"\n'
+        + "".join(f'msgstr[{i}] ""\n' for i in range(20_000)),
+    ),
+    ("x.md", "- " * 100_000 + "a"),
+    ("x.md", "> " * 50_000 + "a\n" + "> " * 50_000 + "b"),
+    ("x.md", "- " * 500 + "a\n" + "\n" * 100_000 + " " * 100_000 + "b"),
+    ("x.md", "](" * 100_000 + "[a](b" * 20_000),
+    ("x.html", "<a " + '="<a" ' * 50_000),
+    ("x.html", "<a " + "='<a' " * 50_000 + '=">"'),
+    ("x.html", '<a b="' * 50_001),
+    ("x.html", "<script><!--" + "<script></script>" * 20_000),
 ]
 
 
@@ -206,6 +223,15 @@ def test_another_number_of_plural_forms_is_a_warning() -> None:
         ("<p>See <a href=foo/>link</a> <b/>now</b></p>", ["See link now"]),
         ('<?xml version="1.0"?><p>a <code/>b</p>', ["a b"]),
         ('<meta charset="utf-16"><p>a</p>', ["a"]),
+        ('<p>a <img src=x alt="5" screen"> <b title=Bob\'s>b</b>', ["Bob's", "a  b"]),
+        ("<p>a <b title='x>y' data-x=a=b>c</b></p>", ["x>y", "a c"]),
+        ("<p>a <b c='d <i>e</i></p>", ["a <b c='d e"]),
+        ("<p>\xa0<b>a</b> b\u3000</p><p>\xa0 <b>c</b> \u3000</p>", ["\xa0a b\u3000", "\xa0 c \u3000"]),
+        ("<!--><p>a</p><!-- x --><p>b<!---><i>c</i></p>", ["a", "bc"]),
+        ("<script>a='<!--<script>b</script>-->'; c('</sc'+'ript>')</script><p>d</p>", ["d"]),
+        ("<script><!-- <script x='y'> </script> a </script><p>b</p>", ["b"]),
+        ("<script><!-- a --> <script></script><p>b</p>", ["b"]),
+        ("<script><!--> <script> a </script><p>b</p>", ["b"]),
     ],
 )
 def test_html_is_read_as_browsers_do(page: str, texts: list[str]) -> None:
@@ -215,6 +241,33 @@ def test_html_is_read_as_browsers_do(page: str, texts: list[str]) -> None:
         assert [tag.kind for tag in document.units[0].markup] == ["open", "close"] * 2
     again = open_document(document.write([MarkedText(f"{u.text};", u.markup) for u in document.units]), "a.html")
     assert [unit.text for unit in again.units] == [f"{text};" for text in texts]
+
+
+@pytest.mark.parametrize("page", [
+    "<p>See <a href=/o'brien>it</a></p>", '<p>a <img title="5" screen"> b</p>', "<p>\xa0<b>a</b> b\xa0</p>",
+    "<p><b>\xa0</b>a<b>\u3000</b></p>", "<!--><p>a</p><!-- x -->",
+    '<script>var a="<!--<script>b</script>-->"; alert("hi")</script><p>a</p>',
+])  # fmt: skip
+def test_only_the_text_of_html_changes(page: str) -> None:
+    document = open_document(page.encode(), "a.html")
+    written = document.write(
+        [MarkedText(f"{unit.text}", (*unit.markup, Markup(len(unit.text), "|"))) for unit in document.units]
+    )
+    assert written.decode().replace("|", "") == page
+
+
+def test_unquoted_values_with_quotes_are_quoted() -> None:
+    document = open_document(b"<b title=Bob's>", "a.html")
+    assert document.write([MarkedText("Eve's")]) == b'<b title="Eve&#39;s">'
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.xlf", '<!DOCTYPE x SYSTEM "a></b>"><xliff><file><trans-unit><source>a</source></trans-unit></file></xliff>'),
+    ("a.tmx", '<!DOCTYPE tmx SYSTEM "a><tu>"><tmx><tu><tuv xml:lang="en"><seg>a</seg></tuv></tu></tmx>'),
+])  # fmt: skip
+def test_tags_in_a_document_type_are_none(name: str, text: str) -> None:
+    [unit] = open_document(text.encode(), name, source_language="en", target_language="de").units
+    assert unit.text == "a"
 
 
 INSTRUCTION = "<?x > </b> <c> ?>"
@@ -295,6 +348,32 @@ def test_subtitles_without_an_empty_line_between_them() -> None:
     )
     document = open_document(text.encode(), "a.srt")
     assert [unit.text for unit in document.units] == ["a\n1984", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.txt", "a\x0cb\r\n\x0cc d\r\n", "A\x0cB\r\n\x0cC D\r\n"),
+        ("a.txt", "a\x0c", "A\x0c"),
+        ("a.txt", "\u3000a\x85b\u2028c\xa0", "\u3000A\x85B\u2028C\xa0"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n\u3000a\n\xa0b\n", None),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n{\\pos(192, 230)}Hi\nyou\n", None),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n\xa0\n\n2\n00:00:03,000 --> 00:00:04,000\na\n", None),
+    ],
+)
+def test_white_space_and_tags_of_lines_are_kept(name: str, text: str, expected: str | None) -> None:
+    document = open_document(text.encode(), name)
+    written = document.write(
+        [
+            MarkedText(unit.text.upper() if name == "a.txt" else unit.text.replace("\n", " ") + "!", unit.markup)
+            for unit in document.units
+        ]
+    )
+    if expected is None:
+        assert written.decode().replace("!", "").split() == text.split()
+        assert "{\\pos(192, 230)}" in written.decode() or "{" not in text
+    else:
+        assert written.decode() == expected
 
 
 def test_corpora_of_documents(tmp_path: Path) -> None:

@@ -8,20 +8,20 @@ from bisect import bisect_right
 from dragoman.documents.document import Document, MarkedText, Slot, Splice, TextFile, UnitBuilder, decode_file, render
 from dragoman.errors import UserError
 
-TEXT_LINE = re.compile(r"[^\r\n]+")
 CUE = re.compile(
     r"""
     ^[ \t]*+ (?:\d++ [ \t]*+ \r?\n [ \t]*+)?                       # the number of the cue
     (?P<time>\d{1,3}:\d{2}:\d{2}[,.]\d{1,3}[ \t]*-->[^\r\n]*) (?:\r?\n|\Z)
     (?P<text>(?:                                                  # up to an empty line or the next cue
         (?!(?:[ \t]*+ \d++ [ \t]*+ \r?\n)?+ [ \t]*+ \d[\d:.,]*+ [ \t]*+ -->)
-        [ \t]*+ [^\s] [^\r\n]*+ (?:\r?\n|\Z)
+        [ \t]*+ [^ \t\r\n] [^\r\n]*+ (?:\r?\n|\Z)
     )*+)
     """,
     re.VERBOSE | re.MULTILINE,
 )
 SUBTITLE_TAG = re.compile(r"<(/?)(i|b|u|s|font|c|v)\b[^<>\r\n]*>|\{\\[^{}\r\n]*\}", re.IGNORECASE)
 OTHER_BREAKS = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+TEXT_LINE = re.compile(r"[^\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 SPEAKER_LINE = re.compile(r"[ \t]*(?:<[^<>]*>)*[-–—‐][ \t]*")  # a line of one of several speakers
 
 
@@ -29,8 +29,7 @@ def read_text(data: bytes, name: str, source_language: str = "", target_language
     """Return the lines of a text that are not empty as its units."""
     document = Document(decode_file(data, name), source_language=source_language, target_language=target_language)
     for match in TEXT_LINE.finditer(document.file.text):
-        if match[0].strip():
-            add_lines(document, match.start(), match.end(), re.compile(r"(?!)"))
+        add_lines(document, match.start(), match.end(), re.compile(r"(?!)"))
     return document
 
 
@@ -68,15 +67,17 @@ def add_cue(document: Document, start: int, end: int, time: str) -> None:
     dash = SPEAKER_LINE.match(text, start, end)
     if dash and "<" not in dash[0]:
         start = dash.end()
-    raw = text[start:end]
-    start, end = start + len(raw) - len(raw.lstrip()), end - len(raw) + len(raw.rstrip())
-    if start < end:
-        add_lines(document, start, end, SUBTITLE_TAG, note=time)
+    add_lines(document, start, end, SUBTITLE_TAG, note=time)
 
 
 def add_lines(document: Document, start: int, end: int, tag_pattern: re.Pattern[str], note: str = "") -> None:
-    """Add a part of a text as a unit. Its line breaks are kept; a translation is broken into as many lines."""
+    """Add a part of a text, without the white space around it, as a unit.
+
+    Its line breaks are kept; a translation is broken into as many lines.
+    """
     raw = document.file.text[start:end]
+    start, end = start + len(raw) - len(raw.lstrip()), end - len(raw) + len(raw.rstrip())
+    raw = raw.strip()
     builder, position = UnitBuilder(), 0
     for tag in tag_pattern.finditer(raw):
         builder.add_text(raw[position : tag.start()])
@@ -103,7 +104,7 @@ def break_lines(text: str, count: int, line_break: str) -> str:
     """Break a text without line breaks into up to `count` lines of similar length, at spaces outside tags."""
     if "\n" in text:
         return text
-    spaces = [match.start() for match in re.finditer(r"<[^<>]*>| ", text) if match[0] == " "]
+    spaces = [match.start() for match in re.finditer(r"<[^<>]*>|\{\\[^{}]*\}| ", text) if match[0] == " "]
     pieces, position = [], 0
     for number in range(1, count):
         ideal = len(text) * number / count

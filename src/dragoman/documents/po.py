@@ -16,7 +16,9 @@ from dragoman.errors import UserError
 CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
 DECLARED_CHARSET = re.compile(r"(Content-Type:[^\n\"]{0,200}?charset=)([\w.:\-]+)", re.IGNORECASE)
 PLURAL_FORMS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
-KEYWORD = re.compile(r'[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d{1,9})\])?[ \t]*+(?:\r?\n[ \t]*+)?(?=")')
+KEYWORD = re.compile(
+    r'[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:(?<=msgstr)\[(\d{1,9})\])?[ \t]*+(?:\r?\n[ \t]*+)?(?=")'
+)
 STRING = re.compile(r'[ \t]*+"((?:[^"\\\r\n]|\\.)*+)"[ \t]*+(?:\r?\n|\r?\Z|(?="))')
 ESCAPES_OF_PO = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 ESCAPE_SEQUENCE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{1,2}))++)|\\(.)")
@@ -171,7 +173,7 @@ def read_plural_forms(header: str, name: str) -> tuple[int, int]:
         return 2, 0
     try:
         return int(match[1]), int(gettext.c2py(match[2])(1))
-    except (ValueError, OverflowError, ZeroDivisionError, RecursionError):
+    except (ValueError, SyntaxError, OverflowError, ZeroDivisionError, RecursionError):
         raise UserError(
             f"{name} has Plural-Forms that cannot be computed: {match[2][:80]}; correct its header"
         ) from None
