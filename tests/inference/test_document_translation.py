@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,17 @@ from dragoman.inference.document_translation import (
     translate_document,
     translate_marked,
 )
-from dragoman.inference.markup_projection import NOT_NESTED_WARNING, build_tree, order_ranges, project_markup
+from dragoman.inference.markup_projection import (
+    LONG_WARNING,
+    NOT_NESTED_WARNING,
+    build_tree,
+    order_ranges,
+    place_markup,
+    project_markup,
+)
 from dragoman.inference.postprocess import FLAG_LOST
 from dragoman.inference.translator import Translator
+from dragoman.inference.word_alignment import AlignedText, find_words
 from dragoman.types import Hypothesis, Pair
 from toy_run import Call, Toy, assert_user_error, translate_toy
 
@@ -155,6 +164,42 @@ def test_warnings_of_a_unit() -> None:
     assert join_unit(unit, spans, moved).warnings == ("cut at 9 tokens",)
     lost = [make_hypothesis("a", "Eins %1.", {}), make_hypothesis("a", " ", {})]
     assert join_unit(unit, spans, lost).warnings == (EMPTY_WARNING, f"{FLAG_LOST}: %2")
+
+
+def test_long_units_take_little_memory_and_time() -> None:
+    """Their alignment would have the square of the number of words."""
+    words = " ".join(map(str, range(15_000)))
+    sentence = "one two three four five. "
+    for page in (
+        f"One two. {words}",
+        f"<b>One</b> two. {words}",
+        f"<b>One</b> two {words}.",
+        f"<b>x</b> {sentence * 1000}",
+    ):
+        [unit] = open_document(page.encode(), "page.html").units
+        spans = split_unit(unit)
+        links = [make_hypothesis("a", unit.text[start:end].upper(), {}) for start, end in spans]
+        links = [replace(each, source_tokens=each.tokens) for each in links]
+        tracemalloc.start()
+        translated = join_unit(unit, spans, links)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 100 << 20
+        assert translated.content.text == unit.text.upper()
+        assert len(translated.content.markup) == len(unit.markup)
+        assert translated.warnings == ((LONG_WARNING,) if unit.markup else ())
+
+
+def test_tags_of_long_texts_stay_beside_words() -> None:
+    page = "<b>one two</b> <i>three</i> four " * 1000
+    [unit] = open_document(page.encode(), "page.html").units
+    words = find_words(unit.text, set())
+    content, warnings = place_markup(unit, AlignedText(unit.text.upper(), words, words, None))
+    assert (
+        render(content, str)
+        == page.replace("one two", "ONE TWO").replace("three", "THREE").replace("four", "FOUR").strip()
+    )
+    assert warnings == [LONG_WARNING]
 
 
 def test_warnings_of_a_file(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from dragoman.inference.postprocess import (
     fill_unknowns,
     list_source_words,
     rerank_by_coverage,
+    split_sentences,
 )
 from dragoman.inference.translator import Translator
 from dragoman.models.registry import build_model
@@ -208,3 +210,22 @@ def test_placeholders_of_more_formats(span: str) -> None:
 @pytest.mark.parametrize("text", ["5 %", "100%1", "%%1", "%123", "{two words}", "{a, {b", "{% x", "a%b"])
 def test_text_that_only_looks_like_a_placeholder(text: str) -> None:
     assert not count_placeholders(text)
+
+
+@pytest.mark.parametrize("line", ["A" + "." * 100_000 + "x", "A" + ".'" * 50_000 + "x", "Ab" + "。a" * 50_000])
+def test_splitting_sentences_takes_linear_time(line: str) -> None:
+    start = time.process_time()
+    assert "".join(split_sentences(line)) == line
+    assert time.process_time() - start < 5  # a quadratic search takes minutes
+
+
+@pytest.mark.parametrize(
+    ("line", "sentences"),
+    [
+        ("One... Two?! Three.” Four. five.", ["One...", "Two?!", "Three.”", "Four. five."]),
+        ("One.) (Two.) 3. Three 。四", ["One.)", "(Two.)", "3. Three 。", "四"]),
+        ("a.b. C", ["a.b. C"]),
+    ],
+)
+def test_sentences_end_with_punctuation(line: str, sentences: list[str]) -> None:
+    assert split_sentences(line) == sentences

@@ -22,7 +22,7 @@ from dragoman.documents.formats import open_document
 from dragoman.documents.html import read_fragment
 from dragoman.errors import UserError
 from dragoman.inference.constraints import Glossary
-from dragoman.inference.markup_projection import join_aligned, place_markup
+from dragoman.inference.markup_projection import MAX_WEIGHTS, join_aligned, place_markup
 from dragoman.inference.postprocess import (
     FLAG_ADDED,
     FLAG_LOST,
@@ -208,10 +208,13 @@ def join_unit(
     parts: list[tuple[int, int, AlignedText]] = []
     position = 0
     for (start, end), hypothesis in zip(spans, hypotheses, strict=True):
-        parts += list_copies(unit.text, position, start)
-        parts.append((start, end, align_words(unit.text[start:end], hypothesis)))
+        if unit.markup:
+            parts += list_copies(unit.text, position, start)
+            parts.append((start, end, align_sentence(unit.text[start:end], hypothesis)))
+        else:  # only tags need the words and their alignment
+            parts.append((start, end, AlignedText(hypothesis.text, [], [], None)))
         position = end
-    parts += list_copies(unit.text, position, len(unit.text))
+    parts += list_copies(unit.text, position, len(unit.text)) if unit.markup else []
     content, warnings = place_markup(unit, join_aligned(parts, unit.text))
     for hypothesis in hypotheses:
         kinds = {get_warning_kind(warning) for warning in hypothesis.warnings}
@@ -223,7 +226,15 @@ def join_unit(
     return TranslatedUnit(content, tuple(dict.fromkeys(warnings)))
 
 
+def align_sentence(text: str, hypothesis: Hypothesis) -> AlignedText:
+    """Return the translation of a sentence with its alignment, unless that would need much memory."""
+    if max(len(hypothesis.tokens), len(hypothesis.source_tokens)) ** 2 <= MAX_WEIGHTS:
+        return align_words(text, hypothesis)
+    return AlignedText(hypothesis.text, find_words(text, set()), find_words(hypothesis.text, set()), None)
+
+
 def list_copies(text: str, start: int, end: int) -> list[tuple[int, int, AlignedText]]:
     """Return the part of a text that is copied, aligned to itself; nothing if it has no words."""
     words = find_words(text[start:end], set())
-    return [(start, end, AlignedText(text[start:end], words, words, np.eye(len(words))))] if words else []
+    weight_TS = np.eye(len(words)) if len(words) ** 2 <= MAX_WEIGHTS else None
+    return [(start, end, AlignedText(text[start:end], words, words, weight_TS))] if words else []

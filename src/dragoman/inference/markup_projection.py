@@ -21,6 +21,8 @@ from dragoman.types import Hypothesis
 UNALIGNED_WARNING = "tags placed by position, since the model has no alignment"
 NO_WORDS_WARNING = "a pair of tags without words"
 NOT_NESTED_WARNING = "tags placed by position, since they are not nested or nested very deeply"
+LONG_WARNING = "tags placed by position, since the text is very long"
+MAX_WEIGHTS = 1 << 22  # weights of words on each other; for those of a longer text, memory and time would be squared
 MAX_NESTING = 200  # pairs in pairs that are placed by alignment, which takes a few calls of a function for each
 
 
@@ -50,8 +52,9 @@ def join_aligned(parts: Sequence[tuple[int, int, AlignedText]], source: str) -> 
         position = end
         blocks.append(part)
     text = "".join([*pieces, source[position:]])
-    if any(part.weight_TS is None and part.source_words and part.words for part in blocks):
-        return AlignedText(text, source_words, words, None)
+    target = AlignedText(text, source_words, words, None)
+    if is_too_long(target) or any(part.weight_TS is None and part.source_words and part.words for part in blocks):
+        return target
     weight_TS = np.zeros((len(words), len(source_words)))
     row = column = 0
     for part in blocks:
@@ -59,7 +62,12 @@ def join_aligned(parts: Sequence[tuple[int, int, AlignedText]], source: str) -> 
             height, width = part.weight_TS.shape
             weight_TS[row : row + height, column : column + width] = part.weight_TS
         row, column = row + len(part.words), column + len(part.source_words)
-    return AlignedText(text, source_words, words, weight_TS)
+    return target._replace(weight_TS=weight_TS)
+
+
+def is_too_long(target: AlignedText) -> bool:
+    """Return whether a text has too many words for their alignment."""
+    return len(target.words) * len(target.source_words) > MAX_WEIGHTS
 
 
 def project_markup(source: Unit | MarkedText, hypothesis: Hypothesis) -> tuple[MarkedText, list[str]]:
@@ -72,10 +80,10 @@ def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[Marked
     if not source.markup or target.text == source.text:
         return MarkedText(target.text, source.markup), []
     roots = build_tree(source.markup)
-    if roots is None:
+    if roots is None or is_too_long(target):
         scale = len(target.text) / max(len(source.text), 1)
         markup = [tag._replace(position=snap(round(tag.position * scale), target)) for tag in source.markup]
-        return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING]
+        return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING if roots is None else LONG_WARNING]
     placement = Placement(source, target)
     placement.place(roots, (0, len(target.words)))
     content, warnings = placement.emit(roots)
@@ -107,9 +115,10 @@ def restore_spaces(source: Unit | MarkedText, target: MarkedText) -> MarkedText:
 
 def snap(position: int, target: AlignedText) -> int:
     """Return the nearest position that is not inside a word."""
-    for start, end in target.words:
-        if start < position < end:
-            return start if position - start <= end - position else end
+    index = bisect_left(target.words, position, key=lambda word: word[0]) - 1  # the last word that begins before it
+    start, end = target.words[index] if index >= 0 else (0, 0)
+    if position < end:
+        return start if position - start <= end - position else end
     return min(position, len(target.text))
 
 

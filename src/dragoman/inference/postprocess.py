@@ -290,7 +290,7 @@ def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> li
     return words
 
 
-SENTENCE_END = re.compile(r"[.!?…]+[\"'“”’«»‹›)\]]*(?=\s)|[。！？]+[”’」』)\]]*")
+SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'“”’«»‹›)\]]*+(?=\s)|[。！？]+[”’」』)\]]*")
 NON_SPACES = re.compile(r"\S+")
 NON_SPACE = re.compile(r"\S")
 
@@ -304,8 +304,8 @@ def split_sentences(line: str) -> list[str]:
     sentences, start = [], 0
     has_capitals = line != line.lower()
     for mark in SENTENCE_END.finditer(line):
-        after = NON_SPACES.search(line, mark.end())
-        if has_capitals and after and after[0][0].islower():
+        after = NON_SPACE.search(line, mark.end())
+        if has_capitals and after and after[0].islower():
             continue
         # The word before the mark, or its end if it is long: only short words can be abbreviations
         word = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
