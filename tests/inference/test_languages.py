@@ -257,5 +257,5 @@ def test_threads_load_one_guesser(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(languages, "make_guesser", lru_cache(maxsize=1)(load_slowly))
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda _: languages.load_guesser(), range(8))) == ["guesser"] * 8
+        assert set(map(str, pool.map(lambda _: languages.load_guesser(), range(8)))) == {"guesser"}
     assert len(loaded) == 1

@@ -36,8 +36,8 @@ def find_free_port() -> int:
 
 @contextmanager
 def serve_as_process(toy: Toy, port: int, *options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `dragoman serve`, and wait until it is ready."""
-    with start_process("serve", f"toy={toy.run}", "--port", port, *options) as running:
+    """Start `dragoman serve`, and wait until it is ready. Nobody reads its log, which could fill the pipe."""
+    with start_process("serve", f"toy={toy.run}", "--port", port, "--no-log-requests", *options) as running:
         assert running.stdout
         line = running.stdout.readline().decode()
         assert line == f"Dragoman serves toy at http://127.0.0.1:{port} (no API key is required)\n", running.poll()
