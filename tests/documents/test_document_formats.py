@@ -265,6 +265,7 @@ def test_another_word_order_keeps_the_structure_of_a_paragraph(paragraph: str) -
         ("a [b c][] d ![e][] f [g][]\n\n- x\n\n  [b  C]: y\n\n[e]: z\n", ["a  d  f [g][]", "x"]),
         (f"a ![b](data:image/png;base64,{'x' * 3000}) c\n", ["a b c"]),
         ("a [b](x_(y)_(z)) c\n", ["a b c"]),
+        ("![](x) a ![](y) b [![](z)](w) c ![d](v) e ![]\n", [" a  b  c d e ![]"]),
     ],
 )
 def test_blocks_of_markdown(text: str, units: list[str]) -> None:

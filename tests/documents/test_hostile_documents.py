@@ -224,6 +224,7 @@ def test_another_number_of_plural_forms_is_a_warning() -> None:
         ('<?xml version="1.0"?><p>a <code/>b</p>', ["a b"]),
         ('<meta charset="utf-16"><p>a</p>', ["a"]),
         ('<p>a <img src=x alt="5" screen"> <b title=Bob\'s>b</b>', ["Bob's", "a  b"]),
+        ("<p>a <i class=icon></i> b <a><img></a> c <i> </i></p>", ["a  b  c "]),
         ("<p>a <b title='x>y' data-x=a=b>c</b></p>", ["x>y", "a c"]),
         ("<p>a <b c='d <i>e</i></p>", ["a <b c='d e"]),
         ("<p>\xa0<b>a</b> b\u3000</p><p>\xa0 <b>c</b> \u3000</p>", ["\xa0a b\u3000", "\xa0 c \u3000"]),
@@ -245,13 +246,14 @@ def test_html_is_read_as_browsers_do(page: str, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("page", [
     "<p>See <a href=/o'brien>it</a></p>", '<p>a <img title="5" screen"> b</p>', "<p>\xa0<b>a</b> b\xa0</p>",
-    "<p><b>\xa0</b>a<b>\u3000</b></p>", "<!--><p>a</p><!-- x -->",
+    "<p><b>\xa0</b>a<b>\u3000</b></p>",
+    "<p>a <i title='b'></i> c <i></i><i></i> d</p><p><a id=e></a> f", "<!--><p>a</p><!-- x -->",
     '<script>var a="<!--<script>b</script>-->"; alert("hi")</script><p>a</p>',
 ])  # fmt: skip
 def test_only_the_text_of_html_changes(page: str) -> None:
     document = open_document(page.encode(), "a.html")
     written = document.write(
-        [MarkedText(f"{unit.text}", (*unit.markup, Markup(len(unit.text), "|"))) for unit in document.units]
+        [MarkedText(unit.text, (*unit.markup, Markup(len(unit.text), "|", id=99))) for unit in document.units]
     )
     assert written.decode().replace("|", "") == page
 

@@ -208,7 +208,10 @@ class UnitBuilder:
             self.length += len(text)
 
     def add_tag(self, raw: str, kind: Kind = "standalone", key: str = "") -> int:
-        """Add a tag and return its id. A closing tag is the partner of the last open one with the same key."""
+        """Add a tag and return its id. A closing tag is the partner of the last open one with the same key.
+
+        With `collapse`, a pair with nothing inside, such as an icon or an image without a text, is one tag.
+        """
         number = len(self.markup)
         tag = Markup(self.length, raw, id=number)
         if kind == "open":
@@ -217,6 +220,10 @@ class UnitBuilder:
             for index in range(len(self.open) - 1, max(-1, len(self.open) - 200), -1):
                 if self.open[index][0] == key:
                     partner = self.open.pop(index)[1]
+                    if self.collapse and partner == number - 1 and self.markup[partner].position == self.length:
+                        self.markup[partner] = tag._replace(raw=self.markup[partner].raw + raw, id=partner)
+                        self.ends_in_space = False
+                        return partner
                     self.markup[partner] = self.markup[partner]._replace(kind="open", partner=number)
                     tag = tag._replace(kind="close", partner=partner)
                     break
