@@ -31,6 +31,7 @@ MAX_HEADERS = 64 * 1024  # bytes of request line and headers
 MAX_DISCARDED = 32_000_000  # bytes of a body that are received after the request was refused, so that it sees why
 BYTES_PER_SECOND = 10_000  # a body that arrives faster than this is not late
 UNSENT_BYTES = 128 * 1024  # of an answer that the system takes before it sends them
+FIRST_REQUEST_SECONDS = 1.0  # for which a server that stops waits for the request of a new connection
 ANSWER_SECONDS = 1.0  # time for the answers to requests that are cancelled when the server stops
 KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep idle connections, so that they close them first
 TICKS_PER_CHECK = 5  # of 0.1 s
@@ -120,6 +121,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.answering = cycle
         super()._start_asgi_task(cycle, app)
+
+    def shutdown(self) -> None:
+        """Begin to stop. A new connection has a moment for its first request, which may be on its way."""
+        if self.cycle is None:
+            self.loop.call_later(FIRST_REQUEST_SECONDS, super().shutdown)
+        else:
+            super().shutdown()
 
     def close_if_late(self, now: float) -> None:
         """Close the connection if the request arrives, or the answer is read, too slowly."""
