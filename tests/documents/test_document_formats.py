@@ -258,6 +258,10 @@ def test_another_word_order_keeps_the_structure_of_a_paragraph(paragraph: str) -
         ("- a\n***\n    code\n", ["a"]),
         ("- a\nb\n\n  c\n", ["a b", "c"]),
         ("- a | b\n  --|--\n  c | d\n", ["a", "b", "c", "d"]),
+        ("> a\n\n>     code\n\n- >     - code\n", ["a"]),
+        ("a\n====\n\n    code\n", ["a"]),
+        ('=== "x"\n    a\n', ["a"]),
+        ("/// note | x\na\n///\n\nb\n", ["a", "b"]),
         ("a\n{: .note }\n\n{:toc}\n", ["a"]),
         ("[^1]: a\n\n    b\n\n        code\n", ["a", "b"]),
         ("Term\n\n: a\n\n    b\n", ["Term", "a", "b"]),
@@ -291,6 +295,12 @@ def test_text_of_markdown_stays_text(text: str, translation: str, expected: str)
     document = open_document(text.encode(), "a.md")
     assert document.write([MarkedText(translation)]).decode() == expected
     assert [unit.text for unit in open_document(expected.encode(), "b.md").units] == [translation]
+
+
+def test_references_over_two_lines_stay_indented() -> None:
+    text = "- a [b\n  c] d\n\n[b c]: x\n"
+    document = open_document(text.encode(), "a.md")
+    assert document.write([mark_unit(unit) for unit in document.units]).decode().replace(MARKER, "") == text
 
 
 @pytest.mark.parametrize("line_break", ["  \n", "\\\n"])

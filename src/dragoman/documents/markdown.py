@@ -23,7 +23,8 @@ DELIMITER_ROW = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[
 CELL = re.compile(r"(?:[^|\\`]|\\.|`[^`]*`|`|\\$)+")
 DEFINITION = re.compile(r"^[ \t>]*+\[(?!\^)([^\[\]\n]{1,200})\]:", re.MULTILINE)
 FOOTNOTE = re.compile(r"[ ]{0,3}\[\^[^\]\s]+\]:[ \t]*")
-DIRECTIVE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S|[ \t]*:{3,}|[ \t]*\{[%:]|\[TOC\]")
+NOTE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S")  # with indented blocks
+DIRECTIVE = re.compile(rf"{NOTE.pattern}|[ \t]*:{{3,}}|[ \t]*/{{3,}}|[ \t]*\{{[%:]|\[TOC\]")
 MATH = re.compile(r"[ \t]*\$\$")
 ALERT = re.compile(r"[ ]{0,3}\[!\w+\][ \t]*$")  # the first line of a quote, such as [!NOTE]
 DESCRIPTION = re.compile(r"[ ]{0,3}:[ \t]+(?=\S)")  # of a term, in a definition list
@@ -121,6 +122,8 @@ class MarkdownReader:
             self.close(depth)
             self.containers += opened
             depth = len(self.containers)
+            if count_columns(line, position) >= 4:
+                return index + 1
         rest = line[position:]
         if opening := FENCE.match(rest):
             self.close(depth)
@@ -130,7 +133,7 @@ class MarkdownReader:
             return self.skip_math(index)
         if (self.paragraph and UNDERLINE.match(rest)) or RULE.match(rest) or DIRECTIVE.match(rest):
             self.close(depth)
-            if re.match(r"[ \t]*[!?=]{3}", rest):
+            if NOTE.match(rest):
                 self.containers.append(count_columns(rest) + 4)
             return index + 1
         if (BLOCK_TAG_LINE if self.paragraph else HTML_BLOCK).match(rest) and not INLINE_TAG_LINE.match(rest):
@@ -263,6 +266,8 @@ def find_containers(line: str, position: int, limit: int) -> tuple[int, list[int
     """Return the offset behind the marks of new containers, and these as `MarkdownReader.containers` has them."""
     found: list[int] = []
     while len(found) < limit and not RULE.match(line[position:]):
+        if found and count_columns(line, position) >= 4:
+            break  # code
         if quote := QUOTE.match(line, position):
             found.append(0)
             position = quote.end()
@@ -335,7 +340,7 @@ def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBui
         kind, key, last = kinds.get(index, ("standalone", "", index))
         if last > index:  # a reference such as [label], with everything in it
             position = matches[last].end()
-            builder.add_tag(text[match.start() : position])
+            builder.add_tag(text[match.start() : position].replace("\n", after_break))
             index = last
         elif match["hard"]:
             builder.add_tag(match[0][:-1] + after_break)
