@@ -201,7 +201,7 @@ def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
     Without segments (an empty line), return an empty hypothesis.
     """
     if len(parts) <= 1:
-        return parts[0] if parts else Hypothesis("", 0.0, [], [], [], 0.0)
+        return parts[0] if parts else Hypothesis("")
     tokens = [token for part in parts for token in part.tokens]
     source_tokens = [token for part in parts for token in part.source_tokens]
     token_count = sum(len(part.tokens) + 1 for part in parts)  # EOS included
