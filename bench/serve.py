@@ -181,9 +181,14 @@ def find_ratios(systems: dict[str, Any]) -> dict[str, float]:
     ratios = {f"best against best {kind}": find_ratio(batched, other) for kind, other in pairs.items() if other}
     for name in systems:
         if name.startswith("server, "):
-            other = systems[name.replace("server", "server without batching", 1)]
-            speeds = [[turn["sentences_per_second"] for turn in one["rounds"]] for one in (systems[name], other)]
-            ratios[f"{name} against the same without batching"] = find_ratio(*speeds)
+            engine = name.removeprefix("server, ")
+            alone = DIRECT.format(QUANTIZATIONS.get(engine, ""))
+            for kind, other in (("the same without batching", UNBATCHED.format(engine)), (f'"{alone}"', alone)):
+                if other in systems:
+                    speeds = [
+                        [turn["sentences_per_second"] for turn in systems[one]["rounds"]] for one in (name, other)
+                    ]
+                    ratios[f"{name} against {kind}"] = find_ratio(*speeds)
     return ratios
 
 
