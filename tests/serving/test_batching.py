@@ -20,6 +20,7 @@ from dragoman.decoding.live_batching import MAX_BATCHES, LiveScheduler, Submissi
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import IndexedResults, SearchJob
 from dragoman.errors import UserError
+from dragoman.inference.engines import torch as torch_engine
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import DecodeOptions, Translator
@@ -89,7 +90,8 @@ def translate_together(translator: Translator, tasks: Sequence[Task]) -> list[li
 
 
 @pytest.mark.parametrize("name", ["torch", "ctranslate2"])
-def test_500_requests_at_once_get_what_a_translator_gives(name: str, toy: Toy) -> None:
+def test_500_requests_at_once_get_what_a_translator_gives(name: str, toy: Toy, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch_engine, "NARROW_WIDTH", 0)  # so that the toy model is decoded in two threads
     if name == "ctranslate2":
         pytest.importorskip("ctranslate2", reason="CTranslate2 has no wheel for every platform")
     plain = load_as(Translator, toy.run, device="cpu", engine=name)
@@ -99,6 +101,7 @@ def test_500_requests_at_once_get_what_a_translator_gives(name: str, toy: Toy) -
     with ThreadPoolExecutor(CLIENTS) as clients:
         found = list(clients.map(lambda task: finish(bind(plain, shared), task), tasks))
     if isinstance(shared, SharedTorchEngine):
+        assert len(shared.scheduler.threads) == 2
         assert found == expected  # scores and alignments included, to the bit
         assert shared.scheduler.failures == 0
         assert not shared.scheduler.entries
@@ -119,6 +122,8 @@ def test_other_models_and_methods_share_batches_too(batching: bool, toy: Toy) ->
     plain = load_as(Translator, toy.run, device="cpu", engine="torch")
     texts = make_sentences(6, seed=8)
     shared = share_engine(plain, 2, batching=batching)
+    if isinstance(shared, SharedTorchEngine):
+        assert len(shared.scheduler.threads) == 1  # the model is narrow
     searches: list[dict[str, Any]] = [
         {"method": "mbr", "samples": 6},
         {"method": "diverse", "groups": 2, "beam": 4, "nbest": 2},

@@ -7,11 +7,10 @@ threads that all requests share, and blocks until they are decoded, or until the
     SharedTorchEngine  continuous batching in PyTorch (decoding/live_batching.py)
     SharedBatchEngine  for engines that decode whole batches, such as CTranslate2: as soon as one of its workers is
                        free, it gets all sentences that wait, up to a limit
-    SharedEngine       no batching: each request decodes its own sentences, as many requests at a time as there are
-                       cores
+    SharedEngine       no batching: each request decodes its own sentences, one request per thread at a time
 
 There is no waiting for a batch to become full in any of them. What requests compute apart from searches, such as
-alignments, also runs for as many requests at a time as there are cores, each with one thread of PyTorch.
+alignments, also runs for as many requests at a time as there are threads that decode, each with one thread of PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import IndexedResults, Results, SearchFactory, SearchJob
 from dragoman.hardware import BATCH_ROWS
 from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.torch import TorchEngine, choose_rows
+from dragoman.inference.engines.torch import TorchEngine, choose_rows, choose_threads
 from dragoman.inference.translator import Translator
 from dragoman.serving.errors import RequestCancelled
 
@@ -109,7 +108,7 @@ class SharedTorchEngine(SharedEngine):
         super().__init__(engine, threads)
         rows, on_cpu = choose_rows(engine.model, engine.device), engine.device.type == "cpu"
         slots = 0 if on_cpu else BATCH_ROWS[engine.device.type]
-        self.scheduler = LiveScheduler(engine.model, engine.device, rows, threads if on_cpu else 1, slots)
+        self.scheduler = LiveScheduler(engine.model, engine.device, rows, threads, slots)
         self.counts = self.scheduler.counts
 
     def run_search(
@@ -257,10 +256,12 @@ class BoundTorchEngine(TorchEngine):
 
 
 def share_engine(translator: Translator, threads: int, *, batching: bool = True) -> SharedEngine:
-    """Return the engine of a translator in a form that requests share, with as many threads as there are cores."""
+    """Return the engine of a translator in a form that requests share. `threads` is the number of cores."""
     engine: Engine | None = translator.engine
     if engine is None:
         return SharedEngine(None, 1)  # decoders of other systems are not meant for several threads
+    if isinstance(engine, TorchEngine):
+        threads = choose_threads(engine.model, engine.device, threads)
     if not batching:
         return SharedEngine(engine, threads)
     return SharedTorchEngine(engine, threads) if isinstance(engine, TorchEngine) else SharedBatchEngine(engine, threads)

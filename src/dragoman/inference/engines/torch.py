@@ -31,6 +31,7 @@ from dragoman.inference.engines.base import Engine
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}  # of the linear layers
+NARROW_WIDTH = 256  # up to which the products of a step take less time than the calls of its many operations
 MIN_GRAPH_JOBS = 64  # minimum number of sentences for which capturing a CUDA graph pays off
 
 
@@ -180,8 +181,21 @@ def choose_rows(model: StepModel[Any], device: torch.device) -> int:
     """Return the number of rows (hypotheses) of a model step: enough for fast matrix products, few for CPU caches."""
     if device.type == "cuda":
         return 1024
+    return 256 if is_narrow(model) else 128
+
+
+def choose_threads(model: StepModel[Any], device: torch.device, cores: int) -> int:
+    """Return how many threads decode at a time in a server.
+
+    On a CPU, threads that decode with a narrow model wait for Python's global lock more than they compute: two of them
+    are slower than one (docs/LOG.md).
+    """
+    return 1 if device.type == "cuda" or is_narrow(model) else cores
+
+
+def is_narrow(model: StepModel[Any]) -> bool:
     settings = getattr(model, "settings", None)
-    return 256 if settings and settings.width <= 256 else 128
+    return bool(settings and settings.width <= NARROW_WIDTH)
 
 
 def use_cuda_graph(model: StepModel[Any], device: torch.device, jobs: int) -> bool:
