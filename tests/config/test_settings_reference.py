@@ -151,6 +151,12 @@ def test_settings_of_another_kind_of_model_follow_its_name(call: Call) -> None:
     assert call("settings", "pool").out.startswith("# with model.kind=classifier")
 
 
+def test_a_name_with_other_choices_in_another_kind_of_model_finds_both(call: Call) -> None:
+    own, _, other = call("settings", "attention").out.partition("# with model.kind=rnn:")
+    assert "  attention: full" in own
+    assert "  attention: additive" in other
+
+
 @pytest.mark.parametrize(
     "overrides", [[], ["model.kind=rnn"], ["model.kind=smt"], ["model.kind=lm", "model.backbone=rnn"]]
 )

@@ -84,12 +84,15 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
     """Return the settings of this kind of model that match one of the words; all its settings if there are no words.
 
     A word matches a section, a setting with or without its section, the name of a setting in another toolkit, or a part
-    of a name or description. If a word matches no setting of this kind of model, the other kinds are searched.
+    of a name or description. If a word matches no setting of this kind of model, the other kinds are searched. A word
+    that is the name of a setting also finds those of other kinds with this name and other choices, as `attention` does.
     """
     if not words:
         return {kind: reference[kind]}
     found: dict[str, set[str]] = {}
     for word in words:
+        for searched, path in find_choices(reference, kind, word).items():
+            found.setdefault(searched, set()).add(path)
         # A stricter match in another kind of model takes precedence over a less strict one in this kind.
         for matches, searched in product(make_matchers(word), (kind, *reference)):
             if paths := {setting.path for setting in reference[searched] if matches(setting)}:
@@ -102,6 +105,18 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
                 f"(sections: {', '.join(dict.fromkeys(setting.section for setting in reference[kind]))})"
             )
     return {name: [setting for setting in reference[name] if setting.path in paths] for name, paths in found.items()}
+
+
+def find_choices(reference: Reference, kind: str, name: str) -> dict[str, str]:
+    """Return the kinds of model whose setting of this name has choices unlike those before, with its path."""
+    known: list[list[str]] = []
+    found = {}
+    for searched in (kind, *reference):
+        for setting in reference[searched]:
+            if name in (setting.name, setting.path) and setting.choices and setting.choices not in known:
+                known.append(setting.choices)
+                found[searched] = setting.path
+    return found
 
 
 def make_matchers(word: str) -> Iterable[Callable[[Setting], bool]]:
