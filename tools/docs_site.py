@@ -26,8 +26,14 @@ from dragoman.labs.runner import read_results
 ROOT = Path(__file__).parents[1]
 LAB_RESULTS = ROOT / "bench" / "results" / "labs"
 CHART_STYLE = ROOT / "src" / "dragoman" / "evaluation" / "templates" / "style.css"
-SOURCE_LINK = re.compile(r"\]\((?:\.\./)+src/(dragoman/[\w/]+\.py)\)")
-CHART_LAYOUT = ".md-typeset figure:has(> svg) { width: 100%; }\n"  # else a figure is as narrow as its caption
+SOURCE_LINK = re.compile(r"\]\((?:\.\./)+src/(dragoman/[\w/]+\.py)(#[\w-]+)?\)")
+SOURCE_NAME = re.compile(r"`(\w+)`([^`|]*\]\((?:\.\./)+src/(dragoman/[\w/]+\.py))\)")  # `Name` ... [file](path)
+# Without the first rule, a figure is as narrow as its caption. On narrow screens, wide charts scroll.
+CHART_LAYOUT = """
+.md-typeset figure:has(> svg) { width: 100%; overflow-x: auto; }
+.md-typeset figure > svg { min-width: 620px; }
+@media (max-width: 45em) { .md-typeset table:not([class]) :is(th, td) { min-width: 4rem; padding: .4em .5em; } }
+"""
 SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for every kind of model
 
 
@@ -38,7 +44,7 @@ def on_config(config: Any) -> Any:
     decisions += [f"decisions/{path.name}" for path in sorted(Path(config.docs_dir, "decisions").glob("0*.md"))]
     course = next(item["Course"] for item in config.nav if "Course" in item)
     next(item["Experiments"] for item in course if "Experiments" in item).extend(
-        f"labs/{name}.md" for name in EXPERIMENTS
+        {name: f"labs/{name}.md"} for name in EXPERIMENTS
     )
     return config
 
@@ -56,15 +62,25 @@ def on_files(files: Files, config: Any) -> Files:
     # The colours of charts are variables of the style sheet of pages, up to its rules for elements.
     variables = CHART_STYLE.read_text(encoding="utf-8").partition("\nbody ")[0]
     files.append(File.generated(config, "labs/charts.css", content=f"{variables}\n{CHART_LAYOUT}"))
-    for path in sorted({path for text in texts for path in SOURCE_LINK.findall(text)}):
+    for path in sorted({path for text in texts for path, _ in SOURCE_LINK.findall(text)}):
         files.append(File.generated(config, f"source/{path}.md", content=write_source(path)))
     return files
 
 
 def write_source(path: str) -> str:
-    """Return the page of a source file. The search of the site does not find its text."""
+    """Return the page of a source file, as wide as the window. The search of the site does not find its text."""
     code = (ROOT / "src" / path).read_text(encoding="utf-8")
-    return f'---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n~~~{{.python linenums="1"}}\n{code}~~~\n'
+    front_matter = "---\nhide: [navigation, toc]\nsearch:\n  exclude: true\n---"
+    return f'{front_matter}\n\n# {path}\n\n~~~{{.python linenums="1"}}\n{code}~~~\n'
+
+
+def add_line(match: re.Match[str]) -> str:
+    """Let the link after the name of a class or function lead to its definition, if the file has it."""
+    name, link, path = match.groups()
+    lines = (ROOT / "src" / path).read_text(encoding="utf-8").splitlines()
+    defined = re.compile(rf"\s*(class|def) {name}\b")
+    number = next((number for number, line in enumerate(lines, 1) if defined.match(line)), None)
+    return f"`{name}`{link}{f'#__codelineno-0-{number}' if number else ''})"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -73,17 +89,22 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     Other files outside docs/ are not part of the site: links and images of them become the paths of the files.
     """
     folder = posixpath.dirname(page.file.src_uri)
+    if folder == "course":
+        markdown = SOURCE_NAME.sub(add_line, markdown)
     markdown = SOURCE_LINK.sub(
-        lambda match: f"]({posixpath.relpath(f'source/{match[1]}.md', folder or '.')})", markdown
+        lambda match: f"]({posixpath.relpath(f'source/{match[1]}.md', folder or '.')}{match[2] or ''})", markdown
     )
     if folder == "course":
         results = read_results(LAB_RESULTS)
 
         def add_result(match: re.Match[str]) -> str:
-            result = results.get(match[1])
-            return f"{match[0]} ({result.verdict}, [figure](../labs/{match[1]}.md#figure))" if result else match[0]
+            related, name = match.groups()
+            if name not in results:
+                return match[0]
+            verdict = "" if related else f"{results[name].verdict}, "  # that of another claim says nothing here
+            return f"{match[0]} ({verdict}[figure](../labs/{name}.md#figure))"
 
-        markdown = re.sub(r"\[([\w-]+)\]\(\.\./labs/\1\.md\)", add_result, markdown)
+        markdown = re.sub(r"(related: )?\[([\w-]+)\]\(\.\./labs/\2\.md\)", add_result, markdown)
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
 
