@@ -73,6 +73,23 @@ def test_categories_are_not_joined() -> None:
     assert MARGIN_LEFT < xs[0] < xs[-1] < 720
 
 
+def test_dots_of_several_series_are_side_by_side_with_names_beside_the_plot() -> None:
+    """The second series has no point at the last category, and its name is not inside the plot all the same."""
+    chart = replace(make_chart([(1.0,), (2.0,)], [(1.0,)]), ticks=("one", "two"), joined=False)
+    svg = render_chart(chart, height=HEIGHT)
+    xs = [float(circle.attrib["cx"]) for circle in ElementTree.fromstring(svg).iter("circle")]
+    assert xs[0] + 6 < xs[2] < xs[1]
+    assert all(left > xs[1] for left, *_ in find_label_boxes(svg).values())
+
+
+def test_small_values_are_drawn_at_their_place_on_a_logarithmic_axis() -> None:
+    """Zero is drawn at the lower end of the axis, just below the smallest positive value."""
+    svg = render_chart(make_chart([(1.0,), (1e-10,), (1e-20,), (0.0,)], logarithmic=True), height=HEIGHT)
+    one, ten, twenty, zero = (float(dot.attrib["cy"]) for dot in ElementTree.fromstring(svg).iter("circle"))
+    assert twenty - ten == pytest.approx(ten - one, abs=0.5)
+    assert zero - twenty == pytest.approx(0.04 * (twenty - one), abs=0.5)  # the lower end of the axis
+
+
 @pytest.mark.parametrize("count", [1, 5, 15])
 def test_names_do_not_overlap_if_lines_end_together(count: int) -> None:
     """All lines end at the same point: at the bottom, in the middle or at the top."""

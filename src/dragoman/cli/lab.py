@@ -37,7 +37,7 @@ def lab_command(
         raise UserError("no experiment is named; name some, or run all of them with --all")
     from dragoman.hardware import choose_device
     from dragoman.labs.registry import EXPERIMENTS
-    from dragoman.labs.report import format_result, list_experiments, write_site
+    from dragoman.labs.report import format_question, format_result, list_experiments, write_site
     from dragoman.labs.runner import run_experiments
 
     for name in names or []:
@@ -47,9 +47,15 @@ def lab_command(
         print("\n".join(list_experiments()).strip())
         return
     device_name = "cpu" if quick and device == "auto" else str(choose_device(device))
+    if names and not as_json:  # the questions of all experiments would be too long a text before the run
+        print("\n\n".join(format_question(EXPERIMENTS[name]) for name in chosen) + "\n", flush=True)
     results = run_experiments(chosen, out=out_folder, quick=quick, seeds=seeds, jobs=jobs, device=device_name)
     folder = report or out_folder / ("quick" if quick else "full")
     write_site(results, folder)
     for result in results:
-        print(json.dumps(result.to_json(), ensure_ascii=False) if as_json else format_result(result) + "\n")
+        if as_json:
+            print(json.dumps(result.to_json(), ensure_ascii=False))
+            continue
+        heading = f"{result.experiment.title}  ({result.experiment.name})\n" if len(results) > 1 else ""
+        print(f"{heading}{format_result(result)}\n")
     log(f"figures are in {folder / 'index.html'}")

@@ -13,7 +13,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,7 +43,8 @@ MAX_DOTS = 12  # lines with more points have no dots
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-MIN_LOG_VALUE = 1e-12
+MIN_LOG_VALUE = 1e-30  # smaller values, and 0, are drawn at the lower end of a logarithmic axis
+CATEGORY_WIDTH = 0.5  # of the distance between two categories, which the dots of several series share
 
 
 class Point(NamedTuple):
@@ -76,7 +77,7 @@ class LineChart:
     ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, ...; if empty, x is a number
     logarithmic: bool = False
     low_is_good: bool = False
-    joined: bool = True  # by lines; False if the x are categories, such as models
+    joined: bool = True  # by lines; False if the x are categories, such as models, so that there are only dots
 
 
 def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
@@ -89,7 +90,8 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
     # Names get at most 40 % of the width. Those of `behind` count too, which aligns charts of parts of the series.
-    name_length = max(len(series.name) for series in all_series) if chart.joined else 0
+    is_named = chart.joined or len(chart.series) > 1
+    name_length = max(len(series.name) for series in all_series) if is_named else 0
     name_length = min(name_length, int(0.4 * width / CHARACTER_WIDTH))
     right = width - 2 * LABEL_GAP - name_length * CHARACTER_WIDTH
     tooltips: dict[str, list[str]] = {}  # group id -> tooltips (see convert_to_inline_svg)
@@ -100,17 +102,18 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
         axes = figure.add_axes((MARGIN_LEFT / width, MARGIN_BOTTOM / height, *size))
         draw_axes(axes, chart, all_series)
         for number, series in enumerate(behind):
-            xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
+            xs, means = [point.x for point in series.points], [point.mean for point in series.points]
             axes.plot(xs, means, color=BACKGROUND_GREY, linewidth=1.2, gid=f"behind:{number}")
             tooltips[f"behind:{number}"] = [series.name]
         lines = []
         for number, series in enumerate(chart.series):
-            lines.append(draw_series(axes, series, number, joined=chart.joined))
+            shift = 0.0 if chart.joined else CATEGORY_WIDTH * ((number + 0.5) / len(chart.series) - 0.5)
+            lines.append(draw_series(axes, series, number, joined=chart.joined, shift=shift))
             tooltips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
             tooltips[f"name:{number}"] = [series.name]
-        if chart.joined:
+        if is_named:
             names = [name if len(name) <= name_length else f"{name[: name_length - 1]}…" for name, _ in chart.series]
-            draw_labels(axes, lines, names)
+            draw_labels(axes, lines, names, joined=chart.joined)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tooltips)
@@ -122,7 +125,8 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
     values = [value for series in all_series for point in series.points for value in point.values]
     low, high = min(values), max(values)  # the axis extends 4 % beyond them; equal values get a fixed margin
     if chart.logarithmic:
-        low, high = max(low, MIN_LOG_VALUE), max(high, MIN_LOG_VALUE)
+        low = min((value for value in values if value >= MIN_LOG_VALUE), default=MIN_LOG_VALUE)
+        high = max(low, high)
         margin = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
         low, high = low / margin, high * margin
         axes.set_yscale("log")
@@ -184,19 +188,17 @@ def format_tick(value: float) -> str:
     return f"{value:g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
-def clip_small(values: Iterable[float]) -> list[float]:
-    """Return the values, with MIN_LOG_VALUE in place of values near 0, which a logarithmic axis cannot show."""
-    return [value if abs(value) >= MIN_LOG_VALUE else MIN_LOG_VALUE for value in values]
-
-
-def draw_series(axes: Axes, series: Series, number: int, *, joined: bool) -> Line2D:
+def draw_series(axes: Axes, series: Series, number: int, *, joined: bool, shift: float = 0.0) -> Line2D:
     """Draw the means of the points and the ranges of their values, and return the line or the dots of the means.
 
-    Joined points are a line in a band, with dots if there are few. Others are dots, each on a bar.
+    Joined points are a line in a band, with dots if there are few. Others are dots, each on a bar, moved by `shift`.
     """
-    xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
-    upper = clip_small(max(point.values) for point in series.points)
-    lower = clip_small(min(point.values) for point in series.points)
+    is_logarithmic, floor = axes.get_yscale() == "log", axes.get_ylim()[0]
+    xs = [point.x + shift for point in series.points]
+    rows = [(point.mean, min(point.values), max(point.values)) for point in series.points]
+    means, lower, upper = (
+        [max(value, floor) if is_logarithmic else value for value in column] for column in zip(*rows, strict=True)
+    )
     colour = LINE_COLOURS[number % len(LINE_COLOURS)]
     style = LINE_STYLES[number // len(LINE_COLOURS) % len(LINE_STYLES)]
     if not joined:
@@ -211,15 +213,22 @@ def draw_series(axes: Axes, series: Series, number: int, *, joined: bool) -> Lin
     return line
 
 
-def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
-    """Write the name of each line to the right of its end, moved up or down so that names do not overlap."""
+def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str], *, joined: bool) -> None:
+    """Write the name of each line to the right of its end, moved up or down so that names do not overlap.
+
+    Names of dots that are not joined are to the right of the plot, at the height of the last dot.
+    """
     ends = [axes.transData.transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     order = sorted(range(len(lines)), key=lambda number: float(ends[number][1]))
     plot = axes.get_window_extent()
     label_ys = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
     for number, label_y in zip(order, label_ys, strict=True):
         colour, (x, y) = lines[number].get_color(), ends[number]
-        connector = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
+        connector: dict[str, Any] | None = None
+        if joined:
+            connector = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
+        else:
+            x = plot.x1
         style: dict[str, Any] = {"color": colour, "weight": "bold", "gid": f"name:{number}"}
         baseline = x + LABEL_GAP, label_y - 4  # 4 pixels: half the height of a letter
         axes.annotate(names[number], (x, y), baseline, "figure pixels", arrowprops=connector, **style)

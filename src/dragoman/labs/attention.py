@@ -67,11 +67,11 @@ def plot_saturation(table: Table) -> list[Figure]:
         chart = plot_curves(
             table, HEAD_WIDTHS, key, x_title="head width", y_title=y_title, ticks=ticks, logarithmic=logarithmic
         )
-        return Figure(f"{y_title.capitalize()} by head width", chart)
+        return Figure(f"{y_title[0].upper()}{y_title[1:]}, by head width", chart)
 
     return [
         plot("largest", f"largest of {KEYS} attention weights"),
-        plot("entropy", "entropy of the weights, 1 = uniform"),
+        plot("entropy", "entropy of the weights (1: uniform)"),
         plot("gradient", "gradient norm, median of queries", logarithmic=True),
     ]
 

@@ -92,7 +92,11 @@ def measure_bottleneck(condition: str, seed: int, setup: Setup) -> Numbers:
 
 def plot_bottleneck(table: Table) -> list[Figure]:
     chart = plot_curves(
-        table, "lengths", "scores", x_title="words of the source (at least)", y_title="BLEU or accuracy"
+        table,
+        "lengths",
+        "scores",
+        x_title="words of the source, at least (quick version: tokens)",
+        y_title="BLEU (quick: % right)",
     )
     return [Figure("Quality by the length of the source", chart)]
 

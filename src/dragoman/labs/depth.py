@@ -208,18 +208,20 @@ def plot_jacobians(table: Table) -> list[Figure]:
         condition: {seed: {"errors": [numbers[name] for name in names]} for seed, numbers in seeds.items()}
         for condition, seeds in table.items()
     }
-    ticks = ("one layer", f"{JACOBIAN_LAYERS} layers", "factors swapped")
+    ticks = ("(I + FFN')(I + Attn')", f"{JACOBIAN_LAYERS} layers", "(I + Attn')(I + FFN')")
     chart = plot_curves(
-        points, range(3), "errors", x_title="product", y_title="relative difference", ticks=ticks, logarithmic=True
+        points, range(3), "errors", x_title="product", y_title="difference", ticks=ticks, logarithmic=True, joined=False
     )
-    return [Figure("Difference between automatic differentiation and the product of the formula", chart)]
+    caption = "Relative difference between automatic differentiation and the product: of one layer in the right order, "
+    return [Figure(caption + "of all layers, and of one layer in the order of the lecture", chart)]
 
 
 RESIDUAL_JACOBIAN = Experiment(
     name="residual-jacobian",
     title="Is the gradient through residual connections a product of (I + F')?",
     lecture="000, Part 3.4: Perspective of backward",
-    claim="If we add residual connections, the gradient is ∂L/∂x_l = ∂L/∂x_{l+1} (I + Attn'_l)(I + FFN'_l).",
+    claim="If we add residual connections, the gradient is the one from the layer above times the factors "
+    "(I + Attn'_l) and (I + FFN'_l).",
     method=f"An encoder of {JACOBIAN_LAYERS} layers in double precision, with pre-norm and without norms. The "
     "Jacobians of attention and of the feed-forward network alone are computed by automatic differentiation, and their "
     "product is compared with the Jacobian of the whole layer and with the gradient through all layers.",
@@ -239,7 +241,7 @@ RESIDUAL_JACOBIAN = Experiment(
             at_most=1e-9,
         ),
         Check(
-            "relative difference with the two factors in the order of the lecture",
+            "relative difference of one layer with the two factors in the order of the lecture",
             lambda trials: min(trial["swapped_error"] for trial in trials.values()),
             at_least=1e-3,
         ),

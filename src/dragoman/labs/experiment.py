@@ -160,11 +160,12 @@ def plot_curves(
     names: Mapping[str, str] | None = None,
     ticks: Sequence[str] = (),
     logarithmic: bool = False,
+    joined: bool = True,
 ) -> LineChart:
     """Return a chart with a line per condition: the list `key` of its numbers over `xs`, one value per seed.
 
     `xs` may also be the name of another list of the numbers. `names` selects and renames conditions. Values that are
-    not finite are left out.
+    not finite are left out. Without `joined`, `xs` are categories, and each condition has dots in place of a line.
     """
     series = []
     for condition, name in (names or {name: name for name in table}).items():
@@ -178,7 +179,7 @@ def plot_curves(
                 label = ticks[index].replace("\n", " ") if ticks else f"{x_title} {x:g}"
                 points.append(Point(float(index if ticks else x), label, finite))
         series.append(Series(name, points))
-    return LineChart(series, x_title, y_title, y_title, tuple(ticks), logarithmic=logarithmic)
+    return LineChart(series, x_title, y_title, y_title, tuple(ticks), logarithmic=logarithmic, joined=joined)
 
 
 def plot_bars(table: Table, key: str, *, y_title: str) -> LineChart:

@@ -6,6 +6,7 @@ fits it best on one set of sentences, and its score is measured on another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,9 +76,16 @@ def compare_with_rule(model: str, role: str) -> Any:
 
 
 def plot_head_roles(table: Table) -> list[Figure]:
-    rules = {seed: {"percent": trial["rules"]} for seed, trial in table[TRANSFORMER].items()}
+    def select(trial: Numbers, key: str) -> Numbers:
+        """Leave out the roles for which the model has no heads."""
+        pairs = zip(trial[key], trial["rules"], strict=True)
+        return {"percent": [percent if rule else math.nan for percent, rule in pairs]}
+
+    heads = {name: {seed: select(trial, "percent") for seed, trial in trials.items()} for name, trials in table.items()}
+    rules = {seed: select(trial, "rules") for seed, trial in table[TRANSFORMER].items()}
+    series, roles = {**heads, RULES: rules}, list(ROLES)
     chart = plot_curves(
-        {**table, RULES: rules}, range(len(ROLES)), "percent", x_title="role", y_title="queries (%)", ticks=list(ROLES)
+        series, range(len(roles)), "percent", x_title="role", y_title="queries (%)", ticks=roles, joined=False
     )
     return [Figure("Queries whose highest-weighted key is the right word, for the best head of each role", chart)]
 

@@ -73,7 +73,7 @@ def plot_permutations(table: Table) -> list[Figure]:
             plot_bars(table, "mean", y_title="mean relative change"),
         ),
         Figure(
-            "`I study LLM` and `LLM study I`: change of the states, relative to their norm",
+            "'I study LLM' and 'LLM study I': change of the states, relative to their norm",
             plot_bars(table, "lecture", y_title="relative change"),
         ),
     ]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dragoman.evaluation.figures import render_chart
 from dragoman.inspection.page import load_page_template
 from dragoman.io import format_json, write_text
-from dragoman.labs.experiment import Check, CheckResult, Experiment
+from dragoman.labs.experiment import CONFIRMED, Check, CheckResult, Experiment
 from dragoman.labs.registry import EXPERIMENTS, GROUPS
 from dragoman.labs.runner import Result, read_results
 
 TEMPLATES = "dragoman.labs"
 FIGURE_WIDTH = 760  # pixels
+# Documents of the lectures -> pages of the course in the documentation
+COURSE = {"000": "from-seq2seq", "001": "week-4", "002": "cs224n", "003": "lecture-9", "004": "transformers-1"}
 
 
 def format_number(value: float) -> str:
@@ -45,17 +48,26 @@ def describe_run(result: Result) -> str:
     return f"{size}, {seeds} seed{'s' * (seeds != 1)}, {result.machine}, {result.seconds:,.0f} s"
 
 
-def format_result(result: Result) -> str:
-    """Return claim, checks and verdict of a result as text."""
-    experiment = result.experiment
+def explain_verdict(result: Result) -> str:
+    """Return the verdict of an experiment, and that a control failed if one did."""
+    failed = any(checked.check.control and checked.verdict != CONFIRMED for checked in result.checks)
+    return result.verdict + ", because a control failed: the other checks decide nothing" * failed
+
+
+def format_question(experiment: Experiment) -> str:
+    """Return what readers should know before an experiment runs: its claim, its method, and what to predict."""
     lines = [f"{experiment.title}  ({experiment.name})", f"  claim: {experiment.claim} ({experiment.lecture})"]
-    lines += [f"  measured: {experiment.method}", f"  predict: {experiment.predict}"]
-    lines += [
+    return "\n".join([*lines, f"  measured: {experiment.method}", f"  predict: {experiment.predict}"])
+
+
+def format_result(result: Result) -> str:
+    """Return checks and verdict of a result as text."""
+    lines = [
         f"  - {checked.check.text}: {format_values(checked)}, threshold: {format_threshold(checked.check)}; "
         f"{format_verdict(checked)}"
         for checked in result.checks
     ]
-    return "\n".join([*lines, f"  verdict: {result.verdict}  [{describe_run(result)}]"])
+    return "\n".join([*lines, f"  verdict: {explain_verdict(result)}  [{describe_run(result)}]"])
 
 
 def list_experiments() -> Iterator[str]:
@@ -76,6 +88,7 @@ def render_result(result: Result) -> str:
         experiment=result.experiment,
         result=result,
         run=describe_run(result),
+        verdict=explain_verdict(result),
         figures=figures,
         rows=rows,
     )
@@ -101,7 +114,10 @@ def write_site(results: Sequence[Result], folder: Path) -> None:
 def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[str]:
     """Yield the lines of an experiment's page in the documentation: read, predict, run, compare."""
     yield f"# {experiment.title}\n"
-    yield f"**Read.** {experiment.claim}\n\n*Source: {experiment.lecture}.*\n"
+    lecture = re.sub(
+        r"\b00[0-4]\b", lambda number: f"[{number[0]}](../course/{COURSE[number[0]]}.md)", experiment.lecture
+    )
+    yield f"**Read.** {experiment.claim}\n\n*Source: {lecture}.*\n"
     source = experiment.measure.__module__.replace(".", "/") + ".py"
     yield f"**How it is tested.** {experiment.method} The code is [{source}](../../src/{source}).\n"
     yield "The thresholds were fixed before the experiment ran:\n"
@@ -112,7 +128,7 @@ def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[st
     if result is None:
         yield "**Compare.** There is no full run of this experiment yet."
         return
-    yield f"**Compare.** [Verdict](index.md) of the full version: **{result.verdict}**.\n"
+    yield f"**Compare.** [Verdict](index.md) of the full version: **{explain_verdict(result)}**.\n"
     yield "| check | threshold | measured (95 % interval) | verdict |\n|---|---|---|---|"
     for row in result.checks:
         cells = (row.check.text, format_threshold(row.check), format_values(row), format_verdict(row))
