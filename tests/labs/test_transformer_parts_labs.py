@@ -20,7 +20,6 @@ from dragoman.labs.transformer_parts import (
     WITHOUT_NORM,
     PartlyDetachedNorm,
     compute_unigram_entropy,
-    count_dedicated,
     make_attention_uniform,
     replace_norms,
 )
@@ -32,10 +31,6 @@ FACTS: dict[str, Facts] = {
     "feedforward": lambda trials: {
         "a nonlinear network learns the task": trials["attention, ReLU network"]["accuracy"] > 0.9,
         "a linear map of the values does not": trials["uniform attention alone"]["accuracy"] <= 0.75,
-    },
-    "feedforward-memory": lambda trials: {
-        "shuffled features are hardly found": max(trial["shares"][1] for trial in trials.values()) < 0.03,
-        "those of the lexicon are found": trials["trained"]["shares"][0] > trials["trained"]["shares"][1],
     },
     "heads": lambda trials: {
         "all heads cost the same": len({(trials[name]["flops"], trials[name]["parameters"]) for name in HEADS}) == 1,
@@ -99,11 +94,3 @@ def test_norms_of_all_layers_are_replaced() -> None:
     replace_norms(model, detach_mean=True, detach_deviation=False)
     assert not any(isinstance(module, LayerNorm) for module in model.modules())
     assert sum(isinstance(module, PartlyDetachedNorm) for module in model.modules()) == count > 0
-
-
-def test_a_neuron_is_dedicated_if_its_top_words_share_a_feature() -> None:
-    feature_WG = torch.zeros(40, 1, dtype=torch.double)
-    feature_WG[:10] = 1
-    dedicated = torch.arange(40, 0, -1.0)  # highest for the words with the feature
-    activation_WF = torch.stack([dedicated, dedicated.flip(0), torch.zeros(40)], 1)
-    assert count_dedicated(activation_WF, feature_WG) == pytest.approx(1 / 3)

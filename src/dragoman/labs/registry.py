@@ -17,6 +17,7 @@ from dragoman.labs import (
     head_roles,
     history,
     memory,
+    neurons,
     positions,
     search,
     transformer_parts,
@@ -36,7 +37,7 @@ GROUPS: dict[str, Mapping[str, Experiment]] = {
     "BLEU": bleu.EXPERIMENTS,
     "History of the field": history.EXPERIMENTS,
     "Data": data_questions.EXPERIMENTS,
-    "What layers and heads learn": {**features.EXPERIMENTS, **head_roles.EXPERIMENTS},
+    "What layers and heads learn": {**features.EXPERIMENTS, **head_roles.EXPERIMENTS, **neurons.EXPERIMENTS},
     "Context and meaning": context.EXPERIMENTS,
 }
 EXPERIMENTS: dict[str, Experiment] = {
