@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from dragoman.config.settings import parse_settings
-from dragoman.data.language_codes import LANGUAGES, find_code, match_language, name_language, normalize_code
 from dragoman.errors import UserError
 from dragoman.inference import languages
 from dragoman.inference.languages import (
@@ -25,6 +24,7 @@ from dragoman.inference.languages import (
     detect_language,
     list_directions,
 )
+from dragoman.language_codes import LANGUAGES, find_code, match_language, name_language, normalize_code
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.recipe import Recipe
 from toy_run import (

@@ -38,10 +38,10 @@ from dragoman.config.settings import (
     setting,
 )
 from dragoman.data.context import attach_to_pairs
-from dragoman.data.language_codes import LanguageCode
 from dragoman.documents.bitext import read_po_pairs, read_tmx_pairs, read_xliff_pairs
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, WatchPosition, digest_bytes, read_lines
+from dragoman.language_codes import LanguageCode
 from dragoman.phrasebook.documents import generate_document_pairs
 from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.phrasebook.views import VIEWS, generate_views

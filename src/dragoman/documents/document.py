@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from dragoman.data.language_codes import find_code
 from dragoman.errors import UserError
+from dragoman.language_codes import find_code
 
 MAX_DOCUMENT_BYTES = 256 << 20
 # Encodings of text, by the names of their codecs: others, such as punycode, can take very long to decode.

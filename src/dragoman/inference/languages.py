@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from dragoman.data.cleaning import NO_EVIDENCE, LanguageGuesser
 from dragoman.data.corpus import CorpusSettings, DataSettings, phrasebook_direction
-from dragoman.data.language_codes import LANGUAGE_NAMES as LANGUAGE_NAMES  # for those who show languages
-from dragoman.data.language_codes import find_code, list_scripts, match_language, name_language
 from dragoman.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from dragoman.data.tokenizers import TARGET_MARK, Tokenizers
 from dragoman.errors import UserError
+from dragoman.language_codes import LANGUAGE_NAMES as LANGUAGE_NAMES  # for those who show languages
+from dragoman.language_codes import find_code, list_scripts, match_language, name_language
 from dragoman.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from dragoman.data.language_codes import name_language
 from dragoman.documents.formats import FORMATS
+from dragoman.language_codes import name_language
 from dragoman.serving.language_index import UNDETERMINED, LanguageIndex
 from dragoman.serving.model_pool import ServedModel
 from dragoman.serving.settings import ServerSettings

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dragoman.data.language_codes import find_code, match_language, name_language
 from dragoman.inference.languages import Direction, describe_code
+from dragoman.language_codes import find_code, match_language, name_language
 from dragoman.serving.errors import RequestError
 
 UNDETERMINED = "und"  # the code of an unknown language (ISO 639-2), for clients that need a code

@@ -93,31 +93,10 @@ class RequestMiddleware:
         limit = self._find_limit(request.path, headers)
         respond = self._add_headers(request, send)
 
-        async def receive_limited() -> Message:
-            message = await receive()
-            if message["type"] == "http.request":
-                size = len(message.get("body", b""))
-                request.body_bytes += size
-                self.body_bytes += size
-                request.has_body = not message.get("more_body", False)
-                if request.is_unverified:
-                    self.unverified_bytes += size
-                if request.body_bytes > limit:
-                    raise BodyRefused(413, f"the request has more than the {limit:,} bytes allowed")
-                if self.body_bytes > self.max_bodies:
-                    busy = "the requests of the server take all the memory allowed; try again later"
-                    raise BodyRefused(429, busy, {"Retry-After": "10"})
-                if self.unverified_bytes > self.max_unverified and request.is_unverified:
-                    busy = "requests without a key in the header take all the memory allowed for them; try again later"
-                    raise BodyRefused(429, busy, {"Retry-After": "10"})
-            elif not request.has_body:
-                raise BodyRefused(CLIENT_GONE, "the client has closed the connection")
-            return message
-
         token = CURRENT_REQUEST.set(request)
         try:
             self._admit(request, headers, scope.get("query_string", b""), limit)
-            await self.app(scope, receive_limited, respond)
+            await self.app(scope, self._limit_body(request, receive, limit), respond)
         except RequestError as error:
             await self._answer_error(request, error, respond)
         except RecursionError:
@@ -144,6 +123,32 @@ class RequestMiddleware:
         if path in UPLOAD_PATHS and headers.get("content-type", "").lower().startswith("multipart/form-data"):
             return self.settings.max_document + MULTIPART_ALLOWANCE
         return self.settings.max_body
+
+    def _limit_body(self, request: RequestContext, receive: Receive, limit: int) -> Receive:
+        """Return a `receive` that refuses bodies beyond the limits of the request and of the server."""
+
+        async def receive_limited() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                size = len(message.get("body", b""))
+                request.body_bytes += size
+                self.body_bytes += size
+                request.has_body = not message.get("more_body", False)
+                if request.is_unverified:
+                    self.unverified_bytes += size
+                if request.body_bytes > limit:
+                    raise BodyRefused(413, f"the request has more than the {limit:,} bytes allowed")
+                if self.body_bytes > self.max_bodies:
+                    busy = "the requests of the server take all the memory allowed; try again later"
+                    raise BodyRefused(429, busy, {"Retry-After": "10"})
+                if self.unverified_bytes > self.max_unverified and request.is_unverified:
+                    busy = "requests without a key in the header take all the memory allowed for them; try again later"
+                    raise BodyRefused(429, busy, {"Retry-After": "10"})
+            elif not request.has_body:
+                raise BodyRefused(CLIENT_GONE, "the client has closed the connection")
+            return message
+
+        return receive_limited
 
     def _admit(self, request: RequestContext, headers: Headers, query: bytes, limit: int) -> None:
         """Raise a RequestError for a request that need not be read: too large, without its key, or too early."""

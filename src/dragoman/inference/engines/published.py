@@ -25,12 +25,12 @@ from torch import Tensor
 
 from dragoman.config.settings import parse_settings, parse_yaml
 from dragoman.data.corpus import DataSettings
-from dragoman.data.language_codes import find_code
 from dragoman.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from dragoman.data.tokenizers import Tokenizers, TokenizerSettings
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import TABLES, SupportedValues
+from dragoman.language_codes import find_code
 from dragoman.models.transformer import TransformerSettings
 from dragoman.recipe import Recipe, check_model
 from dragoman.types import BOS, SPECIALS
