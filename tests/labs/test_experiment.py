@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,7 +25,7 @@ from dragoman.labs.experiment import CONFIRMED, DEPENDS, NOT_CONFIRMED, Check, E
 from dragoman.labs.memory import RECURRENT_POWERS
 from dragoman.labs.registry import EXPERIMENTS
 from dragoman.labs.report import write_markdown, write_markdown_index, write_site
-from dragoman.labs.runner import Trial, read_results, replace_infinite, restore_infinite, run_experiments
+from dragoman.labs.runner import Trial, TrialsFailed, read_results, replace_infinite, restore_infinite, run_experiments
 
 NAME = RECURRENT_POWERS.name
 
@@ -63,6 +69,21 @@ def test_ratios_are_compared_on_a_logarithmic_scale(values: tuple[float, ...], v
     assert result.verdict == mirrored.verdict == verdict
     assert result.mean == pytest.approx(1 / mirrored.mean)
     assert (result.low, result.high) == pytest.approx((1 / mirrored.high, 1 / mirrored.low))
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((0.5, math.nan, 0.4), DEPENDS),
+        ((0.5, -1.0, 0.4), DEPENDS),  # a ratio is positive
+        ((50.0, 60.0, 0.0), DEPENDS),
+        ((0.0, 0.0, 0.0), CONFIRMED),
+        ((math.inf, math.inf, math.inf), NOT_CONFIRMED),
+    ],
+)
+def test_a_ratio_that_is_not_a_number_decides_nothing(values: tuple[float, ...], verdict: str) -> None:
+    check = Check("x", lambda trials: trials["model"]["x"], at_most=0.01, ratio=True)
+    assert check.judge(make_table(*values)).verdict == verdict
 
 
 @pytest.mark.parametrize("control", [True, False])
@@ -127,9 +148,51 @@ def test_a_failing_trial_does_not_stop_the_others(tmp_path: Path, monkeypatch: p
         run(trial)
 
     monkeypatch.setattr(Trial, "run", fail_once)
-    with pytest.raises(UserError, match=f"1 of {len(conditions)} trials failed, first {NAME}, .*: no memory"):
-        run_experiments([NAME], out=tmp_path, quick=True)
+    with pytest.raises(TrialsFailed, match=f"1 of .* trials failed, first {NAME}, .*: no memory") as failure:
+        run_experiments([NAME, "four-terms"], out=tmp_path, quick=True)
+    assert [result.experiment.name for result in failure.value.results] == ["four-terms"]
     assert len(list((tmp_path / NAME / "quick").glob("*.json"))) == len(conditions) - 1
+
+
+def test_an_interrupt_stops_all_processes(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of the group; trials that wait are not begun."""
+    command = [sys.executable, "-m", "dragoman", "lab", "permutation", "--quick", "--seeds", "400", "--jobs", "2"]
+    command += ["--out", str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not list(tmp_path.rglob("*.json")):
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, messages = process.communicate()
+    assert process.returncode == 130
+    assert b"the same command resumes" in messages
+    assert len(list(tmp_path.rglob("*.json"))) < 400
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:20], "is not a measurement; remove it"),
+        (lambda text: text.replace('"last_norm"', '"norm"'), "another version of the experiment; remove the folder"),
+    ],
+)
+def test_a_damaged_trial_is_named(damage: Callable[[str], str], message: str, tmp_path: Path) -> None:
+    run_experiments([NAME], out=tmp_path, quick=True)
+    for trial in (tmp_path / NAME / "quick").glob("*.json"):
+        trial.write_text(damage(trial.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        run_experiments([NAME], out=tmp_path, quick=True)
+
+
+def test_trials_of_other_code_or_machines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_experiments([NAME], out=tmp_path, quick=True)
+    one, other, *_ = sorted((tmp_path / NAME / "quick").glob("*.json"))
+    one.write_text(json.dumps({**json.loads(one.read_text()), "code": "0"}))
+    other.write_text(json.dumps({**json.loads(other.read_text()), "machine": "H200"}))
+    capsys.readouterr()
+    run_experiments([NAME], out=tmp_path, quick=True)
+    written = "".join(capsys.readouterr().err.split("\n"))
+    assert "was measured by an earlier version of the experiment; to repeat it, remove" in written
+    assert written.count("was measured by") == 2
 
 
 def test_processes_give_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +214,7 @@ def test_the_site_has_all_results(tmp_path: Path) -> None:
     assert f'href="{NAME}.html"' in index
     assert 'href="cell-keeps.html"' in index
     (tmp_path / "site" / f"{NAME}.json").write_text("[]")
-    with pytest.raises(UserError, match="not the result of an experiment"):
+    with pytest.raises(UserError, match="is not the result of this version of the experiment; remove it"):
         read_results(tmp_path / "site")
 
 

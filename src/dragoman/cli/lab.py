@@ -33,12 +33,12 @@ def lab_command(
     """
     if run_all and names:
         raise UserError("--all runs all experiments; give no names with it, or leave it out")
-    if not run_all and not names and (quick or report or seeds):
+    if not run_all and not names and (quick or report or seeds or jobs > 1 or as_json or device != "auto"):
         raise UserError("no experiment is named; name some, or run all of them with --all")
     from dragoman.hardware import choose_device
     from dragoman.labs.registry import EXPERIMENTS
     from dragoman.labs.report import format_question, format_result, list_experiments, write_site
-    from dragoman.labs.runner import run_experiments
+    from dragoman.labs.runner import TrialsFailed, read_results, run_experiments
 
     for name in names or []:
         get_entry(EXPERIMENTS, name, "experiment")
@@ -49,8 +49,13 @@ def lab_command(
     device_name = "cpu" if quick and device == "auto" else str(choose_device(device))
     if names and not as_json:  # the questions of all experiments would be too long a text before the run
         print("\n\n".join(format_question(EXPERIMENTS[name]) for name in chosen) + "\n", flush=True)
-    results = run_experiments(chosen, out=out_folder, quick=quick, seeds=seeds, jobs=jobs, device=device_name)
     folder = report or out_folder / ("quick" if quick else "full")
+    read_results(folder)  # a file that cannot be read is reported before hours of measurements
+    failure = None
+    try:
+        results = run_experiments(chosen, out=out_folder, quick=quick, seeds=seeds, jobs=jobs, device=device_name)
+    except TrialsFailed as error:
+        failure, results = error, error.results
     write_site(results, folder)
     for result in results:
         if as_json:
@@ -59,3 +64,5 @@ def lab_command(
         heading = f"{result.experiment.title}  ({result.experiment.name})\n" if len(results) > 1 else ""
         print(f"{heading}{format_result(result)}\n")
     log(f"figures are in {folder / 'index.html'}")
+    if failure:
+        raise failure

@@ -70,12 +70,13 @@ class Check:
         """Compare the mean over all seeds, with its 95 % confidence interval, with the threshold.
 
         The check is confirmed if the whole interval is on the right side, and not confirmed if all of it is on the
-        wrong side. With one seed there is no interval, and the value itself decides. NaN decides nothing.
+        wrong side. With one seed there is no interval, and the value itself decides. NaN decides nothing, and neither
+        do finite and infinite values together, such as the logarithms of ratios of which one is 0.
         """
         seeds = set.intersection(*(set(by_seed) for by_seed in table.values()))
         values = [self.value({name: by_seed[seed] for name, by_seed in table.items()}) for seed in sorted(seeds)]
         if self.ratio:
-            logarithms = [math.log(value) if value > 0 else -math.inf for value in values]
+            logarithms = [math.log(value) if value > 0 else -math.inf if value == 0 else math.nan for value in values]
             mean, low, high = map(math.exp, find_interval(logarithms))
         else:
             mean, low, high = find_interval(values)
@@ -99,10 +100,14 @@ class CheckResult(NamedTuple):
 
 
 def find_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean and its 95 % confidence interval by Student's t; a single value is its own interval."""
+    """Return the mean and its 95 % confidence interval by Student's t; a single value is its own interval.
+
+    Several values of which one is not finite have no mean: NaN, unless all are the same.
+    """
     count = len(values)
     mean = sum(values) / count
     if count == 1 or not math.isfinite(mean):
+        mean = mean if len(set(values)) == 1 else math.nan
         return mean, mean, mean
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
     half = T_QUANTILES[min(count - 1, len(T_QUANTILES)) - 1] * deviation / math.sqrt(count)

@@ -7,6 +7,7 @@ GPU.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 
 from dragoman.errors import Stop, UserError
 from dragoman.hardware import cpu_name, thread_limited_environment
-from dragoman.io import format_json, write_text
+from dragoman.io import digest_bytes, format_json, write_text
 from dragoman.labs.experiment import CheckResult, Experiment, Numbers, Setup, Table
 from dragoman.labs.registry import EXPERIMENTS
 from dragoman.progress import WARNING, Report
@@ -109,6 +110,14 @@ def restore_infinite(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 
+class TrialsFailed(UserError):
+    """Raised if trials have failed; `results` are those of the other experiments."""
+
+    def __init__(self, message: str, results: list[Result]) -> None:
+        super().__init__(message)
+        self.results = results
+
+
 @dataclass(frozen=True)
 class Trial:
     """One condition of an experiment with one seed, and the file of its numbers."""
@@ -132,19 +141,28 @@ class Trial:
         device = torch.cuda.get_device_name() if self.setup.device.startswith("cuda") else cpu_name()
         return f"{device}, PyTorch {version('torch')}"
 
+    @property
+    def code(self) -> str:
+        """A digest of the file that defines the experiment."""
+        return digest_bytes(Path(inspect.getfile(EXPERIMENTS[self.name].measure)).read_bytes())[:16]
+
     def read(self) -> dict[str, Any] | None:
         """Return what an earlier run measured; None if the trial is not finished."""
         if not self.file.exists():
             return None
-        record: dict[str, Any] = restore_infinite(json.loads(self.file.read_text(encoding="utf-8")))
-        return record
+        try:
+            record: dict[str, Any] = restore_infinite(json.loads(self.file.read_text(encoding="utf-8")))
+            return {name: record[name] for name in ("seconds", "machine", "code", "numbers")}
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{str(self.file)!r} is not a measurement; remove it, and it will be repeated") from None
 
     def run(self) -> None:
         """Measure the trial and write its numbers."""
         start = time.monotonic()
         torch.manual_seed(self.seed)
         numbers: Numbers = EXPERIMENTS[self.name].measure(self.condition, self.seed, self.setup)
-        record = {"seconds": time.monotonic() - start, "machine": self.machine, "numbers": numbers}
+        seconds = time.monotonic() - start
+        record = {"seconds": seconds, "machine": self.machine, "code": self.code, "numbers": numbers}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.file, format_json(replace_infinite(record)) + "\n")
 
@@ -163,7 +181,8 @@ def run_experiments(
 ) -> list[Result]:
     """Run experiments and return their results in the order of `names`. Finished trials are not repeated.
 
-    `seeds` is the number of trials per condition; 0: that of the experiment, or 1 in a quick run.
+    A failed trial stops no other; all are done when TrialsFailed is raised. `seeds` is the number of trials per
+    condition; 0: that of the experiment, or 1 in a quick run.
     """
     report = Report()
     plans = {}
@@ -172,9 +191,10 @@ def run_experiments(
         setup = Setup(quick, out / name / ("quick" if quick else "full"), device)
         plans[name] = plan_trials(experiment, setup, seeds or (1 if quick else experiment.seeds))
     waiting = [trial for trials in plans.values() for trial in trials if not trial.file.exists()]
-    done = sum(map(len, plans.values())) - len(waiting)
-    if done:
-        report.log(f"{done} trials were finished before")
+    finished = [trial for trials in plans.values() for trial in trials if trial.file.exists()]
+    if finished:
+        report.log(f"finished before: {len(finished)} trial{'s' * (len(finished) != 1)}")
+    warn_of_changes(finished, report)
     failures = []
     try:
         with report.progress("measuring", total=len(waiting), unit="trials") as progress:
@@ -185,13 +205,29 @@ def run_experiments(
                     failures.append((trial, error))
     except KeyboardInterrupt:
         raise Stop("stopped; finished trials are saved, and the same command resumes", 130) from None
+    failed = {trial.name for trial, _ in failures}
+    results = [collect_result(EXPERIMENTS[name], trials) for name, trials in plans.items() if name not in failed]
     if failures:
         trial, error = failures[0]
-        raise UserError(
+        message = (
             f"{len(failures)} of {len(waiting)} trials failed, first {trial.title}: {error}; "
             "the others are saved, and the same command repeats those that failed"
-        ) from error
-    return [collect_result(EXPERIMENTS[name], trials) for name, trials in plans.items()]
+        )
+        raise TrialsFailed(message, results) from error
+    return results
+
+
+def warn_of_changes(trials: Iterable[Trial], report: Report) -> None:
+    """Warn of finished trials that were measured by other code or on another device, which are used all the same."""
+    for trial in trials:
+        record = trial.read() or {}
+        for name, now in (("code", trial.code), ("machine", trial.machine)):
+            if record[name] != now:
+                what = "an earlier version of the experiment" if name == "code" else record["machine"]
+                report.log(
+                    f"{trial.title} was measured by {what}; to repeat it, remove {trial.setup.folder}", level=WARNING
+                )
+                break
 
 
 def run_trials(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Exception | None]]:
@@ -215,7 +251,10 @@ def run_trials(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Exce
                     raise failure
                 yield futures[future], failure
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Leaving the `with` block alone would wait for all trials: ended processes take no more of them.
+            for process in active_children():
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
@@ -229,17 +268,28 @@ def collect_result(experiment: Experiment, trials: Iterable[Trial]) -> Result:
         table.setdefault(trial.condition, {})[trial.seed] = record["numbers"]
         seconds += record["seconds"]
         machines.add(record["machine"])
+    try:
+        experiment.judge(table)
+    except (LookupError, TypeError):
+        raise UserError(
+            f"trials in {str(trial.setup.folder)!r} are those of another version of the experiment; remove the folder"
+        ) from None
     return Result(experiment, trial.setup.quick, table, " and ".join(sorted(machines)), seconds)
 
 
 def read_results(folder: Path) -> dict[str, Result]:
-    """Return the results in the JSON files of a folder, by name, in the order of the registry."""
+    """Return the results in the JSON files of a folder, by name, in the order of the registry.
+
+    Each is judged, so that a result whose trials do not fit the present checks is found here.
+    """
     results = {}
     for name in EXPERIMENTS:
         file = folder / f"{name}.json"
         if file.exists():
             try:
                 results[name] = Result.from_json(json.loads(file.read_text(encoding="utf-8")))
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{str(file)!r} is not the result of an experiment; remove it") from None
+                results[name].experiment.judge(results[name].table)
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+                message = f"{str(file)!r} is not the result of this version of the experiment; remove it"
+                raise UserError(message) from None
     return results
