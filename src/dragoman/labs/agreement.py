@@ -194,15 +194,16 @@ ATTRACTOR = Experiment(
         Check("how much less the Transformer loses", partial(compare_drops, SELF_ATTENTION_MODEL), at_least=5),
     ),
     plot=plot_attraction,
-    lesson="Attractors are so rare in training that the number of the nearest noun is nearly always right, and that is "
-    "what most models learn. Where all nouns after the subject agree, every architecture is right. Where they do not, "
-    "the vanilla RNN and the LSTM follow them in almost all sentences, already after one noun, so that distance cannot "
-    "make it worse. The Transformer is right in a quarter of the sentences after one noun and in 4 % after six; so "
-    "distance matters even to attention. With attention, two of three LSTMs are right in half of the sentences and one "
-    "in all; of three GRUs, two are right in half. Three seeds do not settle by how much attention helps an LSTM. A "
-    "first version, with the subject always in second place, at most three nouns and 5 % of attractors, told nothing: "
-    "after 1,500 steps all architectures were right in 98 % of the sentences or more. So the training data matters as "
-    "much as the architecture. All models have the same learning rate.",
+    lesson="Attractors are so rare in training that the number of the nearest noun is nearly always right, and that "
+    "is what most models learn. Where all nouns after the subject agree, every architecture is right. Where they do "
+    "not, the vanilla RNN and the LSTM follow them in almost all sentences, already after one noun, so that distance "
+    "cannot make it worse. The Transformer is right in a quarter of the sentences after one noun and in 3 to 4 % "
+    "after six; so distance matters even to attention. With attention, two of three LSTMs are right in half of the "
+    "sentences, which guessing would be too, and one in all; of three GRUs, two are right in half. Three seeds do not "
+    "settle by how much attention helps an LSTM. A first version, with the subject always in second place, at most "
+    "three nouns and 5 % of attractors, told nothing: after 1,500 steps all architectures were right in 98 % of the "
+    "sentences or more. So the training data matters as much as the architecture. All models have the same learning "
+    "rate.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (ATTRACTOR,)}

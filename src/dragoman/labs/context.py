@@ -230,8 +230,8 @@ PRONOUNS_EXPERIMENT = Experiment(
     ],
     lesson="What the verb form says is learned, and most pronouns that refer to a noun of the sentence are too. If "
     "nothing determines the pronoun, the model can only prefer the most frequent one, and no training changes that: "
-    "the information has to come from elsewhere, such as the previous sentence. The most frequent pronoun is right in "
-    "55 to 59 %, too near to the threshold of 60 % for three seeds to decide. The view removes pronouns from German, "
+    "the information has to come from elsewhere, such as the previous sentence. Such pronouns are right in 55 to 59 "
+    "%, too near to the threshold of 60 % for three seeds to decide. The view removes pronouns from German, "
     "whose verbs have more forms than English ones and fewer than Spanish ones.",
 )
 
@@ -292,8 +292,9 @@ SIMPLIFICATION = Experiment(
         Figure("Exact simplifications", plot_bars(table, "exact", y_title="exact, %")),
     ],
     lesson="A copy has a high BLEU and chrF without simplifying anything, so such scores mean little without this "
-    "baseline; its exact matches are 0. Both models learn the rules, also for sentences with other words. They learn "
-    "one fixed way to simplify; people simplify a text in many ways. Quick versions are too short to beat the copy.",
+    "baseline; its exact matches are 0. Both models learn the rules, also for other combinations of content words. "
+    "They learn one fixed way to simplify; people simplify a text in many ways. Quick versions are too short to beat "
+    "the copy.",
 )
 
 # `round-trip`

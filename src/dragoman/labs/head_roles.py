@@ -96,10 +96,11 @@ HEAD_ROLES = Experiment(
     lecture="002, Lecture 7: Attention is great; 004: What do attention heads learn?",
     claim="Attention provides some interpretability: we get (soft) alignment for free. One attention head seems to go "
     "from a pronoun to its antecedent. Other heads may do more boring things, like point to the previous or next word.",
-    method="Translators are trained on the phrasebook, which knows links of words, and antecedents of pronouns. A head "
-    "has a role to the extent that its highest weight is on the right word. The head with most of a role is chosen on "
-    "one set of sentences and measured on another. It has to beat the best rule that ignores the words, such as the "
-    "word at the same position; a Transformer after one step of training is a second baseline.",
+    method="Translators are trained on the phrasebook, which knows links of words, and antecedents of pronouns. A "
+    "head has a role to the extent that its highest weight is on the right word. The head that is furthest ahead of "
+    "the best rule of its part of the model is chosen on one set of sentences and measured on another. It has to beat "
+    "the best rule that ignores the words, such as the word at the same position; a Transformer after one step of "
+    "training is a second baseline.",
     predict="How many per cent of the words are aligned as the gold links say? Is there a head for antecedents?",
     conditions=tuple(MODELS),
     measure=measure_head_roles,

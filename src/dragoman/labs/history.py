@@ -58,7 +58,8 @@ DATA_SIZE = Experiment(
     "translation is a single end-to-end neural network; low-resource language pairs are one of its difficulties.",
     method="A phrase-based system, an LSTM without and with attention, and a Transformer learn from the same pairs of "
     "the phrasebook: 500 to 32,000, in quick versions 500 and 2,000 short ones. The best checkpoint on held-out pairs "
-    "is used. Measured: BLEU and chrF on sentences with other content words.",
+    "is used. Measured: BLEU and chrF on sentences with other combinations of content words. "
+    "The number of updates grows with the number of pairs, from 500 to 2,500.",
     predict="From how many pairs on does the Transformer beat the statistical system? Does the LSTM without attention?",
     conditions=tuple(SYSTEMS),
     measure=measure_data_sizes,
@@ -82,7 +83,7 @@ DATA_SIZE = Experiment(
     plot=plot_data_sizes,
     lesson="With 500 pairs the statistical system is far ahead: a phrase that was seen once can be used at once. With "
     "2,000 pairs the Transformer has overtaken it, with 8,000 the LSTM with attention; without attention, the LSTM is "
-    "still behind with 32,000. The phrasebook is regular, so these numbers are smaller than those of real languages. "
+    "still behind with 32,000. The phrasebook is regular, so fewer pairs are needed than for real languages. "
     "Quick versions train neural systems too briefly to show where they overtake.",
 )
 
@@ -116,7 +117,7 @@ LAYERS = Experiment(
     claim="Britz et al. (2017) find that for neural machine translation 2 to 4 layers are best for the encoder RNN, "
     "and 4 layers are best for the decoder RNN.",
     method="LSTMs with attention of equal width and with 1 to 8 encoder and decoder layers learn from the same pairs "
-    "of the phrasebook for the same number of steps. Measured: BLEU and chrF on test sentences.",
+    "of the phrasebook for the same number of steps, without input feeding. Measured: BLEU and chrF on test sentences.",
     predict="Which of the six combinations is best, and does the deepest one train at all?",
     conditions=tuple(DEPTHS),
     measure=measure_layers,

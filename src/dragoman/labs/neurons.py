@@ -100,9 +100,10 @@ FEEDFORWARD_MEMORY = Experiment(
     claim="Suppose there are a great many global features, such as: Is it a tool to open something? x k_i is the "
     "relationship of x and feature i.",
     method="A language model of English is trained on the phrasebook. For each neuron of its feed-forward networks, "
-    f"the {TOP_WORDS} nouns with the highest mean activation are found. The neuron is dedicated if {DEDICATED:.0%} of "
-    "them have a feature of the lexicon in common, such as animal, person, food or plural. The baselines are features "
-    "shuffled among the nouns, and a model that has not been trained.",
+    f"the {TOP_WORDS} nouns with the highest mean activation in 2,000 training sentences are found, of those that "
+    f"occur at least five times there. The neuron is dedicated if {DEDICATED:.0%} of them have a feature of the "
+    "lexicon in common, such as animal, person, food or plural. The baselines are features shuffled among the nouns, "
+    "and a model that has not been trained.",
     predict="What share of the neurons is dedicated to a feature, and what share by chance?",
     conditions=("trained", "untrained"),
     measure=measure_dedicated_neurons,

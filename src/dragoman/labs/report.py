@@ -120,7 +120,7 @@ def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[st
     yield f"**Read.** {experiment.claim}\n\n*Source: {lecture}.*\n"
     source = experiment.measure.__module__.replace(".", "/") + ".py"
     yield f"**How it is tested.** {experiment.method} The code is [{source}](../../src/{source}).\n"
-    yield "The thresholds were fixed before the experiment ran:\n"
+    yield "The thresholds were fixed before the experiment ran, unless the last paragraph says otherwise:\n"
     for check in experiment.checks:
         yield f"- {'control: ' * check.control}{check.text}: {format_threshold(check)}"
     yield f"\n**Predict.** {experiment.predict}\n"

@@ -24,7 +24,7 @@ from dragoman.types import Batch, Hypothesis, Pair
 LECTURE = "002, Lecture 7: Beam search decoding"
 TOLERANCE = 1e-4  # difference of log-probabilities that rounding can cause
 
-# `exhaustive` and `greedy`: models with so few tokens that all outputs can be tried
+# `exhaustive-search` and `greedy`: models with so few tokens that all outputs can be tried
 
 TINY_MODEL = {"kind": "rnn", "cell": "gru", "width": 16, "dropout": 0.0, "attention": "dot"}
 TINY_VOCABULARY = FIRST_ID + 2
