@@ -6,14 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.labs.bottleneck import EXPERIMENTS, score_buckets
+from dragoman.labs.bottleneck import ATTENTIVE, EXPERIMENTS, LAST_STATE, score_buckets
 from dragoman.labs.experiment import Experiment
-from lab_runs import check_quick_run
+from lab_runs import Facts, check_quick_run
+
+FACTS: dict[str, Facts] = {
+    "bottleneck": lambda trials: {
+        "all models copy two tokens": min(trial["scores"][0] for trial in trials.values()) > 80,
+        "one vector does not hold twelve": trials[LAST_STATE]["longest"] < 60,
+        "all scores of attention find them": min(trials[name]["longest"] for name in ATTENTIVE) > 65,
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
 
 
 def test_each_line_counts_in_the_bucket_of_its_length() -> None:

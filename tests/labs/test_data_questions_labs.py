@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from dragoman.labs.data_questions import (
+    COPYING,
     DOMAINS,
     EXPERIMENTS,
+    WORDS,
     correlate_ranks,
     invent_names,
     measure_rare_words,
@@ -16,12 +18,27 @@ from dragoman.labs.data_questions import (
 from dragoman.labs.experiment import Experiment
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import Pair
-from lab_runs import check_quick_run
+from lab_runs import Facts, check_quick_run
+
+FACTS: dict[str, Facts] = {
+    "rare-words": lambda trials: {
+        "a vocabulary of words has no names": trials[WORDS]["names"] == 0,
+        "a copying model writes them all the same": trials[COPYING]["names"] > 20,
+    },
+    "domain": lambda trials: {
+        "other sentences of the domain are near": 0.7 < trials["in domain"]["ratio"] < 1.3,
+        "questions are far": trials["questions"]["ratio"] > 4 * trials["in domain"]["ratio"],
+    },
+}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
-    check_quick_run(experiment, tmp_path)
+    check_quick_run(experiment, tmp_path, FACTS.get(experiment.name))
+
+
+def test_only_laws_have_no_facts() -> None:
+    assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
 
 
 def test_an_invented_name_is_the_same_in_both_languages_and_nothing_else_changes() -> None:

@@ -180,7 +180,8 @@ def translate_words(text: str, dictionary: dict[str, str]) -> str:
 
 def measure_baseline(condition: str, seed: int, setup: Setup) -> Numbers:
     """Return the quality of a baseline or of a trained system on the same test sentences."""
-    pairs, test = list_pairs("train", setup.pick(1_000, 10_000), setup, seed=seed), list_pairs("test", 300, setup)
+    pairs = list_pairs("train", setup.pick(1_000, 10_000), setup, seed=seed)
+    test = list_pairs("test", setup.pick(60, 300), setup)
     if condition == COPY:
         return score_texts([pair.source for pair in test], test)
     if condition == DICTIONARY:
