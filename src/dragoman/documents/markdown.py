@@ -5,12 +5,11 @@ Code blocks, inline code, addresses, front matter, HTML and definitions of refer
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Callable
 from itertools import pairwise
 
-from dragoman.documents.document import Document, Kind, MarkedText, Slot, Splice, UnitBuilder, decode_file, render
+from dragoman.documents.document import Document, MarkedText, Slot, Splice, decode_file, render
+from dragoman.documents.markdown_inline import make_markdown_escaper, parse_inline
 
 QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
 LIST_MARKER = re.compile(r"([ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+)(?:\[[ xX]\][ \t]+)?(?=\S)")
@@ -39,31 +38,11 @@ BLOCK_TAG_LINE = re.compile(
 INLINE_TAG_LINE = re.compile(
     r"[ ]{0,3}</?(?:a|abbr|b|br|code|em|i|img|kbd|mark|q|s|small|span|strong|sub|sup|u)\b", re.I
 )
-INLINE_TOKEN = re.compile(
-    r"""
-      (?P<hard>(?<![ ])[ ]{2,}+\n|\\\n)
-    | \\(?P<escaped>[!-/:-@\[-`{-~])
-    | (?P<code>(?:(?<!`)|(?<=\\`))(?P<ticks>`++)[^`](?:(?!(?P=ticks)).){0,3000}?(?P=ticks)(?!`))
-    | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
-    | (?P<html><!--.{0,3000}?-->|</?(?P<name>[A-Za-z][\w\-]*)(?:\s[^<>]*|/)?>)
-    | (?P<footnote>\[\^[^\]\s]{1,100}\])
-    | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
-    | (?P<opening>!?\[)
-    | (?P<closing>\]
-        (?:\((?:[^()]|\([^()]*\))*+\)|\[[^\[\]]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
-    | (?P<emphasis>\*{1,3}|_{1,3}|~~)
-    | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
-    | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
 HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
 BLOCK_START = re.compile(r"(?:#{1,6}|[-+:]|=+|:{3,})(?=\s|$)|>|`{3}|~{3}|\$\$")
 MAX_CONTAINERS = 100  # quotes and list items inside each other; the marks of others are text
-MAX_LABEL = 1000  # characters of a reference with its white space
 MAX_PREFIX = 100  # characters before a line of a paragraph, which are repeated after each hard line break
-SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
 
 
 def read_markdown(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
@@ -311,91 +290,3 @@ def escape_block_start(text: str, source: str) -> str:
     if match := re.match(r"(\d{1,9})([.)])(?=\s|$)", text):
         return f"{match[1]}\\{text[match.end(1) :]}"
     return text
-
-
-def make_markdown_escaper(literals: set[str], always: str, spellings: dict[str, str]) -> Callable[[str], str]:
-    """Return a function that escapes the special characters of a text, except those that the source has as text."""
-    table = {ord(mark): f"\\{mark}" for mark in SPECIAL if mark not in literals or mark == "\\"}
-    table |= {ord(key): value for key, value in spellings.items() if len(key) == 1}
-    table |= {ord(mark): f"\\{mark}" for mark in always}
-    inside_word = re.compile(r"(?<=\w)\\_(?=\w)")
-    return lambda text: inside_word.sub("_", text.replace("\n", " ").replace("\r", " ").translate(table))
-
-
-def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBuilder, set[str]]:
-    """Return the text and the tags of a paragraph, and the special characters that stand in it as text.
-
-    `after_break` is what follows a hard line break: the line end, and what a line of the paragraph begins with.
-    """
-    matches = list(INLINE_TOKEN.finditer(text))
-    kinds = pair_delimiters(matches, text, labels)
-    builder, literals, position = UnitBuilder(collapse=True), set[str](), 0
-    index = 0
-    while index < len(matches):
-        match = matches[index]
-        before = text[position : match.start()]
-        builder.add_text(before)
-        literals.update(mark for mark in SPECIAL if mark in before)
-        position, group = match.end(), match.lastgroup
-        kind, key, last = kinds.get(index, ("standalone", "", index))
-        if last > index:  # a reference such as [label], with everything in it
-            position = matches[last].end()
-            builder.add_tag(text[match.start() : position].replace("\n", after_break))
-            index = last
-        elif match["hard"]:
-            builder.add_tag(match[0][:-1] + after_break)
-            builder.add_break()
-        elif match["escaped"]:
-            builder.add_text(match["escaped"])
-            builder.spellings.setdefault(match["escaped"], match[0])
-        elif match["entity"]:
-            character = html.unescape(match[0])
-            builder.add_text(character)
-            if character != match[0] and (not character.isascii() or character in "&<"):
-                builder.spellings.setdefault(character, match[0])
-        elif index in kinds or group not in ("opening", "closing", "emphasis"):
-            builder.add_tag(match[0].replace("\n", after_break), kind, key)
-        else:
-            builder.add_text(match[0])
-            literals.update(match[0])
-        index += 1
-    builder.add_text(text[position:])
-    literals.update(mark for mark in SPECIAL if mark in text[position:])
-    return builder, literals - {*builder.spellings}
-
-
-def pair_delimiters(matches: list[re.Match[str]], text: str, labels: set[str]) -> dict[int, tuple[Kind, str, int]]:
-    """Return the kind and the key of each delimiter with a partner, and the last token of each reference.
-
-    Pairs are nested. Delimiters without a partner are not in the result: they are text.
-    """
-    kinds: dict[int, tuple[Kind, str, int]] = {}
-    stack: list[tuple[str, int]] = []
-    for index, match in enumerate(matches):
-        opens = closes = ""
-        if match["opening"]:
-            opens = "["
-        elif match["closing"]:
-            closes = "["
-        elif match["name"] and not match[0].endswith("/>"):
-            opens, closes = ("", match["name"].lower()) if match[0][1] == "/" else (match["name"].lower(), "")
-        elif match["emphasis"]:
-            before, after = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
-            inside = match[0][0] == "_" and before.isalnum() and after.isalnum()
-            opens = match[0] if after.strip() and not inside and not (match[0][0] == "_" and before.isalnum()) else ""
-            closes = match[0] if before.strip() and not inside and not (match[0][0] == "_" and after.isalnum()) else ""
-        found = next((i for i in range(len(stack) - 1, max(-1, len(stack) - 100), -1) if stack[i][0] == closes), -1)
-        if closes and found >= 0:
-            partner = stack[found][1]
-            del stack[found:]
-            if closes != "[" or match[0] not in ("]", "][]"):
-                kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
-            elif (
-                labels
-                and match.start() - matches[partner].end() <= MAX_LABEL
-                and " ".join(text[matches[partner].end() : match.start()].casefold().split()) in labels
-            ):
-                kinds[partner] = ("standalone", "", index)
-        elif opens:
-            stack.append((opens, index))
-    return kinds

@@ -1,0 +1,196 @@
+"""The inline tags of Markdown: emphasis, links, code, HTML and addresses, paired as CommonMark pairs them."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dragoman.documents.document import Kind, UnitBuilder
+
+INLINE_TOKEN = re.compile(
+    r"""
+      (?P<hard>(?<![ ])[ ]{2,}+\n|\\\n)
+    | \\(?P<escaped>[!-/:-@\[-`{-~])
+    | (?P<code>(?:(?<!`)|(?<=\\`))(?P<ticks>`++)[^`](?:(?!(?P=ticks)).){0,3000}?(?P=ticks)(?!`))
+    | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
+    | (?P<html><!--.{0,3000}?-->|</?(?P<name>[A-Za-z][\w\-]*)(?:\s[^<>]*|/)?>)
+    | (?P<footnote>\[\^[^\]\s]{1,100}\])
+    | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
+    | (?P<opening>!?\[)
+    | (?P<closing>\]
+        (?:\((?:[^()]|\([^()]*\))*+\)|\[[^\[\]]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
+    | (?P<emphasis>\*+|_+|~+)
+    | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
+    | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+MAX_LABEL = 1000  # characters of a reference with its white space
+SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
+
+
+@dataclass(slots=True)
+class DelimiterRun:
+    """A run of *, _ or ~. Its first characters may close emphasis, its last ones open it, and the others are text."""
+
+    index: int  # of its token
+    mark: str
+    length: int
+    can_open: bool
+    can_close: bool
+    left: int = 0  # characters that neither open nor close anything yet
+    closing: list[tuple[str, str]] = field(default_factory=list)  # delimiters and keys, from left to right
+    opening: list[tuple[str, str]] = field(default_factory=list)  # from right to left
+
+
+def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBuilder, set[str]]:
+    """Return the text and the tags of a paragraph, and the special characters that stand in it as text.
+
+    `after_break` is what follows a hard line break: the line end, and what a line of the paragraph begins with.
+    """
+    matches = list(INLINE_TOKEN.finditer(text))
+    kinds, runs = pair_delimiters(matches, text, labels)
+    builder, literals, position = UnitBuilder(collapse=True), set[str](), 0
+    index = 0
+    while index < len(matches):
+        match = matches[index]
+        before = text[position : match.start()]
+        builder.add_text(before)
+        literals.update(mark for mark in SPECIAL if mark in before)
+        position, group = match.end(), match.lastgroup
+        kind, key, last = kinds.get(index, ("standalone", "", index))
+        if last > index:  # a reference such as [label], with everything in it
+            position = matches[last].end()
+            builder.add_tag(text[match.start() : position].replace("\n", after_break))
+            index = last
+        elif match["hard"]:
+            builder.add_tag(match[0][:-1] + after_break)
+            builder.add_break()
+        elif match["escaped"]:
+            builder.add_text(match["escaped"])
+            builder.spellings.setdefault(match["escaped"], match[0])
+        elif match["entity"]:
+            character = html.unescape(match[0])
+            builder.add_text(character)
+            if character != match[0] and (not character.isascii() or character in "&<"):
+                builder.spellings.setdefault(character, match[0])
+        elif run := runs.get(index):
+            for delimiter, key in run.closing:
+                builder.add_tag(delimiter, "close", key)
+            builder.add_text(run.mark * run.left)
+            literals.update(run.mark * run.left)
+            for delimiter, key in reversed(run.opening):
+                builder.add_tag(delimiter, "open", key)
+        elif index in kinds or group not in ("opening", "closing"):
+            builder.add_tag(match[0].replace("\n", after_break), kind, key)
+        else:
+            builder.add_text(match[0])
+            literals.update(match[0])
+        index += 1
+    builder.add_text(text[position:])
+    literals.update(mark for mark in SPECIAL if mark in text[position:])
+    return builder, literals - {*builder.spellings}
+
+
+def pair_delimiters(
+    matches: list[re.Match[str]], text: str, labels: set[str]
+) -> tuple[dict[int, tuple[Kind, str, int]], dict[int, DelimiterRun]]:
+    """Return the kind and the key of each bracket and HTML tag with a partner, and the runs of emphasis, by token.
+
+    The first result has also the last token of each reference. What is in neither has no partner. Links bind tighter
+    than emphasis, and HTML does not bind at all: its pairs may overlap others.
+    """
+    kinds: dict[int, tuple[Kind, str, int]] = {}
+    runs: dict[int, DelimiterRun] = {}
+    waiting: list[DelimiterRun] = []  # the runs that are in no link yet
+    brackets: list[tuple[int, int]] = []  # the open ones, and how many runs waited before them
+    tags: dict[str, list[int]] = {}  # the open HTML tags of a name
+    for index, match in enumerate(matches):
+        if match["opening"]:
+            brackets.append((index, len(waiting)))
+        elif match["closing"] and brackets:
+            partner, outside = brackets.pop()
+            if match[0] not in ("]", "][]"):
+                kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
+                pair_emphasis(waiting[outside:])
+                del waiting[outside:]
+            elif (
+                labels
+                and match.start() - matches[partner].end() <= MAX_LABEL
+                and " ".join(text[matches[partner].end() : match.start()].casefold().split()) in labels
+            ):
+                kinds[partner] = ("standalone", "", index)
+                del waiting[outside:]
+        elif match["name"] and not match[0].endswith("/>"):
+            opened = tags.setdefault(match["name"].lower(), [])
+            if match[0][1] != "/":
+                opened.append(index)
+            elif opened:
+                partner = opened.pop()
+                kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
+        elif match["emphasis"]:
+            runs[index] = make_run(index, text, *match.span())
+            waiting.append(runs[index])
+    pair_emphasis(waiting)
+    return kinds, runs
+
+
+def make_run(index: int, text: str, start: int, end: int) -> DelimiterRun:
+    """Return the run of delimiters at an offset; whether it opens or closes depends on the characters beside it."""
+    mark, before, after = text[start], text[start - 1 : start], text[end : end + 1]
+    space_before, space_after = not before.strip(), not after.strip()
+    mark_before, mark_after = (unicodedata.category(char or " ")[0] in "PS" for char in (before, after))
+    can_open = not space_after and (not mark_after or space_before or mark_before)
+    can_close = not space_before and (not mark_before or space_after or mark_after)
+    if mark == "_":  # not inside of words
+        can_open, can_close = can_open and (not can_close or mark_before), can_close and (not can_open or mark_after)
+    if mark == "~" and end - start != 2:
+        can_open = can_close = False
+    return DelimiterRun(index, mark, end - start, can_open, can_close, end - start)
+
+
+def pair_emphasis(runs: list[DelimiterRun]) -> None:
+    """Pair the delimiters of runs that stand in one link, or in none, by the rules of CommonMark.
+
+    Runs that cannot close a run in question are not tried again, so the time is linear.
+    """
+    openers: list[DelimiterRun] = []
+    exhausted: dict[tuple[str, bool, int], int] = {}  # the token before which nothing fits a kind of closer
+    for closer in runs:
+        kind = (closer.mark, closer.can_open, closer.length % 3)
+        while closer.can_close and closer.left:
+            found = len(openers) - 1
+            while found >= 0 and openers[found].index >= exhausted.get(kind, 0) and not fits(openers[found], closer):
+                found -= 1
+            if found < 0 or openers[found].index < exhausted.get(kind, 0):
+                exhausted[kind] = closer.index
+                break
+            opener = openers[found]
+            width = min(opener.left, closer.left, 2)
+            pair = (closer.mark * width, f"{opener.index}.{len(opener.opening)}")
+            opener.opening.append(pair)
+            closer.closing.append(pair)
+            opener.left -= width
+            closer.left -= width
+            del openers[found + (opener.left > 0) :]  # what stands between the two is text
+        if closer.can_open and closer.left:
+            openers.append(closer)
+
+
+def fits(opener: DelimiterRun, closer: DelimiterRun) -> bool:
+    """Return whether a run can open what another closes, by the rule of three, which keeps **a*b** from a pair at *."""
+    return opener.mark == closer.mark and not (
+        (opener.can_close or closer.can_open) and closer.length % 3 != 0 and (opener.length + closer.length) % 3 == 0
+    )
+
+
+def make_markdown_escaper(literals: set[str], always: str, spellings: dict[str, str]) -> Callable[[str], str]:
+    """Return a function that escapes the special characters of a text, except those that the source has as text."""
+    table = {ord(mark): f"\\{mark}" for mark in SPECIAL if mark not in literals or mark == "\\"}
+    table |= {ord(key): value for key, value in spellings.items() if len(key) == 1}
+    table |= {ord(mark): f"\\{mark}" for mark in always}
+    inside_word = re.compile(r"(?<=\w)\\_(?=\w)")
+    return lambda text: inside_word.sub("_", text.replace("\n", " ").replace("\r", " ").translate(table))

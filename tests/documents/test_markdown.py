@@ -1,0 +1,107 @@
+"""Markdown as CommonMark reads it: emphasis, links, HTML and definitions of references."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.documents.document import Document, MarkedText, Unit
+from dragoman.documents.formats import open_document
+
+MARKER = "\ue000"  # no file has it
+
+
+def open_markdown(text: str) -> Document:
+    return open_document(text.encode(), "a.md")
+
+
+def show(unit: Unit) -> str:
+    """Return a text with its pairs of tags as <raw:...> and other tags as <raw>."""
+    pieces, position = [], 0
+    for tag in unit.markup:
+        pieces += [unit.text[position : tag.position], {"open": f"<{tag.raw}:", "close": ">"}.get(tag.kind, tag.raw)]
+        position = tag.position
+    return "".join([*pieces, unit.text[position:]])
+
+
+def write_marked(document: Document) -> str:
+    """Return the file with a marker before each unit, without these markers, so that every unit is written anew."""
+    marked = [
+        MarkedText(MARKER + unit.text, tuple(tag._replace(position=tag.position + 1) for tag in unit.markup))
+        for unit in document.units
+    ]
+    return document.write(marked).decode().replace(MARKER, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Hello ***both* strong** and *a **b*** x", "Hello <**:<*:both> strong> and <*:a <**:b>> x"),
+        ("***a** b*", "<*:<**:a> b>"),
+        ("***a***", "<*:<**:a>>"),
+        ("**a **b** c**", "<**:a <**:b> c>"),
+        ("*a**b*", "<*:a**b>"),
+        ("*a**b**c*", "<*:a<**:b>c>"),
+        ("a***b***c", "a<*:<**:b>>c"),
+        ("a******b*********c", "a<**:<**:<**:b>>>***c"),
+        ("**a*", "*<*:a>"),
+        ("*a**", "<*:a>*"),
+        ("__a_", "_<_:a>"),
+        ("*a _b* c_", "<*:a _b> c_"),
+        ("**a *b** c", "*<*:a <*:b>> c"),
+        ("a * b * c", "a * b * c"),
+        ('a*"b"*', 'a*"b"*'),
+        ("*(*a*)*", "<*:(<*:a>)>"),
+        ("a*b*c", "a<*:b>c"),
+        ("a_b_c", "a_b_c"),
+        ("_a_b_c_", "<_:a_b_c>"),
+        ("a-_(b)_", "a-<_:(b)>"),
+        ("\\**a*", "*<*:a>"),
+        ("~~a *b*~~ ~~~c~~~ d", "<~~:a <*:b>> ~~~c~~~ d"),
+        ("ba [del] **[fo** gri](u) ra.", "ba [del] **<[:fo** gri> ra."),
+        ("*a [b* c](u)", "*a <[:b* c>"),
+        ("*a [b* c] d", "<*:a [b> c] d"),
+        ("*a ![*b* c](u)*", "<*:a <![:<*:b> c>>"),
+        ("*a `b*` c", "*a `b*` c"),
+    ],
+)
+def test_delimiters_pair_as_in_commonmark(text: str, shown: str) -> None:
+    document = open_markdown(text)
+    assert [show(unit) for unit in document.units] == [shown]
+    assert write_marked(document) == text
+
+
+def test_a_reference_hides_its_emphasis() -> None:
+    """It is a name, so what stands in it pairs with nothing."""
+    [unit] = open_markdown("*a [b* c]\n\n[b* c]: x\n").units
+    assert show(unit) == "*a [b* c]"
+
+
+@pytest.mark.parametrize("text", ["a **b** <i>c</i> d", "<b>a <i>b</i> <b>c</b></b>"])
+def test_pairs_of_html_are_pairs(text: str) -> None:
+    [unit] = open_markdown(f"x {text}").units
+    assert all(tag.partner is not None for tag in unit.markup)
+
+
+def test_pairs_that_overlap_keep_their_partners() -> None:
+    """So they are known to be pairs, and placing them gives a warning."""
+    [unit] = open_markdown("x *a <b>b* c</b> d").units
+    assert [(tag.raw, tag.partner) for tag in unit.markup] == [("*", 2), ("<b>", 3), ("*", 0), ("</b>", 1)]
+
+
+PIECES = [
+    *"*_~`[]()<>!\\|#-+=:.'\" \n\t", "**", "__", "~~", "***", "a", "b c", "é", "[a]: b\n", "[a]", "](u)", '"t"',
+    "<b>", "</b>", "<b c='>'>", '<i\nd="">', "<?p ?>", "<!-- x -->", "<!X", "<![CDATA[", "]]>", "?>", "&copy;",
+    "\n\n", "\n> ", "\n- ", "\n1. ", "\n    ", "  \n", "\r\n", "```\n", "http://x.y",
+]  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+def test_any_markdown_keeps_what_is_no_text(text: str) -> None:
+    """Units that are written anew change white space in them, the marks of quotes, and backslashes."""
+    document = open_markdown(text)
+    assert document.write([unit.content for unit in document.units]).decode() == text
+    kept = str.maketrans("", "", "\\> \t\r\n")
+    assert write_marked(document).translate(kept) == text.translate(kept)
