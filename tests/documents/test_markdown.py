@@ -105,3 +105,35 @@ def test_any_markdown_keeps_what_is_no_text(text: str) -> None:
     assert document.write([unit.content for unit in document.units]).decode() == text
     kept = str.maketrans("", "", "\\> \t\r\n")
     assert write_marked(document).translate(kept) == text.translate(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('ba <span title="a > b">del</span> fo.', 'ba <<span title="a > b">:del> fo.'),
+        ("ba <span title='a > \"b'>del</span> fo.", "ba <<span title='a > \"b'>:del> fo."),
+        ('ba <span\n title="a >\n b"\n id=c>del</span> fo.', 'ba <<span\n title="a >\n b"\n id=c>:del> fo.'),
+        ("ba <span title='a > b\"> del", "ba <span title='a > b\"> del"),
+        ("ba <a <b>del</b>", "ba <a <<b>:del>"),
+        ("ba <?php 1 > 0 ?> del", "ba <?php 1 > 0 ?> del"),
+        ("ba <![CDATA[<*a* > 0]]> del", "ba <![CDATA[<*a* > 0]]> del"),
+        ("ba <!X *a* b> *del*", "ba <!X *a* b> <*:del>"),
+    ],
+)
+def test_html_ends_outside_of_quotes(text: str, shown: str) -> None:
+    [unit] = open_markdown(text).units
+    assert show(unit) == shown
+
+
+@pytest.mark.parametrize("indent", ["> ", "      ", "   > "])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_tags_over_several_lines_keep_their_bytes(indent: str, newline: str) -> None:
+    lines = ["> ba" if ">" in indent else "ba", "b <span", '  title="x', 'y">del</span> [fo', "  gri](u", '  "v") ra']
+    text = f"{newline}{indent}".join(lines)
+    document = open_markdown(text)
+    [unit] = document.units
+    assert [tag.partner for tag in unit.markup] == [1, 0, 3, 2]
+    start = text.index("<span")
+    assert unit.markup[0].raw == text[start : text.index("del")]
+    assert unit.markup[3].raw == text[text.index("](u") : text.index(" ra")]
+    assert text[start:] in write_marked(document).replace(" gri]", f"{newline}{indent}  gri]")

@@ -6,7 +6,8 @@ Code blocks, inline code, addresses, front matter, HTML and definitions of refer
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from bisect import bisect_right
+from itertools import accumulate
 
 from dragoman.documents.document import Document, MarkedText, Slot, Splice, decode_file, render
 from dragoman.documents.markdown_inline import make_markdown_escaper, parse_inline
@@ -42,7 +43,6 @@ HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
 BLOCK_START = re.compile(r"(?:#{1,6}|[-+:]|=+|:{3,})(?=\s|$)|>|`{3}|~{3}|\$\$")
 MAX_CONTAINERS = 100  # quotes and list items inside each other; the marks of others are text
-MAX_PREFIX = 100  # characters before a line of a paragraph, which are repeated after each hard line break
 
 
 def read_markdown(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
@@ -207,11 +207,14 @@ class MarkdownReader:
         spans, self.paragraph = self.paragraph, []
         if not spans:
             return
-        between = [self.text[a[1] : b[0]] for a, b in pairwise(spans)]
-        prefix = between[0].lstrip("\r\n")[:MAX_PREFIX] if between else ""
-        newline = "\r\n" if any("\r\n" in gap for gap in between) else "\n"
         joined = "\n".join(self.text[start:end] for start, end in spans)
-        builder, literals = parse_inline(joined, self.labels, newline + prefix)
+        offsets = list(accumulate((end - start + 1 for start, end in spans), initial=0))
+
+        def get_raw(start: int, end: int) -> str:
+            first, last = bisect_right(offsets, start) - 1, bisect_right(offsets, end) - 1
+            return self.text[spans[first][0] + start - offsets[first] : spans[last][0] + end - offsets[last]]
+
+        builder, literals = parse_inline(joined, self.labels, get_raw)
         if not builder.has_letters():
             return
         start, end = spans[0][0], spans[-1][1]

@@ -16,7 +16,8 @@ INLINE_TOKEN = re.compile(
     | \\(?P<escaped>[!-/:-@\[-`{-~])
     | (?P<code>(?:(?<!`)|(?<=\\`))(?P<ticks>`++)[^`](?:(?!(?P=ticks)).){0,3000}?(?P=ticks)(?!`))
     | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
-    | (?P<html><!--.{0,3000}?-->|</?(?P<name>[A-Za-z][\w\-]*)(?:\s[^<>]*|/)?>)
+    | (?P<html><!--.{0,3000}?-->|<\?.{0,3000}?\?>|<!\[CDATA\[.{0,3000}?\]\]>|<![A-Za-z][^>]{0,3000}>
+        |</?(?P<name>[A-Za-z][\w\-]*)(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*+|/)?>)
     | (?P<footnote>\[\^[^\]\s]{1,100}\])
     | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
@@ -46,10 +47,10 @@ class DelimiterRun:
     opening: list[tuple[str, str]] = field(default_factory=list)  # from right to left
 
 
-def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBuilder, set[str]]:
+def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]) -> tuple[UnitBuilder, set[str]]:
     """Return the text and the tags of a paragraph, and the special characters that stand in it as text.
 
-    `after_break` is what follows a hard line break: the line end, and what a line of the paragraph begins with.
+    `get_raw` returns how the file writes a part of the text: between two lines of it, there may be marks of quotes.
     """
     matches = list(INLINE_TOKEN.finditer(text))
     kinds, runs = pair_delimiters(matches, text, labels)
@@ -64,10 +65,10 @@ def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBui
         kind, key, last = kinds.get(index, ("standalone", "", index))
         if last > index:  # a reference such as [label], with everything in it
             position = matches[last].end()
-            builder.add_tag(text[match.start() : position].replace("\n", after_break))
+            builder.add_tag(get_raw(match.start(), position))
             index = last
         elif match["hard"]:
-            builder.add_tag(match[0][:-1] + after_break)
+            builder.add_tag(get_raw(*match.span()))
             builder.add_break()
         elif match["escaped"]:
             builder.add_text(match["escaped"])
@@ -85,7 +86,7 @@ def parse_inline(text: str, labels: set[str], after_break: str) -> tuple[UnitBui
             for delimiter, key in reversed(run.opening):
                 builder.add_tag(delimiter, "open", key)
         elif index in kinds or group not in ("opening", "closing"):
-            builder.add_tag(match[0].replace("\n", after_break), kind, key)
+            builder.add_tag(get_raw(*match.span()), kind, key)
         else:
             builder.add_text(match[0])
             literals.update(match[0])
