@@ -137,3 +137,31 @@ def test_tags_over_several_lines_keep_their_bytes(indent: str, newline: str) -> 
     assert unit.markup[0].raw == text[start : text.index("del")]
     assert unit.markup[3].raw == text[text.index("](u") : text.index(" ra")]
     assert text[start:] in write_marked(document).replace(" gri]", f"{newline}{indent}  gri]")
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("<?php\necho 1 > 0;\n\necho b;\n?>\n\nc\n", ["c"]),
+        ("<?php echo 1; ?>\nc\n", ["c"]),
+        ("a\n<?php\n\necho b;\n?>\nc\n", ["a", "c"]),
+        ("<!DOCTYPE a\n\nb>\nc\n", ["c"]),
+        ("<!a b>\nc\n", ["c"]),
+        ("<![CDATA[\na > b\n\n]>\n]]>\nc\n", ["c"]),
+        ("<!-->\nc\n", ["c"]),
+        ("<! a\n\nc\n", ["<! a", "c"]),
+        ("<![cdata[ a\n\nc\n", ["<![cdata[ a", "c"]),
+        ("a\n<![cdata[ b\nc\n", ["a <![cdata[ b c"]),
+        ("> <?php\n> a\n>\n> b\n> ?>\n> c\n", ["c"]),
+        ("> <?php\n> a\n\nc\n", ["c"]),
+        ("> <!-- a\nc\n", ["c"]),
+        ("> <div>\n> a\nc\n", ["c"]),
+        ("- <?php\n\n  a ?>\n- c\n", ["c"]),
+        ("<PRE>\na\n\nb</Pre>\nc\n", ["c"]),
+        ("<?php\n\na\n", []),
+    ],
+)
+def test_html_blocks_end_as_in_commonmark(text: str, units: list[str]) -> None:
+    document = open_markdown(text)
+    assert [unit.text for unit in document.units] == units
+    assert write_marked(document).split() == text.split()

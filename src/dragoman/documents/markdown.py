@@ -28,10 +28,20 @@ DIRECTIVE = re.compile(rf"{NOTE.pattern}|[ \t]*:{{3,}}|[ \t]*/{{3,}}|[ \t]*\{{[%
 MATH = re.compile(r"[ \t]*\$\$")
 ALERT = re.compile(r"[ ]{0,3}\[!\w+\][ \t]*$")  # the first line of a quote, such as [!NOTE]
 DESCRIPTION = re.compile(r"[ ]{0,3}:[ \t]+(?=\S)")  # of a term, in a definition list
-HTML_BLOCK = re.compile(r"[ ]{0,3}<(?:[!?]|/?[A-Za-z][\w\-]*(?:[\s/>]|$))")
+OTHER_MARKUP = r"!--|\?|![A-Za-z]|(?-i:!\[CDATA\[)"  # what < begins besides a tag
+HTML_BLOCK = re.compile(rf"[ ]{{0,3}}<(?:{OTHER_MARKUP}|/?[A-Za-z][\w\-]*(?:[\s/>]|$))")
+# How HTML blocks begin that may have empty lines, and how they end; others end at an empty line.
+HTML_ENDS = [
+    (re.compile(r"[ ]*<(script|pre|style|textarea)\b", re.I), r"</{}>"),
+    (re.compile(r"[ ]*<!--"), "-->"),
+    (re.compile(r"[ ]*<\?"), "?>"),
+    (re.compile(r"[ ]*<!\[CDATA\["), "]]>"),
+    (re.compile(r"[ ]*<![A-Za-z]"), ">"),
+]
 # Tags that end a paragraph; others can stand at the beginning of one of its lines.
 BLOCK_TAG_LINE = re.compile(
-    r"[ ]{0,3}<(?:[!?]|/?(?:address|article|aside|base|basefont|blockquote|body|caption|center|col|colgroup|dd|details|"
+    rf"[ ]{{0,3}}<(?:{OTHER_MARKUP}|"
+    r"/?(?:address|article|aside|base|basefont|blockquote|body|caption|center|col|colgroup|dd|details|"
     r"dialog|dir|div|dl|dt|fieldset|figcaption|figure|footer|form|frame|frameset|h[1-6]|head|header|hr|html|iframe|"
     r"legend|li|link|main|menu|menuitem|nav|noframes|ol|optgroup|option|p|param|pre|script|search|section|style|"
     r"summary|table|tbody|td|textarea|tfoot|th|thead|title|tr|track|ul)(?:[\s/>]|$))", re.I
@@ -117,7 +127,7 @@ class MarkdownReader:
             return index + 1
         if (BLOCK_TAG_LINE if self.paragraph else HTML_BLOCK).match(rest) and not INLINE_TAG_LINE.match(rest):
             self.close(depth)
-            return self.skip_html(index, rest.lower())
+            return self.skip_html(index, rest)
         if self.containers[-1:] == [0] and ALERT.match(rest):
             self.close(depth)
             return index + 1
@@ -178,15 +188,18 @@ class MarkdownReader:
         return index + 1
 
     def skip_html(self, index: int, rest: str) -> int:
-        """Return the index of the line after a block of HTML, which ends at an empty line or with its script."""
-        raw = re.match(r"[ ]*<(script|pre|style|textarea)\b", rest)
-        end = f"</{raw[1]}>" if raw else "-->" if rest.lstrip().startswith("<!--") else ""
-        while index < len(self.lines):
-            line = self.get_line(index).lower()
-            if (end and end in line) or (not end and not line.strip(" \t>")):
-                break
-            index += 1
-        return index + 1
+        """Return the index of the line after a block of HTML."""
+        starts = ((start.match(rest), end) for start, end in HTML_ENDS)
+        end = next((end.format(*match.groups()).lower() for match, end in starts if match), "")
+        if end and end in rest.lower():
+            return index + 1
+        for last in range(index + 1, len(self.lines)):
+            line = self.get_line(last)
+            if 0 in self.containers[self.match_containers(line)[1] :]:
+                return last  # a quote ends, and with it the block
+            if (end and end in line.lower()) or not (end or line.strip(" \t>")):
+                return last + 1
+        return len(self.lines)
 
     def read_table(self, index: int, position: int) -> int:
         """Add the cells of a table as units; return the index of the line after it."""
