@@ -10,6 +10,7 @@ from dragoman.documents.document import Document, MarkedText, Unit
 from dragoman.documents.formats import open_document
 
 MARKER = "\ue000"  # no file has it
+KEPT = str.maketrans("", "", "\\> \t\r\n")  # leaves what stays the same where a unit is written anew
 
 
 def open_markdown(text: str) -> Document:
@@ -103,8 +104,7 @@ def test_any_markdown_keeps_what_is_no_text(text: str) -> None:
     """Units that are written anew change white space in them, the marks of quotes, and backslashes."""
     document = open_markdown(text)
     assert document.write([unit.content for unit in document.units]).decode() == text
-    kept = str.maketrans("", "", "\\> \t\r\n")
-    assert write_marked(document).translate(kept) == text.translate(kept)
+    assert write_marked(document).translate(KEPT) == text.translate(KEPT)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +165,38 @@ def test_html_blocks_end_as_in_commonmark(text: str, units: list[str]) -> None:
     document = open_markdown(text)
     assert [unit.text for unit in document.units] == units
     assert write_marked(document).split() == text.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ('[a]: http://x\n  "del fo"\nba [a] fo\n', ["ba  fo"]),
+        ('[a]: http://x\n"del fo"\n\nba [a] fo\n', ["ba  fo"]),
+        ("ba [a] fo\n\n[a]: http://x\n\n  'del fo'\n", ["ba  fo", "'del fo'"]),
+        ('[a]:\n  http://x\n        "del\nfo\n ba"\nba [a] fo\n', ["ba  fo"]),
+        ("[a]:\nb\n(del \\) fo)  \n[c\nd]: <> 'x'\nba [a] [c d] fo\n", ["ba   fo"]),
+        ("> [a]: b\n> 'del\nfo'\n> ba [a]\n", ["ba "]),
+        ("- [a]: b\n  'del'\n  ba [a]\n", ["ba "]),
+        ("[a]: b\n'del\n\nfo' [a]\n", ["'del", "fo' "]),
+        ("[a]: b\n'del' fo [a]\n", ["'del' fo "]),
+        ("[a]: b\n===\n[a] ba\n---\n", [" ba"]),
+        ("[a]: b 'del' fo\n[a]\n", ["[a]: b 'del' fo [a]"]),
+        ("[a]: b'del'\n[a] fo\n", [" fo"]),
+        ("[a]: <b>'del'\n[a]\n", ["[a]: 'del' [a]"]),
+        ("[a]: b c\n[a]\n", ["[a]: b c [a]"]),
+        ("[a]: (b\n[a]\n", ["[a]: (b [a]"]),
+        ("[a]:\n\n[a]\n", ["[a]:", "[a]"]),
+        ("[ ]: b\n", ["[ ]: b"]),
+        ("[a\\]: b\n", ["[a]: b"]),
+        ("ba\n[a]: b\n\n[a]\n", ["ba [a]: b", "[a]"]),
+        ("# [a]: b\n[a]\n", ["[a]: b", "[a]"]),
+        ("```\n[a]: b\n```\n[a]\n", ["[a]"]),
+        ("[a\\]b]: c\n[a\\]b] fo\n", [" fo"]),
+        ("[a]: x_(y_(z))\n[b]: {{ site.url }}/x 'T'\n[a] [b] fo\n", ["  fo"]),
+        ("[//]: # (del fo)\n[c]: <> (del)\nba\n", ["ba"]),
+    ],
+)
+def test_definitions_are_those_of_commonmark(text: str, units: list[str]) -> None:
+    document = open_markdown(text)
+    assert [unit.text for unit in document.units] == units
+    assert write_marked(document).translate(KEPT) == text.translate(KEPT)

@@ -21,7 +21,17 @@ UNDERLINE = re.compile(r"[ ]{0,3}(?:=+|-+)[ \t]*$")
 RULE = re.compile(r"[ ]{0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
 DELIMITER_ROW = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+$")
 CELL = re.compile(r"(?:[^|\\`]|\\.|`[^`]*`|`|\\$)+")
-DEFINITION = re.compile(r"^[ \t>]*+\[(?!\^)([^\[\]\n]{1,200})\]:", re.MULTILINE)
+# A part of an address; the expressions of templates may have spaces.
+ADDRESS = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}|[^\x00-\x20\x7f()\\]|\\[()\\]?"
+DEFINITION = re.compile(
+    rf"""
+    \[(?!\^)(?P<label>(?=\s*+[^\s\]])(?:[^\[\]\\]|\\.){{1,999}}+)\]:[ \t]*+\n?[ \t]*+
+    (?:<(?:[^<>\n\\]|\\[^\n])*+> | (?!<)(?:{ADDRESS}|\((?:{ADDRESS}|\((?:{ADDRESS})*+\))*+\))++)
+    (?:(?:[ \t]++\n?|\n)[ \t]*+(?:"(?:[^"\\]|\\.)*+" | '(?:[^'\\]|\\.)*+' | \((?:[^()\\]|\\.)*+\)))?
+    [ \t]*+(?:\n|\Z)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 FOOTNOTE = re.compile(r"[ ]{0,3}\[\^[^\]\s]+\]:[ \t]*")
 NOTE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S")  # with indented blocks
 DIRECTIVE = re.compile(rf"{NOTE.pattern}|[ \t]*:{{3,}}|[ \t]*/{{3,}}|[ \t]*\{{[%:]|\[TOC\]")
@@ -70,17 +80,19 @@ class MarkdownReader:
         self.document, self.text = document, document.file.text
         self.lines = [match.span() for match in re.finditer(r"[^\r\n]*(?:\r\n|\n|\r|\Z)", self.text)]
         self.paragraph: list[tuple[int, int]] = []  # the parts of lines of the open paragraph
+        self.texts: list[tuple[list[tuple[int, int]], bool]] = []  # the parts of lines of each text; is it a cell?
+        self.labels: set[str] = set()  # of references, which may stand before their definition
         # The open quotes and list items, from the outside: 0 for a quote, and for what contains indented blocks, such
         # as a list item, the columns of this indentation.
         self.containers: list[int] = []
-        definitions = DEFINITION.finditer(self.text)
-        self.labels = {" ".join(match[1].casefold().split()) for match in definitions}
 
     def read(self) -> None:
         index = self.skip_front_matter()
         while index < len(self.lines):
             index = self.read_block(index)
         self.finish()
+        for spans, is_cell in self.texts:
+            self.add_unit(spans, is_cell=is_cell)
 
     def get_line(self, index: int) -> str:
         start, end = self.lines[index]
@@ -131,13 +143,10 @@ class MarkdownReader:
         if self.containers[-1:] == [0] and ALERT.match(rest):
             self.close(depth)
             return index + 1
-        if not self.paragraph and DEFINITION.match(rest):
-            return index + 1
         if heading := HEADING.match(rest):
             self.close(depth)
             first, end = heading.end(), find_heading_end(rest, heading.end())
-            self.paragraph = [(start + position + first, start + position + end)]
-            self.finish()
+            self.texts.append(([(start + position + first, start + position + end)], False))
             return index + 1
         next_line = self.get_line(index + 1) if index + 1 < len(self.lines) else ""
         if "|" in rest and "|" in next_line and DELIMITER_ROW.match(next_line, self.match_containers(next_line)[0]):
@@ -208,18 +217,24 @@ class MarkdownReader:
             start = self.lines[index][0]
             if index != header + 1:
                 for cell in CELL.finditer(line, position if index == header else self.match_containers(line)[0]):
-                    stripped = cell[0].strip()
                     left = start + cell.start() + len(cell[0]) - len(cell[0].lstrip())
-                    self.paragraph = [(left, left + len(stripped))] if stripped else []
-                    self.finish(is_cell=True)
+                    self.texts.append(([(left, left + len(cell[0].strip()))], True))
             index += 1
         return index
 
-    def finish(self, *, is_cell: bool = False) -> None:
-        """Add the open paragraph to the units of the document, if it has letters."""
+    def finish(self) -> None:
+        """End the open paragraph: note the definitions that it begins with, and the rest as a text."""
         spans, self.paragraph = self.paragraph, []
-        if not spans:
-            return
+        joined, position = "\n".join(self.text[start:end] for start, end in spans), 0
+        while definition := DEFINITION.match(joined, position):
+            self.labels.add(" ".join(definition["label"].casefold().split()))
+            position = definition.end()
+        spans = spans[joined.count("\n", 0, position) :] if position < len(joined) else []
+        if spans:
+            self.texts.append((spans, False))
+
+    def add_unit(self, spans: list[tuple[int, int]], *, is_cell: bool) -> None:
+        """Add a text to the units of the document, if it has letters."""
         joined = "\n".join(self.text[start:end] for start, end in spans)
         offsets = list(accumulate((end - start + 1 for start, end in spans), initial=0))
 
