@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dragoman.documents.document import Document, MarkedText, Unit
 from dragoman.documents.formats import open_document
+from dragoman.documents.markdown import JOINED_WARNING
 
 MARKER = "\ue000"  # no file has it
 KEPT = str.maketrans("", "", "\\> \t\r\n")  # leaves what stays the same where a unit is written anew
@@ -137,6 +138,7 @@ def test_tags_over_several_lines_keep_their_bytes(indent: str, newline: str) -> 
     assert unit.markup[0].raw == text[start : text.index("del")]
     assert unit.markup[3].raw == text[text.index("](u") : text.index(" ra")]
     assert text[start:] in write_marked(document).replace(" gri]", f"{newline}{indent}  gri]")
+    assert not document.warnings
 
 
 @pytest.mark.parametrize(
@@ -200,3 +202,30 @@ def test_definitions_are_those_of_commonmark(text: str, units: list[str]) -> Non
     document = open_markdown(text)
     assert [unit.text for unit in document.units] == units
     assert write_marked(document).translate(KEPT) == text.translate(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "positions", "expected", "warned"),
+    [
+        ("a `b` c `d` e", "C a", (0, 0), "`b` `d`C a", False),
+        ("a ``b`` c ` d ` e", "c a", (1, 1), "c``b`` ` d ` a", False),
+        ("_a_ b", "B a", (2, 3), "B _a_", False),
+        ("_a_ b", "Ba", (1, 2), "B_a_", True),
+        ("*a* b", "Ba", (1, 2), "B*a*", False),
+        ("*a* *b* c", "abc", (0, 1, 1, 2), "*a**b*c", True),
+        ("**(a)** b", "(a)b", (0, 3), "**(a)**b", True),
+        ("~~a~~ *b*", "ab", (0, 1, 1, 2), "~~a~~*b*", False),
+        ("> a <b\n> c> d", "a d", (3,), "> a d<b\n> c>", False),
+    ],
+)
+def test_tags_that_become_text_are_reported(
+    text: str, translation: str, positions: tuple[int, ...], expected: str, warned: bool
+) -> None:
+    """Pieces of code stay apart, and emphasis that is none beside other characters gives a warning."""
+    document = open_markdown(text)
+    [unit] = document.units
+    markup = tuple(tag._replace(position=new) for tag, new in zip(unit.markup, positions, strict=True))
+    assert document.write([MarkedText(translation, markup)]).decode() == expected
+    assert document.warnings == ({1: JOINED_WARNING} if warned else {})
+    kept = sum(len(unit.markup) for unit in open_markdown(expected).units) == len(markup)
+    assert kept == (not warned)

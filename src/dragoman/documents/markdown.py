@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice, decode_file, render
+from dragoman.documents.document import Document, MarkedText, Markup, Slot, Splice, decode_file, render
 from dragoman.documents.markdown_inline import make_markdown_escaper, parse_inline
 
 QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
@@ -59,6 +61,8 @@ BLOCK_TAG_LINE = re.compile(
 INLINE_TAG_LINE = re.compile(
     r"[ ]{0,3}</?(?:a|abbr|b|br|code|em|i|img|kbd|mark|q|s|small|span|strong|sub|sup|u)\b", re.I
 )
+LINE_START = re.compile(r"[\r\n]+[ \t>]*")  # between lines of a paragraph
+JOINED_WARNING = "tags that moved beside other characters may have become text"
 HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
 BLOCK_START = re.compile(r"(?:#{1,6}|[-+:]|=+|:{3,})(?=\s|$)|>|`{3}|~{3}|\$\$")
@@ -248,9 +252,15 @@ class MarkdownReader:
         start, end = spans[0][0], spans[-1][1]
         end -= len(self.text[start:end]) - len(self.text[start:end].rstrip())
         escape = make_markdown_escaper(literals, "|" if is_cell else "", builder.spellings)
+        number = len(self.document.units) + 1
 
         def make_splices(translation: MarkedText) -> list[Splice]:
-            text = render(drop_outer_breaks(translation), escape)
+            translation = part_code(drop_outer_breaks(translation))
+            text = render(translation, escape)
+            flat = LINE_START.sub("\n", text)
+            again, _ = parse_inline(flat, self.labels, lambda start, end: flat[start:end])
+            if count_marks(again.markup) != count_marks(translation.markup):
+                self.document.warnings[number] = JOINED_WARNING
             if not translation.markup or translation.markup[0].position:
                 text = escape_block_start(text, joined)
             return [Splice(start, end, text)]
@@ -312,6 +322,20 @@ def drop_outer_breaks(content: MarkedText) -> MarkedText:
         for tag in content.markup
     ]
     return MarkedText(content.text, tuple(markup))
+
+
+def part_code(content: MarkedText) -> MarkedText:
+    """Return a text with a space between pieces of code that have moved together: they would join to other code."""
+    markup = list(content.markup)
+    for number, (tag, following) in enumerate(pairwise(content.markup), 1):
+        if tag.position == following.position and tag.raw.endswith("`") and following.raw.startswith("`"):
+            markup[number] = following._replace(raw=f" {following.raw}")
+    return MarkedText(content.text, tuple(markup))
+
+
+def count_marks(markup: Sequence[Markup]) -> Counter[str]:
+    """Count the characters of tags without white space, which stays equal where the tags are the same ones."""
+    return Counter("".join(LINE_START.sub("", tag.raw) for tag in markup).replace(" ", ""))
 
 
 def escape_block_start(text: str, source: str) -> str:

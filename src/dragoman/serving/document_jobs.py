@@ -278,11 +278,11 @@ class DocumentJobs:
                 return document.write([None] * len(document.units))
             model = models[route.model]
             translated = self.service.translate_units(document.units, model, route, options, job.cancelled, report)
-        for number, unit in enumerate(translated, 1):
-            found = [f"{document.units[number - 1].note or f'unit {number}'}: {text}" for text in unit.warnings]
-            job.warnings += found[: MAX_WARNINGS - len(job.warnings)]
         written = document.write([unit.content for unit in translated])
-        job.warnings += document.warnings.values()
+        for number, unit in enumerate(translated, 1):
+            texts = [*unit.warnings, *([document.warnings[number]] if number in document.warnings else [])]
+            found = [f"{document.units[number - 1].note or f'unit {number}'}: {text}" for text in texts]
+            job.warnings += found[: MAX_WARNINGS - len(job.warnings)]
         return written
 
 
