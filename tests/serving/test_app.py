@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from threading import current_thread
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -98,6 +100,32 @@ def test_a_root_path_changes_nothing(toy: Toy, tmp_path: Path, is_mounted: bool)
     assert "API key" in post("/translate_file", data=fields, files=file).json()["error"]  # not too large
     app.state.server.is_loaded = False
     assert send(outer, "GET", "/mt/health", root=root).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("is_mounted", "root", "prefix"),
+    [(True, "", "/mt"), (False, "/mt", "/mt"), (True, "/a b", "/a b/mt"), (False, "", "")],
+)
+def test_links_lead_to_the_application(toy: Toy, is_mounted: bool, root: str, prefix: str) -> None:
+    app: ASGIApp = create_app([toy.run], ServerSettings(open_access=True, log_requests=False))
+    outer = Starlette(routes=[Mount("/mt", app)]) if is_mounted else app
+
+    def request(method: str, url: str, **options: Any) -> httpx.Response:
+        return send(outer, method, url, root=root, **options)
+
+    fields, file = {"source": "en", "target": "de"}, {"file": ("a b.txt", b"ba.")}
+    answer = request("POST", f"{prefix}/translate_file?x=1", data=fields, files=file)
+    link = answer.json()["translatedFileUrl"]
+    assert link.startswith(f"http://testserver{quote(prefix)}/download_file/")
+    assert request("GET", link).text == translate_toy("ba.")
+    inspection = request("POST", f"{prefix}/api/inspections", json={"text": "ba."}).json()["url"]
+    page = httpx.URL(f"http://testserver{prefix}/")
+    assets = re.findall(r'(?:href|src)="([^"#]+)"', request("GET", str(page)).text)
+    assert {"main.js", "page.css"} <= set(assets)
+    for each in (*assets, inspection):
+        assert request("GET", str(page.join(each))).status_code == 200
+    [server] = request("GET", f"{prefix}/openapi.json").json().get("servers", [{"url": ""}])
+    assert server["url"] == prefix
 
 
 def test_only_uploads_may_be_large(toy: Toy) -> None:

@@ -78,7 +78,10 @@ def make_exploration_router(service: Service, workers: WorkerPool) -> APIRouter:
 
     @router.post("/api/inspections", status_code=201)
     async def create_inspection(body: SentenceBody, http: Request) -> dict[str, Any]:
-        """Keep the page of /api/inspect for some minutes, and return its address, for which no key is needed."""
+        """Keep the page of /api/inspect for some minutes, and return its address, for which no key is needed.
+
+        The address is relative to that of the server.
+        """
         request = body.make_request(service, http)
         page = await workers.run(lambda cancelled: render_inspection(service, request, cancelled))
         return {"url": f"inspections/{store.add(page)}"}

@@ -146,7 +146,10 @@ def add_file_routes(router: APIRouter, service: Service, jobs: DocumentJobs) -> 
         request = DocumentRequest(name=file.name, data=file.data, options=options)
         job = await jobs.submit(http, request, fields.api_key)
         await jobs.wait(job)
-        return {"translatedFileUrl": f"{http.base_url}download_file/{job.id}.{quote(job.name)}"}
+        # Not `base_url`: below another application in which this one is mounted, that is the address of the outer one.
+        root = quote(str(http.scope.get("root_path", "")).rstrip("/"))
+        url = http.url.replace(path=f"{root}/download_file/{job.id}.{quote(job.name)}", query="")
+        return {"translatedFileUrl": str(url)}
 
     @router.get("/download_file/{name}")
     async def download_file(name: str) -> Response:
