@@ -128,6 +128,23 @@ def test_links_lead_to_the_application(toy: Toy, is_mounted: bool, root: str, pr
     assert server["url"] == prefix
 
 
+def test_head_is_get_without_a_body(toy: Toy) -> None:
+    """For monitors and load balancers; also of errors, and for servers that send what the application gives them."""
+    app = create_app([toy.run], ServerSettings(open_access=True, log_requests=False))
+    paths = ("/health", "/ready", "/languages", "/v2/usage", "/api/models", "/frontend/settings", "/", "/main.js")
+    for path in (*paths, "/api/documents/none", "/nothing"):
+        head, get = (send(app, method, path) for method in ("HEAD", "GET"))
+        assert head.content == b"" != get.content
+        assert head.status_code == get.status_code == (200 if path in paths else 404)
+        assert head.headers["content-length"] == get.headers["content-length"]
+        assert head.headers["content-type"] == get.headers["content-type"]
+    app.state.server.is_loaded = False
+    assert send(app, "HEAD", "/ready").status_code == 503
+    assert send(app, "HEAD", "/metrics").status_code == 200
+    counted = 'dragoman_requests_total{method="HEAD",route="/health",status="200"} 1.0'
+    assert counted in send(app, "GET", "/metrics").text
+
+
 def test_only_uploads_may_be_large(toy: Toy) -> None:
     app = create_app([toy.run], ServerSettings(open_access=True, max_body=1000, log_requests=False))
     file = {"file": ("a.txt", b"ba.\n" * 1000)}

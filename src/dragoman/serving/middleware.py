@@ -90,6 +90,8 @@ class RequestMiddleware:
             receive=receive,
             is_local=client in LOCAL_ADDRESSES or client.startswith("127."),
         )
+        if request.method == "HEAD":
+            scope = {**scope, "method": "GET"}  # routes only know GET; the body is left out when the answer is sent
         limit = self._find_limit(request.path, headers)
         respond = self._add_headers(request, send)
 
@@ -185,7 +187,7 @@ class RequestMiddleware:
             raise RequestError(403, "origin_not_allowed", message)
 
     def _add_headers(self, request: RequestContext, send: Send) -> Send:
-        """Return a `send` that adds the headers of every response and notes its status."""
+        """Return a `send` that adds the headers of every response, notes its status, and has no body for HEAD."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -197,6 +199,8 @@ class RequestMiddleware:
                 if self.is_stopping():
                     headers.append((b"connection", b"close"))
                 message = {**message, "headers": headers}
+            elif request.method == "HEAD":
+                message = {"type": "http.response.body", "more_body": message.get("more_body", False)}
             await send(message)
 
         return send_with_headers
