@@ -38,6 +38,7 @@ def send(app: ASGIApp, method: str, path: str, *, root: str = "", **request: Any
 def test_the_answer_is_described(toy_server: ToyServer) -> None:
     """Every field of the answer is in the OpenAPI document."""
     document = toy_server.client.get("/openapi.json").json()
+    assert {"/api/translate", "/translate", "/v2/translate", "/v2/document"} <= set(document["paths"])
     schemas = document["components"]["schemas"]
     content = document["paths"]["/api/translate"]["post"]["responses"]["200"]["content"]["application/json"]
     assert content["schema"]["$ref"].endswith("/TranslateAnswer")
@@ -143,6 +144,33 @@ def test_head_is_get_without_a_body(toy: Toy) -> None:
     assert send(app, "HEAD", "/metrics").status_code == 200
     counted = 'dragoman_requests_total{method="HEAD",route="/health",status="200"} 1.0'
     assert counted in send(app, "GET", "/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/translate", "POST"),
+        ("HEAD", "/translate", "POST"),
+        ("DELETE", "/languages", "GET, HEAD"),
+        ("GET", "/api/translate", "POST"),
+        ("DELETE", "/api/glossaries", "GET, HEAD, POST"),
+        ("PUT", "/api/documents/x", "GET, HEAD, DELETE"),
+        ("PUT", "/v2/translate", "GET, HEAD, POST"),
+        ("PATCH", "/v2/glossaries/x", "GET, HEAD, DELETE"),
+        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/main.js", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+def test_a_path_says_which_methods_it_takes(toy: Toy, method: str, path: str, allowed: str) -> None:
+    app = create_app([toy.run], ServerSettings(open_access=True, log_requests=False))
+    for prefix, outer in (("", app), ("/mt", Starlette(routes=[Mount("/mt", app)]))):
+        answer = send(outer, method, prefix + path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        keys = {"/v2/": ["message", "detail"]}.get(path[:4], ["error"])
+        assert method == "HEAD" or list(answer.json()) == keys
+    unknown = send(app, method, f"{path.rstrip('/')}/no/such/path")
+    assert (unknown.status_code, "allow" in unknown.headers) == (404, False)
 
 
 def test_only_uploads_may_be_large(toy: Toy) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from dragoman.errors import UserError
 from dragoman.progress import WARNING, log
@@ -49,6 +50,13 @@ class PageFiles(StaticFiles):
         response.headers["cache-control"] = "no-cache"
         return response
 
+    async def get_response(self, path: str, scope: MutableMapping[str, Any]) -> Response:
+        """Return a file; refuse other methods, unless there is no file: then the path is unknown."""
+        response = await super().get_response(path, {**scope, "method": "GET"})
+        if scope["method"] != "GET":
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
+        return response
+
 
 def create_app(runs: Runs, settings: ServerSettings | None = None) -> FastAPI:
     """Return the application that serves these runs, with loaded models, for any ASGI server.
@@ -82,7 +90,7 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     workers = WorkerPool(threads=settings.threads, queue=settings.queue, timeout=settings.timeout)
     keys = KeyStore(settings.keys_file) if settings.keys_file else None
     server = ServerState(name_runs(runs), settings, pool, workers, keys)
-    app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, lifespan=run_background_work)
+    app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=run_background_work)
     app.state.server = server
     app.state.access = Access(keys, required=settings.key_required)
     metrics = ServerMetrics(pool, workers, server.is_ready)
@@ -99,7 +107,8 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     app.include_router(make_libretranslate_router(service, workers, jobs))
     app.include_router(make_deepl_router(service, workers, jobs, glossaries))
     if PAGE_FOLDER.is_dir():
-        app.mount("/", PageFiles(directory=PAGE_FOLDER, html=True))
+        # Not mounted at "/": there it would match every path, also those that routes know with another method.
+        app.router.default = PageFiles(directory=PAGE_FOLDER, html=True)
     for kind in (RequestError, UserError, HTTPException):
         app.add_exception_handler(kind, render_exception)
     app.add_exception_handler(RequestValidationError, render_invalid)
@@ -156,11 +165,25 @@ async def run_background_work(app: FastAPI) -> AsyncIterator[None]:
             log(f"the last counts of the API keys could not be written: {error}", WARNING)
 
 
-def render_exception(_: Request, error: Exception) -> Response:
+def render_exception(request: Request, error: Exception) -> Response:
     """Answer with an error in the form of the protocol of the path."""
-    status, headers, body = format_error(current_request().path, to_request_error(error))
-    allowed: Any = getattr(error, "headers", None) or {}  # such as Allow, of a 405
-    return Response(body, status, {**dict(allowed), **{name.decode(): value.decode() for name, value in headers}})
+    context = current_request()
+    given = dict(getattr(error, "headers", None) or {})  # such as Retry-After
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        given["Allow"] = allowed = list_methods(request) or given["Allow"]
+        error = RequestError(405, "method_not_allowed", f"this path does not take {context.method}, but {allowed}")
+    status, headers, body = format_error(context.path, to_request_error(error))
+    return Response(body, status, {**given, **{name.decode(): value.decode() for name, value in headers}})
+
+
+def list_methods(request: Request) -> str:
+    """Return the methods of all routes of a path, since FastAPI names those of the first one; "" if it has none."""
+    found = [
+        method
+        for method in ("GET", "POST", "PUT", "DELETE")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+    return ", ".join("GET, HEAD" if method == "GET" else method for method in found)
 
 
 def render_invalid(request: Request, error: Exception) -> Response:

@@ -129,17 +129,7 @@ def make_deepl_router(
     add_text_routes(router, service, workers, glossaries)
     add_document_routes(router, service, workers, jobs, glossaries)
     add_glossary_routes(router, service, workers, glossaries)
-
-    every_version = APIRouter(include_in_schema=False)
-    every_version.include_router(router, include_in_schema=True)
-    for version in ("v1", "v2", "v3"):
-
-        @every_version.api_route(f"/{version}/{{path:path}}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-        async def refuse(http: Request) -> None:
-            """Refuse what is not offered."""
-            raise RequestError(404, "not_found", f"this server does not offer {http.method} {http.url.path[:100]}")
-
-    return every_version
+    return router
 
 
 async def respond_in_time(task: asyncio.Task[bytes]) -> Response:

@@ -88,8 +88,6 @@ def to_request_error(error: Exception) -> RequestError:
     if isinstance(error, UserError):
         return RequestError(400, "bad_request", str(error))
     status: int = getattr(error, "status_code")  # noqa: B009 - an HTTPException; commands import this file without FastAPI
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 429: "busy"}
-    details = {404: "there is nothing at this path", 405: "this path does not know this method"}
-    return RequestError(
-        status, codes.get(status, "bad_request"), details.get(status, str(getattr(error, "detail", "")))
-    )
+    codes = {404: "not_found", 413: "too_large", 429: "busy"}
+    detail = "there is nothing at this path" if status == 404 else str(getattr(error, "detail", ""))
+    return RequestError(status, codes.get(status, "bad_request"), detail)
