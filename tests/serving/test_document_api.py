@@ -62,6 +62,25 @@ def test_documents_are_refused(language_server: ToyServer) -> None:
     assert language_server.client.post("/api/documents", json={"file": "x"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.xlf", '<xliff><file source-language="fr" target-language="es"></file></xliff>', "is from fr to es"),
+        ("a.po", 'msgid ""\nmsgstr "Language: es\\n"\n', "is to es"),
+    ],
+)
+def test_files_in_other_languages_are_refused(language_server: ToyServer, name: str, text: str, problem: str) -> None:
+    """In the words of a client, which has no options of the command line."""
+    client, files = language_server.client, {"file": (name, text.encode())}
+    for path, source, target in (
+        ("/api/documents", "source", "target"), ("/translate_file", "source", "target"),
+        ("/v2/document", "source_lang", "target_lang"),
+    ):  # fmt: skip
+        answer = client.post(path, data={source: "en", target: "de"}, files=files)
+        expected = f"{name} {problem}, but would be translated from en to de; give the languages of the file"
+        assert (answer.status_code, expected in answer.text) == (400, True)
+
+
 def test_limits_of_documents(language_runs: list[Path]) -> None:
     settings = ServerSettings(log_requests=False, document_threads=1, max_documents=2, document_lifetime=0.05)
     with serve_in_thread(language_runs, settings) as server:

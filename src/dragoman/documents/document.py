@@ -257,17 +257,27 @@ class UnitBuilder:
         return Unit(text, tuple(self.markup), note, wraps)
 
 
+class LanguageMismatch(UserError):
+    """A file names other languages than requested. The message is for the command line; servers have other advice."""
+
+    def __init__(self, name: str, named: tuple[str, str], requested: tuple[str, str]) -> None:
+        found, wanted = (
+            " ".join(f"{word} {code}" for word, code in zip(("from", "to"), pair, strict=True) if code)
+            for pair in (named, requested)
+        )
+        self.problem = f"{name} is {found}, but would be translated {wanted}"
+        model = " to ".join(filter(None, requested))
+        advice = "choose with --from and --to, or another model"
+        super().__init__(f"{name} is {found}, but the model translates {model}; {advice}")
+
+
 def check_languages(name: str, named: tuple[str, str], requested: tuple[str, str]) -> None:
-    """Raise a UserError if a file names another source or target language than requested; de and de-DE are one."""
+    """Raise a LanguageMismatch if a file names other languages than requested; de and de-DE are one."""
     codes = [[find_code(code.partition("@")[0]).partition("-")[0] for code in pair] for pair in (named, requested)]
     bases = [["nb" if code == "no" else code for code in pair] for pair in codes]  # Norwegian is mostly Bokmål
     if all(theirs == ours or not (theirs and ours) for theirs, ours in zip(*bases, strict=True)):
         return
-    source, target = (f" {word} {code}" if code else "" for word, code in zip(("from", "to"), named, strict=True))
-    model = " to ".join(filter(None, requested))
-    raise UserError(
-        f"{name} is{source}{target}, but the model translates {model}; choose with --from and --to, or another model"
-    )
+    raise LanguageMismatch(name, named, requested)
 
 
 WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # as in HTML and XML: no-break spaces are not among them

@@ -25,7 +25,7 @@ from urllib.parse import quote
 from fastapi import Request
 from fastapi.responses import Response
 
-from dragoman.documents.document import Document
+from dragoman.documents.document import Document, LanguageMismatch
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
 from dragoman.serving.access import authorize, current_key, current_request, find_owner
@@ -219,7 +219,10 @@ class DocumentJobs:
         else:
             source = source or parse_code(options.source, "source")
         target = target or parse_code(options.target, "target")
-        return open_document(request.data, name, source_language=source, target_language=target)
+        try:
+            return open_document(request.data, name, source_language=source, target_language=target)
+        except LanguageMismatch as error:
+            raise UserError(f"{error.problem}; give the languages of the file in the request") from None
 
     def _check_room(self, needed: int) -> None:
         """Raise a RequestError if too many documents wait, or if there cannot be `needed` bytes more. Needs the lock.
