@@ -285,6 +285,10 @@ def test_bad_arguments_of_the_command(call: Call, toy: Toy, tmp_path: Path) -> N
     assert_user_error(call("serve", tmp_path / "none"), "none")
     assert_user_error(call("serve", toy.run, f"{toy.run.name}={toy.run}"), "NAME=RUN")
     assert_user_error(call("serve", toy.run, "--host", "0.0.0.0"), "--open-access")
+    used = tmp_path / "used"
+    used.touch()
+    for folder in (used, used / "below"):
+        assert_user_error(call("serve", toy.run, "--glossary-folder", folder), "should be a folder", str(folder))
     assert_user_error(call("serve", toy.run, "--settings", settings), "settings.yaml")
     settings.write_text("prot: 5\n")
     assert_user_error(call("serve", toy.run, "--settings", settings), "settings.yaml", "'port'")

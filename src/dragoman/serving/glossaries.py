@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dragoman.errors import UserError
 from dragoman.inference.constraints import MAX_TERM_CHARACTERS, Glossary, TermPair
 from dragoman.io import format_json, write_text
 from dragoman.serving.errors import RequestError
@@ -64,7 +65,10 @@ class GlossaryStore:
         self.glossaries: dict[str, StoredGlossary] = {}
         self.size = 0  # of all glossaries
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):  # it, or a part of its path, is a file
+                raise UserError(f"glossary_folder should be a folder, not {str(folder)!r}; name another one") from None
             self._read_folder()
 
     def create(self, name: str, source: str, target: str, entries: Iterable[TermPair], owner: str) -> StoredGlossary:
