@@ -65,6 +65,20 @@ def test_a_key_is_required(server: ToyServer) -> None:
     assert translate(server, "Basic abc").status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/api/translate", {"text": TEXT}, "needs an API key: Authorization: Bearer KEY"),
+        ("/translate", {"q": TEXT, "source": "en", "target": "de"}, "needs an API key in the field api_key"),
+        ("/v2/translate", {"text": [TEXT], "target_lang": "DE"}, "needs an API key: Authorization: DeepL-Auth-Key KEY"),
+    ],
+)
+def test_a_missing_key_is_asked_for_as_the_protocol_sends_it(
+    server: ToyServer, path: str, body: dict[str, object], place: str
+) -> None:
+    assert f'{place}"' in server.client.post(path, json=body).text
+
+
 def test_a_request_without_key_is_refused_before_its_body_is_read(server: ToyServer) -> None:
     with server.connect() as connection:
         connection.sendall(b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n")

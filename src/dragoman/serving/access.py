@@ -29,7 +29,7 @@ class Access:
         if request.key is None and self.required:
             if text:
                 raise RequestError(403, "key_invalid", "this API key is not valid")
-            raise RequestError(401, "key_missing", "this server needs an API key: Authorization: Bearer KEY")
+            raise RequestError(401, "key_missing", "this server needs an API key")
         if request.key and self.store and not request.is_counted:
             request.is_counted = True
             self.store.take_request(request.key)

@@ -26,19 +26,25 @@ Rendered = tuple[int, dict[str, Any]]  # status and body
 
 def render_own(error: RequestError) -> Rendered:
     """Return an error as our own API answers it."""
-    return error.status, {"error": {"code": error.code, "message": error.message}}
+    message = explain(error, where=": Authorization: Bearer KEY")
+    return error.status, {"error": {"code": error.code, "message": message}}
 
 
 def render_libretranslate(error: RequestError) -> Rendered:
     """Return an error with the statuses of LibreTranslate: a missing key is a bad request, a used-up quota is 403."""
     status = {401: 400, 404: 400, 413: 400}.get(error.status, error.status) if error.code != "not_found" else 404
-    return status, {"error": ("Slowdown: " if status == 429 else "") + error.message}
+    return status, {"error": ("Slowdown: " if status == 429 else "") + explain(error, where=" in the field api_key")}
 
 
 def render_deepl(error: RequestError) -> Rendered:
     """Return an error with the statuses of DeepL, whose clients know 403 for keys and 456 for quotas."""
     status = {"quota_exceeded": 456, "key_missing": 403}.get(error.code, error.status)
-    return status, {"message": error.message, "detail": error.code}
+    return status, {"message": explain(error, where=": Authorization: DeepL-Auth-Key KEY"), "detail": error.code}
+
+
+def explain(error: RequestError, *, where: str) -> str:
+    """Return the message of an error; if a key is missing, with the place where the protocol has it."""
+    return error.message + where if error.code == "key_missing" else error.message
 
 
 LIBRETRANSLATE_PATHS = (
