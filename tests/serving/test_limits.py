@@ -81,6 +81,40 @@ def test_bad_requests_get_a_sentence(server: ToyServer, body: dict[str, object],
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/translate", {"q": 5, "source": "en", "target": "de"}, "q: should be a string or a list of strings"),
+        ("/translate", {"q": ["a", 5], "source": "en", "target": "de"}, "q: should be a string or a list of strings"),
+        ("/translate", {"q": "a", "source": 5, "target": "de"}, "source: should be a string"),
+        ("/detect", {"q": 5}, "q: should be a string"),
+        ("/v2/translate", {"text": ["a", 5], "target_lang": "DE"}, "text[1]: should be a string"),
+        ("/v2/translate", {"text": [], "target_lang": "DE"}, "text: should have at least 1 item"),
+        ("/v2/translate", {"text": ["a"]}, "target_lang: missing"),
+        ("/api/translate", {"text": ["a", 5]}, "text: should be a string or a list of strings"),
+        ("/api/translate", {"text": "a", "terms": ["a", 5]}, "terms[1]: should be a string"),
+        ("/api/translate", {"text": "a", "beam": "x"}, "beam: should be a valid integer"),
+        ("/api/translate", ["a"], "body: should be a JSON object"),
+        (
+            "/api/glossaries",
+            {"name": "a", "source": "en", "target": "de", "entries": {"ba": 5}},
+            "entries['ba']: should be a string",
+        ),
+    ],
+)
+def test_wrong_fields_are_described_in_words_of_the_protocol(
+    server: ToyServer, path: str, body: object, expected: str
+) -> None:
+    answer = server.client.post(path, json=body)
+    assert (answer.status_code, f'"{expected}"' in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize("model_type", ["fast", 5])
+def test_the_choices_of_a_field_are_listed(server: ToyServer, model_type: object) -> None:
+    answer = server.client.post("/v2/translate", json={"text": "a", "target_lang": "DE", "model_type": model_type})
+    assert answer.json()["message"].startswith("model_type: should be 'quality_optimized', ")
+
+
 def test_lines_do_not_copy_the_context_of_their_request(server: ToyServer) -> None:
     state, texts = server.app.state.server, ["a", "b", "c"]
     service = Service(state.pool, state.settings)

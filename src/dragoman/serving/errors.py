@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,16 @@ def render_error(path: str, error: RequestError) -> Rendered:
     return render_own(error)
 
 
+# By what pydantic calls them.
+UNION_MEMBERS = {"str": "be a string", "list[str]": "be a list of strings"}
+EXPECTED_TYPES = {
+    "string_type": "be a string",
+    "list_type": "be a list",
+    "dict_type": "be an object",
+    "model_attributes_type": "be a JSON object",
+}
+
+
 def describe_invalid(errors: Sequence[Any]) -> RequestError:
     """Return the error for a request that pydantic refused: one sentence about the first wrong field."""
     first = errors[0]
@@ -73,18 +84,27 @@ def describe_invalid(errors: Sequence[Any]) -> RequestError:
         return RequestError(
             400, "invalid_json", f"the body is not valid JSON: {reason} at character {first['loc'][-1]}"
         )
-    _, *fields = first["loc"] if len(first["loc"]) > 1 else (*first["loc"], "body")
-    name = str(fields[0])  # what follows are the types of a union, and positions in lists
+    name, *inside = (first["loc"] if len(first["loc"]) > 1 else (*first["loc"], "body"))[1:]
     if first["type"] == "extra_forbidden":
         return RequestError(400, "unknown_field", f"there is no field {name[:100]!r}")
     if first["type"] == "missing":
         return RequestError(400, "missing_field", f"{name}: missing")
-    expected = dict.fromkeys(
-        str(error["msg"]).removeprefix("Input should be ")
-        for error in errors
-        if list(error["loc"][1:2]) == fields[:1] or len(error["loc"]) == 1
-    )
-    return RequestError(400, "invalid_field", f"{name}: should be {' or '.join(expected)}")
+    # Inside of a field come the types of a union, which concern all errors of the field, or indexes and keys.
+    if not inside or inside[0] in UNION_MEMBERS or str(inside[0]).startswith("literal["):
+        others = [error for error in errors if [*error["loc"][1:2]] == [name] or len(error["loc"]) == 1]
+        expected = " or ".join(dict.fromkeys(map(describe_expected, others))).replace(" or be ", " or ")
+    else:
+        name, expected = f"{name}[{inside[0]!r:.60}]", describe_expected(first)
+    return RequestError(400, "invalid_field", f"{name}: should {expected}")
+
+
+def describe_expected(error: Any) -> str:
+    """Return what should be in the place of an error of pydantic, as what follows `should`."""
+    member = (*error["loc"], "", "", "")[2]  # of a union, or else something within the field
+    if member in UNION_MEMBERS and error["type"] != "too_short":
+        return UNION_MEMBERS[member]
+    message = str(error["msg"]).partition(" should ")[2] or "be valid"
+    return EXPECTED_TYPES.get(error["type"]) or re.split(", unable| after validation", message)[0]
 
 
 def to_request_error(error: Exception) -> RequestError:

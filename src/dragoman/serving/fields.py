@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
-from dragoman.serving.errors import RequestError
+from dragoman.serving.errors import RequestError, describe_invalid
 
 _M = TypeVar("_M", bound=BaseModel)
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -99,13 +99,11 @@ async def read_form_fields(request: Request, lists: Iterable[str] = ()) -> dict[
 
 
 def parse_fields(model: type[_M], fields: Mapping[str, Any]) -> _M:
-    """Return the fields as a record; raise a RequestError that names those that are wrong."""
+    """Return the fields as a record; raise a RequestError that names the first one that is wrong."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        problem = error.errors()[0]
-        location = ".".join(map(str, problem["loc"]))
-        raise RequestError(400, "invalid_field", f"{location}: {problem['msg']}") from None
+        raise describe_invalid([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
 
 
 def describe_body(model: type[BaseModel], *, with_file: bool = False) -> dict[str, Any]:
