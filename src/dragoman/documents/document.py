@@ -195,7 +195,7 @@ class UnitBuilder:
         self.ends_in_space = collapse
         self.markup: list[Markup] = []
         self.open: list[tuple[str, int]] = []  # key and id of opening tags that are not closed yet
-        self.spellings: dict[str, str] = {}  # how the file writes a character: {"é": "&eacute;"}
+        self.spellings: dict[str, str] = {}  # how the file writes characters: {"é": "&eacute;"}
 
     def add_text(self, text: str) -> None:
         if self.collapse:

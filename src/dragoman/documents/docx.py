@@ -11,6 +11,7 @@ A range, such as a bookmark or a comment, is a pair of tags like a container, un
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import zipfile
@@ -30,6 +31,7 @@ from dragoman.documents.document import (
 )
 from dragoman.documents.markup_language import (
     Token,
+    add_escaped,
     check_xml,
     find_element_end,
     list_children,
@@ -289,8 +291,8 @@ class Paragraph:
             token = self.tokens[index]
             end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
             if token.kind in ("text", "cdata"):
-                text = unescape_xml(token.raw) if token.kind == "text" else token.raw[9:-3]
-                self.pieces.append(Piece("text", text, properties))
+                raw = token.raw if token.kind == "text" else html.escape(token.raw[9:-3], quote=False)
+                self.pieces.append(Piece("text", raw, properties))
             else:
                 self.pieces.append(self.make_piece("object", index, end, properties))
             index = end + 1
@@ -405,7 +407,7 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
     for index, piece in enumerate(pieces):
         if piece.kind == "text":
             change_format(piece.format)
-            builder.add_text(piece.raw)
+            add_escaped(builder, piece.raw, unescape_xml)
             continue
         change_format(bases[-1])
         if piece.kind == "open":

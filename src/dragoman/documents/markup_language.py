@@ -41,6 +41,9 @@ LAST_HTML_TOKEN = compile_tokens(comment="-?>", instruction_end=">", declared="[
 SCRIPT_MARK = re.compile(r"<!--(?!-?>)|-->|</?script(?=[\s/>])", re.IGNORECASE)
 ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>][^\s>]*+)))?""")
 ENTITY = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,7}|[A-Za-z_][\w.\-]{0,40});")
+SPACES = re.compile(r"[ \t\r\n]+")
+# White space whose tabs and line ends may be written as numbers.
+SPELLED_SPACES = re.compile(r"(?:[ \t\r\n]|&#(?:0{0,5}(?:9|1[03])|[xX]0{0,5}[9aAdD]);)+")
 DECLARED_ENCODING = re.compile(rb"""^\s*<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._:\-]+)["']""")
 XML_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
@@ -175,8 +178,14 @@ def unescape_xml(raw: str) -> str:
 def add_escaped(
     builder: UnitBuilder, raw: str, unescape: Callable[[str], str], entity: re.Pattern[str] = ENTITY
 ) -> None:
-    """Add a text with entities, and remember how it writes its characters. Unknown entities are tags."""
+    """Add a text with entities, and remember how it writes its characters. Unknown entities are tags.
+
+    White space is remembered as a whole: a carriage return may be a number, or one with a line feed the end of a line.
+    """
     position = 0
+    for match in SPELLED_SPACES.finditer(raw) if "&#" in raw else ():
+        if "&" in match[0]:
+            builder.spellings.setdefault(unescape(match[0]), match[0])
     for match in entity.finditer(raw) if "&" in raw else ():
         builder.add_text(raw[position : match.start()])
         character = unescape(match[0])
@@ -184,7 +193,8 @@ def add_escaped(
             builder.add_tag(match[0])
         else:
             builder.add_text(character)
-            builder.spellings.setdefault(character, match[0].removesuffix(";") + ";")  # which HTML may lack
+            if not character.isspace() or character == "\xa0":
+                builder.spellings.setdefault(character, match[0].removesuffix(";") + ";")  # which HTML may lack
         position = match.end()
     builder.add_text(raw[position:])
 
@@ -195,11 +205,21 @@ FORBIDDEN_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 def make_escaper(spellings: Mapping[str, str], *, always: str = "&<>") -> Callable[[str], str]:
     """Return a function that escapes text for XML or HTML, with the spellings of the source where it has them."""
-    spelled = {ord(key): value for key, value in spellings.items() if len(key) == 1 and not key.isspace()}
-    spelled |= {ord(key): value for key, value in spellings.items() if key == "\xa0"}
+    spaces = {key: value for key, value in spellings.items() if SPACES.fullmatch(key)}
     defaults = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
-    table = {ord(key): defaults[key] for key in always} | spelled
-    return lambda text: FORBIDDEN_CHARACTER.sub("", text).translate(table)
+    table = {ord(key): defaults[key] for key in always}
+    table |= {ord(key): value for key, value in spellings.items() if len(key) == 1 and key not in spaces}
+    has_returns = any("\r" in key for key in spaces)
+
+    def spell_spaces(match: re.Match[str]) -> str:
+        # In other white space than that of the source, a return that ends no line is one that was a number.
+        return spaces.get(match[0]) or (re.sub(r"\r(?!\n)", "&#13;", match[0]) if has_returns else match[0])
+
+    def escape(text: str) -> str:
+        text = FORBIDDEN_CHARACTER.sub("", text).translate(table)
+        return SPACES.sub(spell_spaces, text) if spaces else text
+
+    return escape
 
 
 def render_xml(content: MarkedText, spellings: Mapping[str, str]) -> str:

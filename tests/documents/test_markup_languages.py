@@ -1,0 +1,86 @@
+"""XML and HTML: what a parser sees after a translation is what it saw before, but for the translated text."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+
+import pytest
+
+from document_files import pack_docx
+from dragoman.documents.document import Document, MarkedText, Markup
+from dragoman.documents.formats import open_document
+from dragoman.documents.html import read_fragment
+
+
+def write_text(document: Document, translations: list[MarkedText]) -> str:
+    """Return the text of a translated file: the XML of the body of a DOCX file."""
+    data = document.write(list(translations))
+    if not data.startswith(b"PK"):
+        return data.decode()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read("word/document.xml").decode()
+
+
+def open_text(name: str, text: str) -> Document:
+    if name == "fragment":
+        return read_fragment(text, "xml")
+    data = pack_docx(text, "<a/>") if name == "a.docx" else text.encode()
+    return open_document(data, name, source_language="en", target_language="de")
+
+
+FORMATS_OF_XML = {
+    "a.xlf": "<xliff><file><trans-unit><source>{}</source></trans-unit></file></xliff>",
+    "a.tmx": '<tmx><tu><tuv xml:lang="en"><seg>{}</seg></tuv></tu></tmx>',
+    "a.docx": '<a xmlns:w="w"><w:p><w:r><w:t>{}</w:t></w:r></w:p></a>',
+    "fragment": "<a>{}</a>",
+}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "ba.&#13;\nfo",
+        "ba.&#xD;&#xA;fo",
+        "ba.&#13;\r\nfo.\r\nra&#13;",
+        "ba.&#10;fo.&#x0D;&#9; ra.\n&#010; ne.\tmun",
+        "ba.\r\nfo",
+        "ba&#13;\nfo<x/>&#13;\r\n<x/>ra",
+    ],
+)
+@pytest.mark.parametrize("name", FORMATS_OF_XML)
+def test_white_space_that_is_written_as_numbers_stays(name: str, source: str) -> None:
+    """A parser makes a line feed of a return, or of one with a line feed, unless it is written as a number."""
+    content = source.replace("<x/>", "</w:t><w:tab/><w:t>") if name == "a.docx" else source
+    document = open_text(name, FORMATS_OF_XML[name].format(content))
+    [unit] = document.units
+    markup = tuple(tag._replace(position=tag.position + (tag.position > 0)) for tag in unit.markup)
+    written = write_text(document, [MarkedText("|" + unit.text, markup)])
+    assert re.sub("<[^>]+>", "", written).endswith("|" + source.replace("<x/>", ""))
+
+
+def test_returns_of_another_order_stay_numbers() -> None:
+    """White space that a translation has made anew keeps the returns that were numbers, and no others."""
+    document = open_text("fragment", "<a>ba.\r\nfo&#13;</a>")
+    [unit] = document.units
+    [opening, closing] = unit.markup
+    content = MarkedText("FO \r BA\r\n\r", (opening, closing._replace(position=10)))
+    assert write_text(document, [content]) == "<a>FO &#13; BA\r\n&#13;</a>"
+
+
+@pytest.mark.parametrize("name", ["a.html", "a.xhtml"])
+def test_line_ends_of_attributes_stay_numbers(name: str) -> None:
+    """In an attribute of XHTML, only a number is a line end: others are spaces to a parser."""
+    page = '<p title="ba.&#10;fo&#13;&#9;ra&#xa;\n ne">mun</p>'
+    document = open_text(name, page)
+    written = write_text(document, [MarkedText(unit.text.upper(), unit.markup) for unit in document.units])
+    assert written == '<p title="BA.&#10;FO&#13;&#9;RA&#xa;\n NE">MUN</p>'
+
+
+def test_unknown_entities_of_docx_stay_entities() -> None:
+    text = '<!DOCTYPE a SYSTEM "a.dtd"><a xmlns:w="w"><w:p><w:r><w:t>ba &x; fo &quot;</w:t></w:r></w:p></a>'
+    document = open_text("a.docx", text)
+    [unit] = document.units
+    assert unit.markup == (Markup(3, "&x;"),)
+    assert "BA &x; FO &quot;<" in write_text(document, [MarkedText(unit.text.upper(), unit.markup)])
