@@ -213,6 +213,32 @@ def test_po_files_become_utf_8_if_their_charset_lacks_a_letter(charset: str) -> 
     assert list(document.warnings) == ([2] if charset != "CHARSET" else [])
 
 
+@pytest.mark.parametrize(
+    ("charset", "source", "key"),
+    [("ISO-8859-1", r"caf\351\\351\x20x", "café\\351 x"), ("Shift_JIS", r"\x93\372\226{ \12", "日本 \n")],
+)
+def test_escaped_bytes_become_utf_8_with_their_file(charset: str, source: str, key: str) -> None:
+    """They keep their characters, in obsolete messages too; comments stay."""
+    source = source.replace("{", "\\173")
+    message = f'# {source}\nmsgctxt "{source}"\nmsgid "{source}"\nmsgstr ""\n\n#~ msgid "{source}"\n#~ msgstr "b"\n'
+    document = open_document((HEADER.format(charset) + message).encode(), "a.po")
+    [unit] = document.units
+    assert document.write([MarkedText("x")]).decode() == HEADER.format(charset) + message.replace('""', '"x"')
+    written = document.write([MarkedText("ł")]).decode()
+    assert written.startswith(f"{HEADER.format('UTF-8')}# {source}\n")
+    again = open_document(re.sub('"[łb]"', '""', written.replace("#~ ", "")).encode(), "a.po")
+    assert [unit.text for unit in again.units] == [key, key]
+    assert (again.units[0].note, unit.text) == (key, key)
+    assert (r"\x20" in written) == (r"\x20" in source)  # bytes that mean the same are left alone
+
+
+@pytest.mark.parametrize("message", ['msgid "\\226"\n"\\173"\nmsgstr ""\n', '#~ msgid "\\377"\nmsgid "a"\nmsgstr ""\n'])
+def test_escaped_bytes_that_cannot_be_utf_8_are_refused(message: str) -> None:
+    document = open_document((HEADER.format("Shift_JIS") + message).encode(), "a.po")
+    with pytest.raises(UserError, match=r'a\.po must be .* UTF-8, .*"\\\d+" has escaped .* msgconv'):
+        document.write([MarkedText("ł")])
+
+
 def test_another_number_of_plural_forms_is_a_warning() -> None:
     message = 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n'
     units = open_document((HEADER.format("UTF-8") + message).encode(), "a.po").units

@@ -22,6 +22,8 @@ KEYWORD = re.compile(
 STRING = re.compile(r'[ \t]*+"((?:[^"\\\r\n]|\\.)*+)"[ \t]*+(?:\r?\n|\r?\Z|(?="))')
 ESCAPES_OF_PO = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 ESCAPE_SEQUENCE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{1,2}))++)|\\(.)")
+# A line with escaped bytes, which is no comment, but may be of an obsolete message.
+ESCAPED_LINE = re.compile(r"^(?!#(?![~|])).*\\[0-7x].*", re.MULTILINE)
 ESCAPED_BYTE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]+))")
 MAX_LINE = 77  # characters of a line, as gettext writes them
 
@@ -64,7 +66,25 @@ class PoDocument(Document):
             character = error.object[error.start]
             number = next((i for i, each in enumerate(translations, 1) if each and character in each.text), 1)
             self.warnings[number] = f"the file is written in UTF-8, since {self.file.encoding} lacks {character!r}"
+            text = ESCAPED_LINE.sub(self.convert_escapes, text)
             return DECLARED_CHARSET.sub(r"\1UTF-8", text, count=1).encode()
+
+    def convert_escapes(self, line: re.Match[str]) -> str:
+        """Return a line with its escaped bytes in UTF-8: in the old encoding they would be other characters."""
+
+        def convert(match: re.Match[str]) -> str:
+            text = "" if match[2] else replace_escape(match, self.file.encoding)
+            new = text.encode()
+            return match[0] if text.encode(self.file.encoding) == new else "".join(f"\\{byte:03o}" for byte in new)
+
+        try:
+            return ESCAPE_SEQUENCE.sub(convert, line[0])
+        except UnicodeDecodeError:  # in an obsolete message, or of a character that is split over two strings
+            encoding, shown = self.file.encoding, line[0].strip()[:80]
+            raise UserError(
+                f"{self.file.name} must be written in UTF-8, since {encoding} lacks a character of a translation, but "
+                f"{shown} has escaped bytes that are not {encoding}; convert it with msgconv -t UTF-8"
+            ) from None
 
 
 def read_po(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
