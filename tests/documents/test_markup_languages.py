@@ -84,3 +84,41 @@ def test_unknown_entities_of_docx_stay_entities() -> None:
     [unit] = document.units
     assert unit.markup == (Markup(3, "&x;"),)
     assert "BA &x; FO &quot;<" in write_text(document, [MarkedText(unit.text.upper(), unit.markup)])
+
+
+CHANGE = '<w:rPrChange w:id="{}" w:author="A > B"><w:rPr>{}</w:rPr></w:rPrChange>'
+
+
+@pytest.mark.parametrize("former", ["<w:b/>", ""])
+@pytest.mark.parametrize(
+    ("runs", "expected", "is_warned"),
+    [
+        (["<w:ins>", ("", "<w:t>a </w:t>"), "</w:ins>", ("1", "<w:t>b</w:t>")],
+         ["<w:ins>", ("", "<w:t>A </w:t>"), "</w:ins>", ("1", "<w:t>B</w:t>")], False),
+        ([("1", "<w:t>a b</w:t><w:tab/>")], [("1", "<w:t>A B</w:t>"), ("-", "<w:tab/>")], False),
+        ([("1", "<w:tab/><w:t>a b</w:t>")], [("-", "<w:tab/>"), ("1", "<w:t>A B</w:t>")], False),
+        ([("1", "<w:tab/>"), ("", "<w:t>a b</w:t>")], [("1", "<w:tab/>"), ("", "<w:t>A B</w:t>")], False),
+        ([("1", "<w:t>a </w:t><w:tab/><w:t>b c</w:t>")],
+         [("1", "<w:t>A </w:t>"), ("-", "<w:tab/>"), ("-", "<w:t>B C</w:t>")], True),
+        ([("1", "<w:t>a </w:t>"), ("2", "<w:t>b c</w:t>"), ("1", "<w:t> d</w:t>")],
+         [("1", "<w:t>A </w:t>"), ("2", "<w:t>B C</w:t>"), ("1", "<w:t> D</w:t>")], False),
+    ],
+)  # fmt: skip
+def test_a_record_of_a_change_is_written_once(
+    runs: list[str | tuple[str, str]], expected: list[str | tuple[str, str]], is_warned: bool, former: str
+) -> None:
+    """A run that is written in parts has its record in the first part with a text, and no run is empty."""
+
+    def write_runs(runs: list[str | tuple[str, str]]) -> str:
+        records = {number: CHANGE.format(number, former) for number in "12"} | {"-": ""}
+        return "".join(
+            run if isinstance(run, str)
+            else f"<w:r>{run[0] and f'<w:rPr><w:i/>{records[run[0]]}</w:rPr>'}{run[1]}</w:r>"
+            for run in runs
+        )  # fmt: skip
+
+    document = open_text("a.docx", f'<a xmlns:w="w"><w:p>{write_runs(runs)}</w:p></a>')
+    [unit] = document.units
+    written = write_text(document, [MarkedText(unit.text.upper(), unit.markup)])
+    assert written.replace(' xml:space="preserve"', "") == f'<a xmlns:w="w"><w:p>{write_runs(expected)}</w:p></a>'
+    assert bool(document.warnings) == is_warned

@@ -17,7 +17,7 @@ import re
 import zipfile
 from bisect import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,9 +62,13 @@ MAIN_NAMESPACE = re.compile(
     r"xmlns(?::([\w.\-]+))?\s*=\s*[\"']http://(?:schemas\.openxmlformats\.org|purl\.oclc\.org/ooxml)"
     r"/wordprocessingml(?:/2006)?/main[\"']"
 )
-EMPTY_RUN = re.compile(
-    r"<w:r(?: [^<>]*)?>(?:<w:rPr>(?:(?!</w:rPr>).)*+</w:rPr>|<w:rPr/>)?<w:t(?: [^<>]*)?></w:t></w:r>", re.S
-)
+# The properties of a run. At their end, the record of a change of format has its former properties.
+INSIDE = r"(?:(?!</w:rPr\s*+>|<w:r[ >]).)*+"
+PROPERTIES = rf"<w:rPr\s*+>{INSIDE}(?:</w:rPr\s*+>\s*+</w:rPrChange\s*+>{INSIDE})?</w:rPr\s*+>|<w:rPr\s*+/>"
+EMPTY_RUN = re.compile(rf"<w:r(?: [^<>]*)?>(?:{PROPERTIES})?<w:t(?: [^<>]*)?></w:t></w:r>", re.S)
+RUN_START = re.compile(rf"<w:r>({PROPERTIES})(<w:t[ >])?", re.S)
+CHANGE_RECORD = re.compile(r"<w:rPrChange\b(?:[^<]*/>|.*</w:rPrChange\s*+>)", re.S)
+SPLIT_WARNING = "a tracked change of format covers only a part of its text"
 
 
 @dataclass(slots=True)
@@ -194,6 +198,7 @@ class Paragraph:
         self.first, self.last = index, find_element_end(tokens, index)
         self.pieces: list[Piece] = []
         self.objects: list[TagObject] | None = None  # in their order; None if the paragraph is no unit
+        self.recorded: Counter[str] = Counter()  # properties with the record of a change, and the number of their runs
         self.start = self.end = -1  # tokens of the first and the last run or container
 
     def raw(self, first: int, last: int) -> str:
@@ -231,10 +236,14 @@ class Paragraph:
         start = self.tokens[self.start].start + self.offset
         end = self.tokens[self.end].end + self.offset
         opening, closing = make_run(base)
+        number = len(self.document.units) + 1
 
         def make_splices(translation: MarkedText) -> list[Splice]:
-            runs = opening + render_xml(translation, builder.spellings) + closing
-            return [Splice(start, end, EMPTY_RUN.sub("", runs))]
+            runs = EMPTY_RUN.sub("", opening + render_xml(translation, builder.spellings) + closing)
+            if self.recorded:
+                runs, is_lost = drop_copied_records(runs, self.recorded)
+                self.document.warnings |= {number: SPLIT_WARNING} if is_lost else {}
+            return [Splice(start, end, runs)]
 
         inner = {each.tag: (each.tag_start, each.units) for each in objects}  # the units are added later
         return [self.document.add(builder.build(), Slot(make_splices, inner=inner))]
@@ -278,6 +287,8 @@ class Paragraph:
             end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
             if token.name == "rPr":
                 properties = self.raw(index, end)
+                if "<w:rPrChange" in properties:
+                    self.recorded[properties] += 1
             elif token.name == "t" and token.kind == "open":
                 self.list_text(index + 1, end, properties)
             elif token.kind != "text" and token.name not in IGNORED and token.name != "t":
@@ -378,6 +389,31 @@ def nest_ranges(pieces: Sequence[Piece]) -> list[Piece]:
 def make_run(properties: str) -> tuple[str, str]:
     """Return the start and the end of a run with a text."""
     return f'<w:r>{properties}<w:t xml:space="preserve">', "</w:t></w:r>"
+
+
+def drop_copied_records(runs: str, recorded: Mapping[str, int]) -> tuple[str, bool]:
+    """Leave out records of changes of format where they would be written again; return whether a text has lost its own.
+
+    A record has an id of its own, but a run may be written in parts. `recorded` has the properties with a record, and
+    how many runs of the source have them. Runs with a text come first.
+    """
+    texts = Counter(match[1] for match in RUN_START.finditer(runs) if match[2])
+    left = {(each, True): count for each, count in recorded.items()}
+    left |= {(each, False): count - texts[each] for each, count in recorded.items()}
+    is_lost = False
+
+    def write_start(match: re.Match[str]) -> str:
+        nonlocal is_lost
+        key = match[1], bool(match[2])
+        if key not in left:
+            return match[0]
+        left[key] -= 1
+        if left[key] >= 0:
+            return match[0]
+        is_lost = is_lost or key[1]
+        return f"<w:r>{CHANGE_RECORD.sub('', match[1])}{match[2] or ''}"
+
+    return RUN_START.sub(write_start, runs), is_lost
 
 
 def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, list[TagObject]]:
