@@ -122,3 +122,24 @@ def test_a_record_of_a_change_is_written_once(
     written = write_text(document, [MarkedText(unit.text.upper(), unit.markup)])
     assert written.replace(' xml:space="preserve"', "") == f'<a xmlns:w="w"><w:p>{write_runs(expected)}</w:p></a>'
     assert bool(document.warnings) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "ignored", "expected"),
+    [
+        ("xml", '<k:i xmlns:k="u">ba</k:i> fo', ["k:i"], " fo"),
+        ("xml", '<k:i xmlns:k="u">ba <i>fo</i> <l:i xmlns:l="u">ra</l:i></k:i>', ["i"], "ba  ra"),
+        ("xml", "<I>ba</I> <i>fo</i>", ["I"], " fo"),
+        ("html", "<B>ba</B> <b>fo</b> <i>ra</i>", ["B"], "  ra"),
+        ("html", "<b>ba</b> <K:B>fo</K:B> <i>ra</i>", ["k:b"], "ba  ra"),
+    ],
+)
+def test_names_of_ignored_elements_have_prefixes(kind: str, text: str, ignored: list[str], expected: str) -> None:
+    """Names are compared as they are written; in HTML, case does not matter."""
+    assert [unit.text for unit in read_fragment(text, kind, ignored).units] == [expected]
+
+
+def test_names_of_splitting_elements_have_prefixes() -> None:
+    text = '<k:p xmlns:k="u">ba <p>fo</p></k:p>'
+    assert [unit.text for unit in read_fragment(text, "xml", splitting=["k:p"]).units] == ["ba fo"]
+    assert [unit.text for unit in read_fragment(text, "xml", splitting=["p"]).units] == ["ba ", "fo"]

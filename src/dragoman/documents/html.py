@@ -53,26 +53,30 @@ def read_html(data: bytes, name: str, source_language: str = "", target_language
     file = decode_file(data, name, "" if encoding.startswith(("utf-16", "utf-32")) else encoding)
     document = Document(file, source_language=source_language, target_language=target_language)
     document.errors = "xmlcharrefreplace"
-    read_blocks(document, is_block=lambda name: not INLINE.fullmatch(name))
+    read_blocks(document, is_block=is_html_block)
     return document
 
 
 def read_fragment(text: str, kind: str, ignored: Collection[str] = (), splitting: Collection[str] = ()) -> Document:
     """Return a text with tags of kind "html" or "xml" as a document. The elements `ignored` are not translated.
 
-    In XML every tag is inline, except those of the elements `splitting`.
+    In XML every tag is inline, except those of the elements `splitting`. Names have their prefixes.
     """
     document = Document(TextFile("the text", text))
     if kind == "xml":
         check_xml(f"<text>{text}</text>", "the text")
-        read_blocks(document, is_block=splitting.__contains__, ignored=ignored, is_html=False)
+        read_blocks(document, is_block=lambda token: token.written_name in splitting, ignored=ignored, is_html=False)
     else:
-        read_blocks(document, is_block=lambda name: not INLINE.fullmatch(name), ignored=ignored)
+        read_blocks(document, is_block=is_html_block, ignored={name.lower() for name in ignored})
     return document
 
 
+def is_html_block(token: Token) -> bool:
+    return not INLINE.fullmatch(token.name.lower())
+
+
 def read_blocks(
-    document: Document, *, is_block: Callable[[str], bool], ignored: Collection[str] = (), is_html: bool = True
+    document: Document, *, is_block: Callable[[Token], bool], ignored: Collection[str] = (), is_html: bool = True
 ) -> None:
     """Add the texts between block tags to the units of a document, and the attributes that are shown."""
     tokens = list(tokenize_markup(document.file.text, RAW_TEXT if is_html else frozenset()))
@@ -85,17 +89,18 @@ def read_blocks(
         name = token.name.lower() if is_html else token.name
         if name == "html" and token.kind == "open":
             set_page_language(document, token)
-        protected = token.kind == "open" and (name in ignored or (is_html and is_protected(token)))
+        written_name = token.written_name.lower() if is_html else token.written_name
+        protected = token.kind == "open" and (written_name in ignored or (is_html and is_protected(token)))
         end = ends.get(index, index) if protected else index
         if protected and is_html and end == index and not VOID.fullmatch(name):  # not closed: up to the next block
-            while end + 1 < len(tokens) and not (tokens[end + 1].name and is_block(tokens[end + 1].name.lower())):
+            while end + 1 < len(tokens) and not (tokens[end + 1].name and is_block(tokens[end + 1])):
                 end += 1
         attributes = list_shown_attributes(token) if is_html and token.kind in ("open", "empty") else []
         attributes = [] if attributes and is_marked(token) else attributes
         units = [add_attribute(document, *span) for span in attributes]
         if token.kind == "text" or (token.kind == "cdata" and not is_html):
             block.add_text(token)
-        elif token.name and is_block(name):
+        elif token.name and is_block(token):
             block.finish()
         elif token.name or block.is_open:  # a comment inside a paragraph is like a tag, and so is CDATA in HTML
             block.add_tag(token, tokens[end].end, units)
@@ -115,7 +120,7 @@ def match_elements(tokens: Sequence[Token]) -> dict[int, int]:
     ends: dict[int, int] = {}
     open_tags: dict[str, list[int]] = {}
     for index, token in enumerate(tokens):
-        name = token.name.lower()
+        name = token.written_name.lower()
         if token.kind == "open" and not VOID.fullmatch(name):
             open_tags.setdefault(name, []).append(index)
         elif token.kind == "close" and open_tags.get(name):

@@ -59,6 +59,11 @@ class Token(NamedTuple):
     attribute_start: int = 0
 
     @property
+    def written_name(self) -> str:
+        """The name with its prefix."""
+        return self.raw[1 + (self.kind == "close") : self.attribute_start - self.start]
+
+    @property
     def attributes(self) -> dict[str, tuple[str, int, int]]:
         """The values of the attributes as the file writes them, with their start and end in the file."""
         found: dict[str, tuple[str, int, int]] = {}
@@ -244,8 +249,7 @@ def has_text(tokens: Sequence[Token]) -> bool:
 
 def close_empty(token: Token, content: str) -> str:
     """Return an empty element, such as <a/>, with a content."""
-    name = token.raw[1 : token.attribute_start - token.start]
-    return f"{token.raw[:-2].rstrip()}>{content}</{name}>"
+    return f"{token.raw[:-2].rstrip()}>{content}</{token.written_name}>"
 
 
 def list_children(tokens: Sequence[Token], start: int, end: int) -> Iterator[tuple[int, int]]:
