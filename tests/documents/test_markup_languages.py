@@ -143,3 +143,12 @@ def test_names_of_splitting_elements_have_prefixes() -> None:
     text = '<k:p xmlns:k="u">ba <p>fo</p></k:p>'
     assert [unit.text for unit in read_fragment(text, "xml", splitting=["k:p"]).units] == ["ba fo"]
     assert [unit.text for unit in read_fragment(text, "xml", splitting=["p"]).units] == ["ba ", "fo"]
+
+
+def test_no_element_of_xml_is_void() -> None:
+    """Names such as link mean nothing in XML, and a space beside <br/> would be text."""
+    [unit] = read_fragment("<link>ba</link><br/>fo <source>ra</source>", "xml", ignored=["source"]).units
+    assert unit.text == "bafo "
+    assert [(tag.raw, tag.kind) for tag in unit.markup] == [
+        ("<link>", "open"), ("</link>", "close"), ("<br/>", "standalone"), ("<source>ra</source>", "standalone"),
+    ]  # fmt: skip

@@ -37,6 +37,7 @@ INLINE = re.compile(
     "span|strike|strong|sub|sup|time|tt|u|var|wbr|code|svg|math|data|output|meter|progress"
 )
 VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+NO_NAME = re.compile("(?!)")  # XML has no void elements
 RAW_TEXT = frozenset({"script", "style", "textarea", "title", "xmp"})
 PROTECTED_ELEMENTS = re.compile("script|style|code|pre|textarea|xmp|svg|math|kbd|samp|var|tt|template")
 SHOWN_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label", "summary")
@@ -82,8 +83,8 @@ def read_blocks(
     tokens = list(tokenize_markup(document.file.text, RAW_TEXT if is_html else frozenset()))
     if is_html and not document.file.text.lstrip().startswith("<?xml") and not document.file.name.endswith(".xhtml"):
         tokens = [open_element(token) for token in tokens]
-    ends = match_elements(tokens)
-    block, index = HtmlBlock(document, collapse=is_html), 0
+    ends = match_elements(tokens, VOID if is_html else NO_NAME)
+    block, index = HtmlBlock(document, is_html=is_html), 0
     while index < len(tokens):
         token = tokens[index]
         name = token.name.lower() if is_html else token.name
@@ -115,13 +116,13 @@ def open_element(token: Token) -> Token:
     return token._replace(kind="open") if is_opening else token
 
 
-def match_elements(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return the index of the closing tag for that of each opening tag of an element that is not translated."""
+def match_elements(tokens: Sequence[Token], void: re.Pattern[str]) -> dict[int, int]:
+    """Return the index of the closing tag for that of each opening tag; elements with names in `void` have none."""
     ends: dict[int, int] = {}
     open_tags: dict[str, list[int]] = {}
     for index, token in enumerate(tokens):
         name = token.written_name.lower()
-        if token.kind == "open" and not VOID.fullmatch(name):
+        if token.kind == "open" and not void.fullmatch(name):
             open_tags.setdefault(name, []).append(index)
         elif token.kind == "close" and open_tags.get(name):
             ends[open_tags[name].pop()] = index
@@ -187,12 +188,12 @@ def add_attribute(document: Document, value: str, start: int, end: int) -> int:
 class HtmlBlock:
     """The unit that is being read: the texts and inline tags between two block tags."""
 
-    def __init__(self, document: Document, *, collapse: bool) -> None:
-        self.document, self.collapse = document, collapse
+    def __init__(self, document: Document, *, is_html: bool) -> None:
+        self.document, self.is_html = document, is_html
         self.reset()
 
     def reset(self) -> None:
-        self.builder, self.start, self.end = UnitBuilder(collapse=self.collapse), -1, -1
+        self.builder, self.start, self.end = UnitBuilder(collapse=self.is_html), -1, -1
         self.inner: dict[int, tuple[int, list[int]]] = {}
 
     @property
@@ -205,7 +206,7 @@ class HtmlBlock:
             self.start, self.end = self.start if self.start >= 0 else token.start, token.end
             self.builder.add_text(text[9:-3])
             return
-        blank = " \t\r\n\f" if self.collapse else ""  # no-break spaces are text
+        blank = " \t\r\n\f" if self.is_html else ""  # no-break spaces are text
         if not blank or text.strip(blank):
             if self.start < 0:
                 self.start = token.start + len(text) - len(text.lstrip(blank) if blank else text)
@@ -218,10 +219,11 @@ class HtmlBlock:
             self.start = token.start
         self.end = end
         name = token.name.lower()
-        is_whole = end > token.end or token.kind == "empty" or bool(VOID.fullmatch(name))
+        is_void = self.is_html and bool(VOID.fullmatch(name))
+        is_whole = end > token.end or token.kind == "empty" or is_void
         kind = "close" if token.kind == "close" else "open" if token.kind == "open" and not is_whole else "standalone"
         number = self.builder.add_tag(self.document.file.text[token.start : end], kind, name)  # type: ignore[arg-type]
-        if name == "br":
+        if name == "br" and self.is_html:  # white space beside it means nothing
             self.builder.add_break()
         if units:
             self.inner[number] = (token.start, units)
