@@ -12,6 +12,7 @@ from document_files import pack_docx
 from dragoman.documents.document import Document, MarkedText, Markup
 from dragoman.documents.formats import open_document
 from dragoman.documents.html import read_fragment
+from dragoman.errors import UserError
 
 
 def write_text(document: Document, translations: list[MarkedText]) -> str:
@@ -152,3 +153,44 @@ def test_no_element_of_xml_is_void() -> None:
     assert [(tag.raw, tag.kind) for tag in unit.markup] == [
         ("<link>", "open"), ("</link>", "close"), ("<br/>", "standalone"), ("<source>ra</source>", "standalone"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<?xml version="1.0"?><a>ba <b>del</b>.</a>', '<?xml version="1.0"?><a>x</a>'),
+        ('<?xml version="1.0" encoding="latin-1"?>\n<!-- c -->\n<!DOCTYPE a>\n<a>ba ł</a>\n<?d e?>\n',
+         '<?xml version="1.0" encoding="latin-1"?>\n<!-- c -->\n<!DOCTYPE a>\n<a>x</a>\n<?d e?>\n'),
+        ('<!-- c --><!DOCTYPE a SYSTEM "<a>"> <a>ba <a>fo</a></a><!-- d -->',
+         '<!-- c --><!DOCTYPE a SYSTEM "<a>"> <a>x</a><!-- d -->'),
+        ('<?xml version="1.0"?><a/>', '<?xml version="1.0"?><a/>'),
+        ("<!-- c --><?d e?> ba <a>fo</a> ra", "<!-- c --><?d e?>x"),
+        ("<?xml-stylesheet e?><a>ba</a>", "<?xml-stylesheet e?>x"),
+    ],
+)  # fmt: skip
+def test_xml_texts_are_documents_or_fragments(text: str, expected: str) -> None:
+    """What stands outside of the root element of a document is in no unit, so it stays in its place."""
+    document = read_fragment(text, "xml")
+    assert document.write_text([MarkedText("x") for _ in document.units]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<b>ba</c>", "mismatched tag in line 1, column 8"),
+        ("ba</text> fo", "mismatched tag in line 1, column 5"),
+        ("ba</text><text>fo", "mismatched tag in line 1, column 5"),
+        ("ba</_> fo</__>", "mismatched tag in line 1, column 5"),
+        ("ba\n</b> fo", "mismatched tag in line 2, column 3"),
+        ("ba\n<b>ba", "mismatched tag at the end"),
+        ("ba &amp", r"not well-formed \(invalid token\) at the end"),
+        ('<?xml version="1.0"?><a>ba</b>', "mismatched tag in line 1, column 29"),
+        (' <?xml version="1.0"?><a>ba</a>', "XML or text declaration not at start of entity in line 1, column 2"),
+        ('<?xml version="1.0"?><a>ba</a> fo', "junk after document element in line 1, column 32"),
+        ('<?xml version="1.0"?>ba', "syntax error in line 1, column 22"),
+        ('<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>', "has declarations of its own"),
+    ],
+)
+def test_bad_xml_texts_are_refused_at_their_place(text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=f"^the text .*{problem}"):
+        read_fragment(text, "xml")

@@ -128,8 +128,12 @@ def test_tags(client: deepl.Translator) -> None:
     assert "<x>ba del</x>" in translation
     assert translation.startswith("<a>")
     assert translation.endswith("</a>")
-    with pytest.raises(deepl.DeepLException, match="Bad request"):
-        translate(client, "<a>ba", tag_handling="xml")
+    complete = '<?xml version="1.0"?>\n<k:a xmlns:k="u"><k:x>ba del</k:x><k:s/>{}&#13;\n{}</k:a>'
+    text = complete.format(*SOURCES[:2])
+    translation = translate(client, text, tag_handling="xml", ignore_tags=["k:x"], splitting_tags=["k:s"])
+    assert translation == complete.format(*TARGETS[:2])
+    with pytest.raises(deepl.DeepLException, match=r"Bad request.*mismatched tag in line 1, column 7"):
+        translate(client, "<a>b</c>", tag_handling="xml")
 
 
 def test_glossaries(client: deepl.Translator) -> None:

@@ -18,6 +18,7 @@ from dragoman.documents.document import (
     render,
 )
 from dragoman.documents.markup_language import (
+    COMPLETE_XML,
     DECLARED_ENCODING,
     ENTITY,
     Token,
@@ -61,12 +62,20 @@ def read_html(data: bytes, name: str, source_language: str = "", target_language
 def read_fragment(text: str, kind: str, ignored: Collection[str] = (), splitting: Collection[str] = ()) -> Document:
     """Return a text with tags of kind "html" or "xml" as a document. The elements `ignored` are not translated.
 
-    In XML every tag is inline, except those of the elements `splitting`. Names have their prefixes.
+    In XML every tag is inline, except those of the elements `splitting`. Names have their prefixes. A document with a
+    declaration or a document type is translated inside of its root element.
     """
     document = Document(TextFile("the text", text))
     if kind == "xml":
-        check_xml(f"<text>{text}</text>", "the text")
-        read_blocks(document, is_block=lambda token: token.written_name in splitting, ignored=ignored, is_html=False)
+        is_complete = COMPLETE_XML.match(text) is not None
+        check_xml(text, "the text", is_fragment=not is_complete)
+        tags = [token.start for token in tokenize_markup(text) if token.name] if is_complete else []
+        root = {*tags[:1], *tags[-1:]}
+
+        def is_block(token: Token) -> bool:
+            return token.start in root or token.written_name in splitting
+
+        read_blocks(document, is_block=is_block, ignored=ignored, is_html=False)
     else:
         read_blocks(document, is_block=is_html_block, ignored={name.lower() for name in ignored})
     return document

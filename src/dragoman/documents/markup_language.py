@@ -44,6 +44,8 @@ ENTITY = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,7}|[A-Za-z_][\w.\-]{0,4
 SPACES = re.compile(r"[ \t\r\n]+")
 # White space whose tabs and line ends may be written as numbers.
 SPELLED_SPACES = re.compile(r"(?:[ \t\r\n]|&#(?:0{0,5}(?:9|1[03])|[xX]0{0,5}[9aAdD]);)+")
+# The start of a document rather than of the content of an element.
+COMPLETE_XML = re.compile(r"<\?xml\s|(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE\s", re.DOTALL)
 DECLARED_ENCODING = re.compile(rb"""^\s*<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._:\-]+)["']""")
 XML_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
@@ -148,8 +150,13 @@ def read_xml(data: bytes, name: str) -> TextFile:
     return file
 
 
-def check_xml(text: str, name: str) -> None:
-    """Raise a UserError if XML is not well-formed or has declarations of its own, which can be bombs."""
+def check_xml(text: str, name: str, *, is_fragment: bool = False) -> None:
+    """Raise a UserError if XML is not well-formed or has declarations of its own, which can be bombs.
+
+    A fragment is the content of an element.
+    """
+    root = "_" * (text.count("_") + 1)  # a name that is not in the text, which might close the element
+    before, after = (f"<{root}>", f"</{root}>") if is_fragment else ("", "")
     parser = expat.ParserCreate("utf-8")
 
     def refuse(*_: object) -> NoReturn:
@@ -162,11 +169,13 @@ def check_xml(text: str, name: str) -> None:
     parser.StartDoctypeDeclHandler = check_doctype
     parser.EntityDeclHandler = refuse
     try:
-        parser.Parse(text.encode(), True)
+        parser.Parse(f"{before}{text}{after}".encode(), True)
     except expat.ExpatError as error:
-        where = f"line {error.lineno}, column {error.offset + 1}"
+        where = f"in line {error.lineno}, column {error.offset + 1 - len(before) * (error.lineno == 1)}"
+        if is_fragment and parser.ErrorByteIndex >= len(f"{before}{text}".encode()):
+            where = "at the end"
         reason = expat.ErrorString(error.code)
-        raise UserError(f"{name} is not well-formed XML: {reason} in {where}; correct it") from None
+        raise UserError(f"{name} is not well-formed XML: {reason} {where}; correct it") from None
 
 
 def unescape_xml(raw: str) -> str:
