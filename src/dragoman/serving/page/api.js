@@ -40,10 +40,11 @@ export const UNREACHABLE = new ApiError("unreachable", "The server cannot be rea
 /** Return what `attempt` returns. A server that is busy is asked again after the time it names, or with another key. */
 async function persist(attempt, signal, onWait = () => {}) {
   for (let tries = 1; ; tries++) {
+    const used = key.get(); // an answer may come after another request has led to a new key
     try {
       return await attempt();
     } catch (error) {
-      if (["key_missing", "key_invalid"].includes(error.code) && (await askForKey(error.message))) continue;
+      if (["key_missing", "key_invalid"].includes(error.code) && (key.get() !== used || (await askForKey(error.message)))) continue;
       if (!error.retryAfter || tries === MAX_TRIES || ![429, 503].includes(error.status)) throw error;
       onWait(error.retryAfter);
       await sleep(error.retryAfter * 1000, signal);
