@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data.corpus import CorpusSettings, read_pairs
-from dragoman.documents.document import MarkedText, Markup, Unit, render
+from dragoman.documents.document import MarkedText, Markup, Unit, UnitBuilder, render
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
 from dragoman.inference import document_translation
@@ -63,10 +64,77 @@ def place(page: str, target: str, links: dict[int, int]) -> tuple[str, list[str]
         ("<i>one</i> <b>two</b>", "zwei eins", {0: 1, 1: 0}, "<b>zwei</b> <i>eins</i>"),
         ("see <img> now", "jetzt sieh", {0: 1, 1: 0}, "<img> jetzt sieh"),
         ("one<img>", "eins", {0: 0}, "eins<img>"),
+        ("<img> one two", "zwei eins", {0: 1, 1: 0}, "<img> zwei eins"),
+        ("one two <img>", "zwei eins", {0: 1, 1: 0}, "zwei eins <img>"),
+        ("one <img>two", "zwei eins", {0: 1, 1: 0}, "<img>zwei eins"),
+        ("one <b></b><img> two", "eins zwei", {0: 0, 1: 1}, "eins <b></b><img> zwei"),
+        ("one<img> two <br>", "zwei eins", {0: 1, 1: 0}, "zwei eins<img> <br>"),
+        ("one <b>two </b>three", "zwei eins drei", {0: 1, 1: 0, 2: 2}, "<b>zwei </b>eins drei"),
     ],
 )  # fmt: skip
 def test_tags_follow_their_words(source: str, target: str, links: dict[int, int], expected: str) -> None:
     assert place(source, target, links) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("one two <code>x</code>.", "eins zwei.", "eins zwei <code>x</code>."),
+        ("one <code>x</code>, two.", "eins, zwei.", "eins <code>x</code>, zwei."),
+        ("one (<code>x</code> two).", "eins (zwei).", "eins (<code>x</code> zwei)."),
+        ("one two<code>1</code>.", "eins zwei.", "eins zwei<code>1</code>."),
+        ("one two <img>!", "一二!", "一二 <img>!"),
+        ("one <img>two!", "一二!", "一<img>二!"),
+    ],
+)
+def test_objects_beside_marks_keep_their_space(source: str, target: str, expected: str) -> None:
+    """A translation has no space before a full stop, even where the source has an object between both."""
+    [unit] = open_document(source.encode(), "page.html").units
+    assert render(translate_words(unit, target), str) == expected
+
+
+def translate_words(unit: Unit, target: str) -> MarkedText:
+    """Return a target, each word of which is aligned to the word of the unit with the same number, with its tags."""
+    words = find_words(target, set(range(len(target))))
+    source_words = find_words(unit.text, set())
+    return place_markup(unit, AlignedText(target, source_words, words, np.eye(len(words))))[0]
+
+
+@st.composite
+def spaced_units(draw: st.DrawFn) -> Unit:
+    """Return a unit with nested tags anywhere, also at both ends, and with or without a space on each side."""
+    builder, stack, previous, is_apart = UnitBuilder(), list[str](), "", True
+    tokens = draw(st.lists(st.sampled_from(["w", "w", ".", " ", " ", "x", "<", ">"]), max_size=24))
+    for number, token in enumerate(tokens):
+        if (token == ">" and not stack) or token == previous == " ":
+            continue
+        if token == "<":
+            stack.append(str(number))
+            builder.add_tag(f"<{number}>", "open", stack[-1])
+        elif token == ">":
+            builder.add_tag(f"</{stack[-1]}>", "close", stack.pop())
+        elif token == "x":
+            builder.add_tag(f"<{number}/>")
+        else:
+            builder.add_text(token if token != "w" else f"w{number}" if is_apart else f" w{number}")
+            is_apart = token != "w"
+        previous = token
+    for key in reversed(stack):
+        builder.add_tag(f"</{key}>", "close", key)
+    return builder.build()
+
+
+@settings(max_examples=1000)
+@given(spaced_units(), st.booleans())
+def test_a_monotone_translation_keeps_the_places_of_tags_and_spaces(unit: Unit, aligned: bool) -> None:
+    spans, hypotheses = split_unit(unit), []
+    for start, end in spans:
+        text = " ".join(unit.text[start:end].split())
+        tokens = [text[first:last] for first, last in find_words(text, set())]
+        alignment = np.eye(len(tokens)).tolist() if aligned else []
+        hypotheses.append(Hypothesis(text.upper(), 0.0, [each.upper() for each in tokens], alignment, tokens, 0.0))
+    translated = join_unit(unit, spans, hypotheses)
+    assert render(translated.content, str) == render(unit.content, str).upper()
 
 
 def test_without_an_alignment_tags_in_a_text_are_warned_of() -> None:

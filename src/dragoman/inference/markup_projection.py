@@ -2,14 +2,18 @@
 
 A pair of tags goes around the run of target words that are aligned best to the words it encloses in the source; other
 tags go beside the word that is aligned to their neighbour. Pairs stay nested as they are: a pair is placed within the
-words of the pair around it, and beside those of its siblings. The start of a range stays before its end.
+words of the pair around it, and beside those of its siblings. The start of a range stays before its end. White space
+beside a tag stays on the side of the tag where the source has it.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +38,6 @@ class TagNode:
     closing: Markup | None = None
     children: list[TagNode] = field(default_factory=list)
     span: tuple[int, int] = (0, 0)  # first target word and the one after the last; for a single tag both are equal
-    position: int = 0  # of a single tag, in characters
 
 
 def join_aligned(parts: Sequence[tuple[int, int, AlignedText]], source: str) -> AlignedText:
@@ -86,31 +89,100 @@ def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[Marked
         return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING if roots is None else LONG_WARNING]
     placement = Placement(source, target)
     placement.place(roots, (0, len(target.words)))
-    content, warnings = placement.emit(roots)
-    return restore_spaces(source, content), warnings
+    return add_tags(source, target, order_ranges(placement.emit(roots))), list(placement.warnings)
 
 
-def restore_spaces(source: Unit | MarkedText, target: MarkedText) -> MarkedText:
-    """Return the target with spaces on both sides of the objects that have them in the source, such as inline code."""
-    text = source.text
-    spaced = {
-        tag.id
-        for tag in source.markup
-        if tag.partner is None
-        and text[tag.position - 1 : tag.position].isspace()
-        and text[tag.position :][:1].isspace()
-    }
-    if not spaced:
-        return target
-    new, shift, markup = target.text, 0, []
-    for tag in target.markup:
-        position = tag.position + shift
-        if tag.id in spaced and position and not new[position - 1].isspace():
-            new, shift, position = f"{new[:position]} {new[position:]}", shift + 1, position + 1
-        markup.append(tag._replace(position=position))
-        if tag.id in spaced and position < len(new) and not new[position].isspace():
-            new, shift = f"{new[:position]} {new[position:]}", shift + 1
-    return MarkedText(new, tuple(markup))
+class Surroundings(NamedTuple):
+    """The white space in the source right before and right after a tag: between it and the next tag or word."""
+
+    before: str
+    after: str
+    is_behind_word: bool
+    is_loose: bool  # there is white space on both sides, apart from other tags
+    is_object: bool  # it stands like a word by itself, such as inline code
+
+
+def find_surroundings(source: Unit | MarkedText) -> dict[int, Surroundings]:
+    """Return what surrounds each tag of a source, by its id."""
+    text, found = source.text, dict[int, Surroundings]()
+    borders = [0, *(tag.position for tag in source.markup), len(text)]
+    position_of = {tag.id: tag.position for tag in source.markup}
+    for tag, first, last in zip(source.markup, borders, borders[2:], strict=False):
+        left, right = text[first : tag.position], text[tag.position : last]
+        previous, following = text[max(tag.position - 1, 0) : tag.position], text[tag.position : tag.position + 1]
+        is_apart = not previous or previous.isspace() or unicodedata.category(previous) in ("Ps", "Pi")
+        has_words = tag.partner is not None and position_of[tag.partner] != tag.position
+        found[tag.id] = Surroundings(
+            before=left[len(left.rstrip()) :],
+            after=right[: len(right) - len(right.lstrip())],
+            is_behind_word=bool(previous) and not previous.isspace(),
+            is_loose=previous.isspace() and following.isspace(),
+            is_object=is_apart and not following.isalnum() and not has_words,
+        )
+    return found
+
+
+def add_tags(source: Unit | MarkedText, target: AlignedText, markup: Sequence[Markup]) -> MarkedText:
+    """Return the target with tags; the position of each is given as the number of words before it.
+
+    White space stands on that side of a tag where the source has it.
+    """
+    surroundings, text, count = find_surroundings(source), target.text, len(target.words)
+    starts, ends = [*(start for start, _ in target.words), len(text)], [0, *(end for _, end in target.words)]
+    head, tail = source.text[: source.markup[0].position], source.text[source.markup[-1].position :]
+    pieces, length, copied, placed = list[str](), 0, 0, list[Markup]()
+    for gap, tags in groupby(markup, key=lambda tag: tag.position):
+        group = list(tags)
+        near = [surroundings[tag.id] for tag in group]
+        wanted = [near[0].before, *(each.after for each in near)]  # before each tag, and after the last
+        for i in range(1, len(near)):
+            wanted[i] = wanted[i] or near[i].before
+        if gap == 0:
+            wanted[0] = head[: len(head) - len(head.lstrip())]
+        if gap == count:
+            wanted[-1] = tail[len(tail.rstrip()) :]
+        space = text[ends[gap] : starts[gap]]
+        if "".join(wanted) != space:
+            wanted = share_space(space, wanted, group, near, is_first=gap == 0, is_last=gap == count)
+        pieces += [text[copied : ends[gap]], wanted[0]]
+        length, copied = length + ends[gap] - copied + len(wanted[0]), starts[gap]
+        for tag, after in zip(group, wanted[1:], strict=True):
+            placed.append(tag._replace(position=length))
+            pieces.append(after)
+            length += len(after)
+    return MarkedText("".join([*pieces, text[copied:]]), tuple(placed))
+
+
+def share_space(
+    space: str,
+    wanted: Sequence[str],
+    tags: Sequence[Markup],
+    near: Sequence[Surroundings],
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> list[str]:
+    """Return the white space before each of the tags between two words, and after the last one.
+
+    `space` is that between the words. It goes to the first place where it is wanted, else behind the tags that belong
+    to the word before. Further places get a space if the tag has white space on both sides, or is an object: it has a
+    space also where the words have none between them, as before a full stop.
+    """
+    default = 0
+    for i, (tag, each) in enumerate(zip(tags, near, strict=True), 1):
+        if tag.kind == "close" or (tag.kind == "standalone" and each.is_behind_word):
+            default = i
+    default = 0 if is_first else len(tags) if is_last else default
+    shared = [""] * len(wanted)
+    shared[next((i for i, each in enumerate(wanted) if each), default)] = space
+    for i, each in enumerate(near):
+        if not (each.is_object or (space and each.is_loose)):
+            continue
+        if each.before and not (is_first and i == 0):
+            shared[i] = shared[i] or " "
+        if each.after and not (is_last and i == len(near) - 1):
+            shared[i + 1] = shared[i + 1] or " "
+    return shared
 
 
 def snap(position: int, target: AlignedText) -> int:
@@ -161,7 +233,7 @@ class Placement:
         return bisect_right(self.source_ends, start), bisect_left(self.source_starts, end)
 
     def place(self, nodes: Sequence[TagNode], limits: tuple[int, int]) -> None:
-        """Place the pairs among siblings, those with most words first, then the single tags, within target words."""
+        """Place the pairs among siblings, those with most words first, then tags without words, within target words."""
         free = np.zeros(len(self.target.words) + 1, dtype=bool)
         free[limits[0] : limits[1]] = True
         pairs = [node for node in nodes if node.closing]
@@ -169,14 +241,20 @@ class Placement:
         for node in sorted(pairs, key=lambda node: node.tag.position - node.closing.position):  # type: ignore[union-attr]
             node.span = self.place_pair(node, limits, free, is_alone=is_alone)
             free[slice(*node.span)] = False
+        filled = [node for node in pairs if node.span[0] < node.span[1]]
+        for node in nodes:
+            if node.span[0] == node.span[1]:
+                self.place_single(node, filled, limits)
         for node in pairs:
             self.place(node.children, node.span)
-        self.place_single([node for node in nodes if not node.closing], pairs, limits)
 
     def place_pair(
         self, node: TagNode, limits: tuple[int, int], free: NDArray[np.bool_], *, is_alone: bool
     ) -> tuple[int, int]:
-        """Return the target words of a pair: the run of free words with the greatest weight on its source words."""
+        """Return the target words of a pair: the run of free words with the greatest weight on its source words.
+
+        The run is empty if there are no words for the pair.
+        """
         assert node.closing
         start, end = node.tag.position, node.closing.position
         first, last = self.find_source_words(start, end)
@@ -184,12 +262,9 @@ class Placement:
             return limits  # around the whole text
         candidates = np.flatnonzero(free[limits[0] : limits[1]]) + limits[0]
         if first >= last or not len(candidates):
-            word = self.guess_word(start, limits)
-            while word < limits[1] and not free[word] and word > limits[0] and not free[word - 1]:
-                word += 1  # not inside a sibling
             if first < last:
                 self.warnings[NO_WORDS_WARNING] = None
-            return word, word
+            return limits[0], limits[0]
         if self.target.weight_TS is None:
             self.warnings[UNALIGNED_WARNING] = None
             total = len(self.target.words) / max(len(self.source_starts), 1)
@@ -200,9 +275,18 @@ class Placement:
         return find_best_run(mass - 0.5, free, limits)
 
     def guess_word(self, position: int, limits: tuple[int, int]) -> int:
-        """Return the target word before which a character of the source belongs, within limits."""
+        """Return the target word before which a tag at a character of the source belongs, within limits.
+
+        A tag at an end of the source stays there.
+        """
+        if position <= self.first and limits[0] == 0:
+            return 0
+        if position >= self.last and limits[1] == len(self.target.words):
+            return limits[1]
         index = bisect_left(self.source_starts, position)
         weight_TS = self.target.weight_TS
+        if weight_TS is None:
+            self.warnings[UNALIGNED_WARNING] = None
         if weight_TS is None or not len(weight_TS):
             share = len(self.target.words) / max(len(self.source_starts), 1)
             return min(max(round(index * share), limits[0]), limits[1])
@@ -212,66 +296,37 @@ class Placement:
             word = int(weight_TS[:, index].argmax()) if index < weight_TS.shape[1] else limits[1]
         return min(max(word, limits[0]), limits[1])
 
-    def place_single(self, singles: Sequence[TagNode], pairs: Sequence[TagNode], limits: tuple[int, int]) -> None:
-        """Place the tags without a partner: at an end of the text, or beside the word aligned to their neighbour."""
-        for node in singles:
-            position = node.tag.position
-            index = bisect_left(self.source_starts, position)
-            if position <= self.first and limits[0] == 0:
-                word = 0
-            elif position >= self.last and limits[1] == len(self.target.words):
-                word = limits[1]
-            else:
-                word = self.guess_word(position, limits)
-                if self.target.weight_TS is None:
-                    self.warnings[UNALIGNED_WARNING] = None
-            for pair in pairs:
-                if pair.span[0] < word < pair.span[1]:  # not into a pair that does not enclose it
-                    word = pair.span[0] if word - pair.span[0] < pair.span[1] - word else pair.span[1]
-            node.span = (word, word)
-            behind = index > 0 and position <= self.source_ends[index - 1]
-            node.position = self.find_gap(word, behind=behind, limits=limits)
+    def place_single(self, node: TagNode, pairs: Sequence[TagNode], limits: tuple[int, int]) -> None:
+        """Place a tag or a pair without words: at an end of the text, or beside the word aligned to its neighbour."""
+        word = self.guess_word(node.tag.position, limits)
+        for pair in pairs:
+            if pair.span[0] < word < pair.span[1]:  # not into a pair that does not enclose it
+                word = pair.span[0] if word - pair.span[0] < pair.span[1] - word else pair.span[1]
+        node.span = (word, word)
 
-    def find_gap(self, word: int, *, behind: bool, limits: tuple[int, int]) -> int:
-        """Return the character position before a target word or, with `behind`, after the word before it."""
-        words, text = self.target.words, self.target.text
-        if not words or (word == limits[1] and word == len(words)):
-            return len(text.rstrip()) if words else 0
-        if word >= len(words) or (word > limits[0] and (behind or word == limits[1])):
-            return words[word - 1][1]
-        return words[word][0]
-
-    def emit(self, roots: Sequence[TagNode]) -> tuple[MarkedText, list[str]]:
-        """Return the translation with the tags at their positions."""
+    def emit(self, roots: Sequence[TagNode]) -> list[Markup]:
+        """Return the tags in their order in the translation; their position is the number of words before them."""
         markup: list[Markup] = []
-        words, text = self.target.words, self.target.text
-        outer = len(text) - len(text.lstrip()), len(text.rstrip())
+        text = self.source.text
 
-        def find_span(node: TagNode, limits: tuple[int, int]) -> tuple[int, int]:
-            first, last = node.span
-            if not node.closing:
-                return node.position, node.position
-            if first == last:
-                position = words[first][0] if first < len(words) else outer[1]
-                return min(max(position, limits[0]), limits[1]), min(max(position, limits[0]), limits[1])
-            is_first, is_last = first == 0, last == len(words)
-            return (outer[0] if is_first else words[first][0]), (outer[1] if is_last else words[last - 1][1])
+        def find_order(node: TagNode) -> tuple[int, int]:
+            """Put tags that stand right behind a word before others, and those before the start of a pair of words."""
+            position = node.tag.position
+            is_behind_word = position > 0 and not text[position - 1].isspace()
+            return node.span[0], 2 if node.span[0] < node.span[1] else 1 - is_behind_word
 
         def emit_nodes(nodes: Sequence[TagNode], limits: tuple[int, int]) -> None:
-            spans = [find_span(node, limits) for node in nodes]
-            order = sorted(range(len(nodes)), key=lambda i: (spans[i][0], spans[i][1], i))
             position = limits[0]
-            for i in order:
-                start, end = (min(max(value, position), limits[1]) for value in spans[i])
-                node = nodes[i]
+            for node in sorted(nodes, key=find_order):
+                start, end = (min(max(word, position), limits[1]) for word in node.span)
                 markup.append(node.tag._replace(position=start))
                 if node.closing:
                     emit_nodes(node.children, (start, end))
                     markup.append(node.closing._replace(position=end))
                 position = end
 
-        emit_nodes(roots, (0, len(text)))
-        return MarkedText(text, tuple(order_ranges(markup))), list(self.warnings)
+        emit_nodes(roots, (0, len(self.target.words)))
+        return markup
 
 
 def order_ranges(markup: list[Markup]) -> list[Markup]:
