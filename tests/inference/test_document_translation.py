@@ -69,6 +69,7 @@ def place(page: str, target: str, links: dict[int, int]) -> tuple[str, list[str]
         ("one <img>two", "zwei eins", {0: 1, 1: 0}, "<img>zwei eins"),
         ("one <b></b><img> two", "eins zwei", {0: 0, 1: 1}, "eins <b></b><img> zwei"),
         ("one<img> two <br>", "zwei eins", {0: 1, 1: 0}, "zwei eins<img> <br>"),
+        ("<b>one <img></b> two", "zwei eins", {0: 1, 1: 0}, "zwei <b>eins <img></b>"),
         ("one <b>two </b>three", "zwei eins drei", {0: 1, 1: 0, 2: 2}, "<b>zwei </b>eins drei"),
     ],
 )  # fmt: skip

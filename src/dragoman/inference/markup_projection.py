@@ -88,7 +88,7 @@ def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[Marked
         markup = [tag._replace(position=snap(round(tag.position * scale), target)) for tag in source.markup]
         return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING if roots is None else LONG_WARNING]
     placement = Placement(source, target)
-    placement.place(roots, (0, len(target.words)))
+    placement.place(roots, (0, len(target.words)), (0, len(source.text)))
     return add_tags(source, target, order_ranges(placement.emit(roots))), list(placement.warnings)
 
 
@@ -232,8 +232,11 @@ class Placement:
         """Return the range of source words that lie between two characters, at least in part."""
         return bisect_right(self.source_ends, start), bisect_left(self.source_starts, end)
 
-    def place(self, nodes: Sequence[TagNode], limits: tuple[int, int]) -> None:
-        """Place the pairs among siblings, those with most words first, then tags without words, within target words."""
+    def place(self, nodes: Sequence[TagNode], limits: tuple[int, int], outer: tuple[int, int]) -> None:
+        """Place the pairs among siblings, those with most words first, then tags without words, within target words.
+
+        `outer` are the first and the last character of the source between which all of them stand.
+        """
         free = np.zeros(len(self.target.words) + 1, dtype=bool)
         free[limits[0] : limits[1]] = True
         pairs = [node for node in nodes if node.closing]
@@ -244,9 +247,10 @@ class Placement:
         filled = [node for node in pairs if node.span[0] < node.span[1]]
         for node in nodes:
             if node.span[0] == node.span[1]:
-                self.place_single(node, filled, limits)
+                self.place_single(node, filled, limits, outer)
         for node in pairs:
-            self.place(node.children, node.span)
+            assert node.closing
+            self.place(node.children, node.span, (node.tag.position, node.closing.position))
 
     def place_pair(
         self, node: TagNode, limits: tuple[int, int], free: NDArray[np.bool_], *, is_alone: bool
@@ -274,15 +278,15 @@ class Placement:
             mass = np.append(self.target.weight_TS[:, first:last].sum(-1), 0.0)
         return find_best_run(mass - 0.5, free, limits)
 
-    def guess_word(self, position: int, limits: tuple[int, int]) -> int:
+    def guess_word(self, position: int, limits: tuple[int, int], outer: tuple[int, int]) -> int:
         """Return the target word before which a tag at a character of the source belongs, within limits.
 
-        A tag at an end of the source stays there.
+        A tag at an end of the source, or of the pair around it, stays there.
         """
-        if position <= self.first and limits[0] == 0:
-            return 0
-        if position >= self.last and limits[1] == len(self.target.words):
-            return limits[1]
+        for word, part in ((limits[0], (outer[0], position)), (limits[1], (position, outer[1]))):
+            first, last = self.find_source_words(*part)
+            if first >= last:  # no words on this side
+                return word
         index = bisect_left(self.source_starts, position)
         weight_TS = self.target.weight_TS
         if weight_TS is None:
@@ -296,9 +300,11 @@ class Placement:
             word = int(weight_TS[:, index].argmax()) if index < weight_TS.shape[1] else limits[1]
         return min(max(word, limits[0]), limits[1])
 
-    def place_single(self, node: TagNode, pairs: Sequence[TagNode], limits: tuple[int, int]) -> None:
+    def place_single(
+        self, node: TagNode, pairs: Sequence[TagNode], limits: tuple[int, int], outer: tuple[int, int]
+    ) -> None:
         """Place a tag or a pair without words: at an end of the text, or beside the word aligned to its neighbour."""
-        word = self.guess_word(node.tag.position, limits)
+        word = self.guess_word(node.tag.position, limits, outer)
         for pair in pairs:
             if pair.span[0] < word < pair.span[1]:  # not into a pair that does not enclose it
                 word = pair.span[0] if word - pair.span[0] < pair.span[1] - word else pair.span[1]
