@@ -29,8 +29,9 @@ from dragoman.inference.document_translation import (
 from dragoman.inference.markup_projection import (
     LONG_WARNING,
     NOT_NESTED_WARNING,
+    ORDER_WARNING,
     build_tree,
-    order_ranges,
+    order_sequences,
     place_markup,
     project_markup,
 )
@@ -197,16 +198,42 @@ def test_very_deep_tags_are_placed_by_position() -> None:
     assert (text.count("<b>"), text.count("</b>"), warnings) == (3000, 3000, [NOT_NESTED_WARNING])
 
 
-@given(st.permutations(range(8)))
-def test_ranges_keep_their_order(order: list[int]) -> None:
-    """Ranges may overlap: 0 to 4, 1 to 5, 2 to 6; the last two tags are no range."""
-    partners = {0: 4, 4: 0, 1: 5, 5: 1, 2: 6, 6: 2}
-    tags = [Markup(position, "", id=number, partner=partners.get(number)) for position, number in enumerate(order)]
-    ordered = order_ranges(list(tags))
-    assert [tag.position for tag in ordered] == list(range(8))
-    index_of = {tag.id: index for index, tag in enumerate(ordered)}
-    assert all(index_of[start] < index_of[start + 4] for start in range(3))
-    assert sorted(index_of) == list(range(8))
+@given(st.permutations(range(9)))
+def test_sequences_keep_their_order(order: list[int]) -> None:
+    """Sequences may overlap: 0, 4; 1, 5 and 2, 6, 8. Tags 3 and 7 are in none."""
+    sequences = {0: 0, 4: 0, 1: 1, 5: 1, 2: 2, 6: 2, 8: 2}
+    tags = [Markup(place, "", id=number, sequence=sequences.get(number)) for place, number in enumerate(order)]
+    ordered = order_sequences(tags)
+    assert [tag.position for tag in ordered] == list(range(9))
+    for sequence in (None, 0, 1, 2):
+        ids = [tag.id for tag in ordered if tag.sequence == sequence]
+        members = [number for number in order if sequences.get(number) == sequence]
+        assert ids == (members if sequence is None else sorted(members))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected", "warnings"),
+    [
+        ('a <ph id="1"/>b <ph id="2"/>c', '<ph id="2"/>C <ph id="1"/>B A', []),
+        ('a <ph id="1" FIRST/>b <ph id="2" NO/>c', '<ph id="1" FIRST/>C <ph id="2" NO/>B A', []),
+        ('a <ph id="1" FIRST/>b <ph id="2" FIRST/>c', '<ph id="2" FIRST/>C <ph id="1" FIRST/>B A', []),
+        ('<pc id="1" FIRST>a</pc> <pc NO>b</pc>', '<pc NO>B</pc> <pc id="1" FIRST>A</pc>', [ORDER_WARNING]),
+        ('<pc id="1" FIRST>a <ph id="2" NO/></pc>b', 'B <pc id="1" FIRST>A<ph id="2" NO/></pc>', []),
+    ],
+)  # fmt: skip
+def test_codes_of_xliff_keep_their_order(source: str, expected: str, warnings: list[str]) -> None:
+    """The words are reversed. Pairs follow their words, with a warning."""
+
+    def spell(text: str) -> str:
+        return text.replace("FIRST", 'canReorder="firstNo"').replace("NO", 'canReorder="no"')
+
+    file = f'<xliff version="2.0"><file><unit><segment><source>{spell(source)}</source></segment></unit></file></xliff>'
+    [unit] = open_document(file.encode(), "a.xlf").units
+    words = unit.text.split()
+    links = {target: len(words) - 1 - target for target in range(len(words))}
+    target = " ".join(reversed(words)).upper()
+    translated, found = project_markup(unit, make_hypothesis(unit.text, target, links))
+    assert (render(translated, str), found) == (spell(expected), warnings)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ class Markup(NamedTuple):
     """An inline tag before the character `position` of a text; tags at one position stand in the order of the tuple.
 
     `raw` is how the file writes it. `id` numbers the tags of a unit, and `partner` is the id of the other tag of a
-    pair, or of the other end of a range: both ends of a range stand alone, but must keep their order.
+    pair, or of the other end of a range, both of which stand alone. Tags with the same `sequence` must keep their
+    order, as the ends of a range do.
     """
 
     position: int
@@ -43,6 +44,7 @@ class Markup(NamedTuple):
     kind: Kind = "standalone"
     id: int = 0
     partner: int | None = None
+    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,12 @@ class UnitBuilder:
         """Make two tags the ends of a range. Unlike pairs, ranges may overlap."""
         self.markup[start] = self.markup[start]._replace(partner=end)
         self.markup[end] = self.markup[end]._replace(partner=start)
+        self.keep_order((start, end))
+
+    def keep_order(self, numbers: Sequence[int]) -> None:
+        """Have tags, given by their ids, keep their order in the translation."""
+        for number in numbers:
+            self.markup[number] = self.markup[number]._replace(sequence=numbers[0])
 
     def add_break(self) -> None:
         """Separate the words on both sides of a line break, which is a tag."""

@@ -288,8 +288,11 @@ PAIR_KEYS = ("startRef", "rid", "i", "id")  # attributes that name the pair of a
 
 
 def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
-    """Return the content of an element of XLIFF or TMX: its text and inline tags."""
-    builder, index = UnitBuilder(), 0
+    """Return the content of an element of XLIFF or TMX: its text and inline tags.
+
+    In XLIFF 2, the codes from one with canReorder="firstNo" to the last one with "no" keep their order.
+    """
+    builder, index, sequences = UnitBuilder(), 0, list[list[int]]()
     while index < len(tokens):
         token = tokens[index]
         end = index
@@ -307,19 +310,26 @@ def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
                 end = find_element_end(tokens, index)
             raw, key = text[token.start : tokens[end].end], next(filter(None, map(token.get, PAIR_KEYS)), "")
             if is_range:
-                builder.add_tag(raw)
+                number = builder.add_tag(raw)
             elif token.name in OPENING:
-                builder.add_tag(raw, "open", key)
+                number = builder.add_tag(raw, "open", key)
             elif token.name in CLOSING:
-                builder.add_tag(raw, "close", key)
+                number = builder.add_tag(raw, "close", key)
             else:
                 is_pair = token.kind == "open" and end == index
-                builder.add_tag(raw, "open" if is_pair else "standalone", f"<{token.name}>")
+                number = builder.add_tag(raw, "open" if is_pair else "standalone", f"<{token.name}>")
+            order = token.get("canReorder")
+            if order == "firstNo" or (order == "no" and not sequences):
+                sequences.append([])
+            if order in ("firstNo", "no"):
+                sequences[-1].append(number)
         elif token.kind == "close":
             builder.add_tag(token.raw, "close", f"<{token.name}>")
         else:
             builder.add_tag(token.raw)
         index = end + 1
+    for sequence in sequences:
+        builder.keep_order(sequence)
     return builder
 
 

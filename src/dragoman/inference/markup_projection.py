@@ -2,8 +2,8 @@
 
 A pair of tags goes around the run of target words that are aligned best to the words it encloses in the source; other
 tags go beside the word that is aligned to their neighbour. Pairs stay nested as they are: a pair is placed within the
-words of the pair around it, and beside those of its siblings. The start of a range stays before its end. White space
-beside a tag stays on the side of the tag where the source has it.
+words of the pair around it, and beside those of its siblings. Single tags that must keep their order, such as the ends
+of a range, do so. White space beside a tag stays on the side of the tag where the source has it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dragoman.types import Hypothesis
 UNALIGNED_WARNING = "tags placed by position, since the model has no alignment"
 NO_WORDS_WARNING = "a pair of tags without words"
 NOT_NESTED_WARNING = "tags placed by position, since they are not nested or nested very deeply"
+ORDER_WARNING = "tags that must keep their order are in another one"
 LONG_WARNING = "tags placed by position, since the text is very long"
 MAX_WEIGHTS = 1 << 22  # weights of words on each other; for those of a longer text, memory and time would be squared
 MAX_NESTING = 200  # pairs in pairs that are placed by alignment, which takes a few calls of a function for each
@@ -89,7 +90,14 @@ def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[Marked
         return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING if roots is None else LONG_WARNING]
     placement = Placement(source, target)
     placement.place(roots, (0, len(target.words)), (0, len(source.text)))
-    return add_tags(source, target, order_ranges(placement.emit(roots))), list(placement.warnings)
+    markup = order_sequences(placement.emit(roots))
+    ids: dict[int, int] = {}  # of the last tag of each sequence
+    for tag in markup:
+        if tag.sequence is not None:
+            if ids.get(tag.sequence, -1) > tag.id:
+                placement.warnings[ORDER_WARNING] = None
+            ids[tag.sequence] = tag.id
+    return add_tags(source, target, markup), list(placement.warnings)
 
 
 class Surroundings(NamedTuple):
@@ -335,19 +343,18 @@ class Placement:
         return markup
 
 
-def order_ranges(markup: list[Markup]) -> list[Markup]:
-    """Return the tags with the ends of each range exchanged that came into the wrong order."""
-    index_of = {tag.id: index for index, tag in enumerate(markup)}
-    for tag in markup[:]:
-        if tag.kind != "standalone" or tag.partner is None or tag.partner < tag.id:
-            continue  # no start of a range
-        first, last = index_of[tag.partner], index_of[tag.id]
-        if first < last:
-            start, end = markup[last], markup[first]
-            markup[first] = start._replace(position=end.position)
-            markup[last] = end._replace(position=start.position)
-            index_of |= {start.id: first, end.id: last}
-    return markup
+def order_sequences(markup: list[Markup]) -> list[Markup]:
+    """Return the tags, where the single tags of each sequence have exchanged their places to stand in their order."""
+    places: dict[int, list[int]] = {}
+    for index, tag in enumerate(markup):
+        if tag.sequence is not None and tag.kind == "standalone":
+            places.setdefault(tag.sequence, []).append(index)
+    ordered = list(markup)
+    for indices in places.values():
+        tags = sorted((markup[index] for index in indices), key=lambda tag: tag.id)
+        for index, tag in zip(indices, tags, strict=True):
+            ordered[index] = tag._replace(position=markup[index].position)
+    return ordered
 
 
 def find_best_run(gain: NDArray[np.float64], free: NDArray[np.bool_], limits: tuple[int, int]) -> tuple[int, int]:
