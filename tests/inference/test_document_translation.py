@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -150,6 +151,49 @@ def test_an_unnested_tag_is_warned_of() -> None:
     text, warnings = place("<b>one <i>two</b> three</i>", "drei zwei eins", {0: 2, 1: 1, 2: 0})
     assert all(tag in text for tag in ("<b>", "<i>", "</b>", "</i>"))
     assert warnings
+
+
+CUE = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+
+
+@pytest.mark.parametrize(
+    ("cue", "expected"),
+    [
+        (f"a {{\\i{'0' * 5000}1}}b{{\\i0}} c", f"C {{\\i{'0' * 5000}1}}B{{\\i0}} A"),
+        ("a {\\i1}b c{\\i0} d e", "E D {\\i1}C B{\\i0} A"),
+        ("{\\an8\\i1\\b1}a b{\\b0\\i0} c", "C {\\an8\\i1\\b1}B A{\\b0\\i0}"),
+        ("a {\\i1}b {\\b1}c{\\i0} d{\\b0} e", "E D {\\i1}{\\b1}C{\\i0} {\\b0}B A"),
+        ("a {\\i1}b <b>c{\\i0} d</b> e", "E <b>D C {\\i1}</b>{\\i0}B A"),
+        ("a {\\c&HFF&}b{\\c} c", "C {\\c&HFF&}B{\\c} A"),
+    ],
+)
+def test_overrides_of_subtitles_keep_their_order(cue: str, expected: str) -> None:
+    """The words are reversed. Overrides that are not nested keep their order."""
+    [unit] = open_document(CUE.format(cue).encode(), "a.srt").units
+    words = unit.text.split()
+    links = {target: len(words) - 1 - target for target in range(len(words))}
+    content, warnings = project_markup(unit, make_hypothesis(unit.text, " ".join(reversed(words)).upper(), links))
+    assert (render(content, str), warnings) == (expected, [])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sets(st.sampled_from("ib"), min_size=1) | st.none(), min_size=2, max_size=9), st.randoms())
+def test_styles_of_subtitles_are_switched_on_before_off(switches: list[set[str] | None], random: Random) -> None:
+    """Whatever the order of words, each style is on and off in turn, as in the source."""
+    states, pieces = {"i": 0, "b": 0}, ["w"]
+    for number, letters in enumerate(switches):
+        for letter in letters or ():
+            states[letter] = 1 - states[letter]
+        override = "".join(f"\\{letter}{states[letter]}" for letter in sorted(letters or ()))
+        pieces.append(f"{{{override}}}" if letters else f" w{number} ")
+    [unit] = open_document(CUE.format("".join(pieces)).encode(), "a.srt").units
+    count = len(unit.text.split())
+    links = dict(enumerate(random.sample(range(count), count)))
+    content, warnings = project_markup(unit, make_hypothesis(unit.text, " ".join("t" * count), links))
+    assert not warnings
+    for letter in "ib":
+        values = re.findall(rf"\\{letter}([01])", render(content, str))
+        assert values == ["1", "0"] * (len(values) // 2) + ["1"] * (len(values) % 2)
 
 
 TAGS = st.recursive(

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice, TextFile, UnitBuilder, decode_file, render
+from dragoman.documents.document import (
+    Document,
+    Kind,
+    MarkedText,
+    Slot,
+    Splice,
+    TextFile,
+    UnitBuilder,
+    decode_file,
+    render,
+)
 from dragoman.errors import UserError
 
 CUE = re.compile(
@@ -20,6 +31,7 @@ CUE = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 SUBTITLE_TAG = re.compile(r"<(/?)(i|b|u|s|font|c|v)\b[^<>\r\n]*>|\{\\[^{}\r\n]*\}", re.IGNORECASE)
+TOGGLE = re.compile(r"\\([ibus])([0-9]+)(?=[\\}])")  # switches a style on or off, in an override such as {\i1\b1}
 OTHER_BREAKS = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TEXT_LINE = re.compile(r"[^\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 SPEAKER_LINE = re.compile(r"[ \t]*(?:<[^<>]*>)*[-–—‐][ \t]*")  # a line of one of several speakers
@@ -78,15 +90,19 @@ def add_lines(document: Document, start: int, end: int, tag_pattern: re.Pattern[
     raw = document.file.text[start:end]
     start, end = start + len(raw) - len(raw.lstrip()), end - len(raw) + len(raw.rstrip())
     raw = raw.strip()
-    builder, position = UnitBuilder(), 0
+    builder, position, overrides = UnitBuilder(), 0, list[int]()
     for tag in tag_pattern.finditer(raw):
         builder.add_text(raw[position : tag.start()])
         position = tag.end()
         if tag[2]:
             builder.add_tag(tag[0], "close" if tag[1] else "open", tag[2].lower())
-        else:
-            builder.add_tag(tag[0])
+            continue
+        switches = {letter: bool(value.strip("0")) for letter, value in TOGGLE.findall(tag[0])}
+        is_pair = len(set(switches.values())) == 1  # all on or all off
+        kind: Kind = "standalone" if not is_pair else "open" if any(switches.values()) else "close"
+        overrides.append(builder.add_tag(tag[0], kind, f"\\{''.join(sorted(switches))}"))
     builder.add_text(raw[position:])
+    order_overrides(builder, overrides)
     if not builder.text.strip():
         return
     line_break = "\r\n" if "\r\n" in raw else "\n"
@@ -98,6 +114,25 @@ def add_lines(document: Document, start: int, end: int, tag_pattern: re.Pattern[
         return [Splice(start, end, new if lines > 1 else new.replace("\n", " "))]
 
     document.add(builder.build(note=note), Slot(make_splices))
+
+
+def order_overrides(builder: UnitBuilder, overrides: Sequence[int]) -> None:
+    """Have the overrides of a cue keep their order, apart from pairs that switch a style on and off.
+
+    Those that switch styles are no pairs if one of them has no partner, or not all tags of the cue are nested.
+    """
+    stack: list[int] = []
+    is_nested = True
+    for tag in builder.markup:
+        if tag.kind == "open":
+            stack.append(tag.id)
+        elif tag.kind == "close":
+            is_nested = is_nested and stack.pop() == tag.partner
+        elif TOGGLE.search(tag.raw):
+            is_nested = False
+    for number in overrides if not is_nested else ():
+        builder.markup[number] = builder.markup[number]._replace(kind="standalone", partner=None)
+    builder.keep_order([number for number in overrides if builder.markup[number].partner is None])
 
 
 def break_lines(text: str, count: int, line_break: str) -> str:
