@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections import Counter
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from document_files import GENERATORS, SENTENCE, WORD, GeneratedFile, pack_docx, translate_unit
 from dragoman.documents.document import Document, MarkedText, Unit
 from dragoman.documents.formats import FORMATS, find_format, open_document
+from dragoman.documents.html import read_fragment
 from dragoman.errors import UserError
 from dragoman.inference.markup_projection import place_markup
 from dragoman.inference.word_alignment import AlignedText, find_words
@@ -417,6 +419,23 @@ def test_units_of_tmx_in_other_languages_are_counted() -> None:
     assert document.write([MarkedText("B")]).decode() == text.replace(
         "<tuv xml:lang='de' />", "<tuv xml:lang='de'><seg>B</seg></tuv>"
     )
+
+
+@settings(max_examples=300)
+@given(st.recursive(
+    SENTENCE | st.sampled_from([" ", "\n  ", "<br/>", "<img a='b'/>", "&lt;", "<!-- c -->"]),
+    lambda inner: st.lists(inner, max_size=4).map("".join)
+    | st.tuples(st.sampled_from(["p", "br", "link", "x"]), inner).map(lambda pair: f"<{pair[0]}>{pair[1]}</{pair[0]}>"),
+    max_leaves=12,
+))  # fmt: skip
+def test_names_and_white_space_of_xml_mean_nothing(text: str) -> None:
+    """Tags named as in HTML are like others; a marker in every unit is all that changes."""
+    document = read_fragment(text, "xml", splitting=["p"])
+    assert document.write_text([mark_unit(unit) for unit in document.units]).replace(MARKER, "") == text
+    plain = re.sub("br|link", "x", text)
+    assert [unit.text for unit in document.units] == [
+        unit.text for unit in read_fragment(plain, "xml", (), ["p"]).units
+    ]
 
 
 @pytest.mark.parametrize("name", FORMATS)
