@@ -54,10 +54,11 @@ def test_the_site_has_pages_of_source_files_and_shows_verdicts() -> None:
 def test_a_related_experiment_has_no_verdict_and_a_name_leads_to_its_line() -> None:
     site = load_docs_site()
     page = SimpleNamespace(file=SimpleNamespace(src_uri="course/week-4.md"))
-    source = "`SelfAttention`: [modules/attention.py](../../src/dragoman/modules/attention.py)"
-    written = site.on_page_markdown(f"{source} | related: [saturation](../labs/saturation.md)", page=page)
+    written = site.on_page_markdown("| related: [saturation](../labs/saturation.md)", page=page)
     assert "[saturation](../labs/saturation.md) ([figure](../labs/saturation.md#figure))" in written
-    number = int(written.partition("attention.py.md#__codelineno-0-")[2].partition(")")[0])
+    cell = '<code>SelfAttention</code>: <a href="../../source/dragoman/modules/attention.py/">modules/attention.py</a>'
+    linked = site.on_page_content(cell, page=page)
+    number = int(linked.partition("attention.py/#__codelineno-0-")[2].partition('"')[0])
     code = (COURSE.parents[1] / "src" / "dragoman" / "modules" / "attention.py").read_text(encoding="utf-8")
     assert code.splitlines()[number - 1].startswith("class SelfAttention")
 

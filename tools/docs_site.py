@@ -26,8 +26,9 @@ from dragoman.labs.runner import read_results
 ROOT = Path(__file__).parents[1]
 LAB_RESULTS = ROOT / "bench" / "results" / "labs"
 CHART_STYLE = ROOT / "src" / "dragoman" / "evaluation" / "templates" / "style.css"
-SOURCE_LINK = re.compile(r"\]\((?:\.\./)+src/(dragoman/[\w/]+\.py)(#[\w-]+)?\)")
-SOURCE_NAME = re.compile(r"`(\w+)`([^`|]*\]\((?:\.\./)+src/(dragoman/[\w/]+\.py))\)")  # `Name` ... [file](path)
+SOURCE_LINK = re.compile(r"\]\((?:\.\./)+src/(dragoman/[\w/]+\.py)\)")
+# Name ... file, in HTML
+SOURCE_NAME = re.compile(r'<code>(\w+)</code>([^<]*<a href="(?:\.\./)+source/(dragoman/[\w/]+\.py)/)"')
 # Without the first rule, a figure is as narrow as its caption. On narrow screens, wide charts scroll.
 CHART_LAYOUT = """
 .md-typeset figure:has(> svg) { width: 100%; overflow-x: auto; }
@@ -62,7 +63,7 @@ def on_files(files: Files, config: Any) -> Files:
     # The colours of charts are variables of the style sheet of pages, up to its rules for elements.
     variables = CHART_STYLE.read_text(encoding="utf-8").partition("\nbody ")[0]
     files.append(File.generated(config, "labs/charts.css", content=f"{variables}\n{CHART_LAYOUT}"))
-    for path in sorted({path for text in texts for path, _ in SOURCE_LINK.findall(text)}):
+    for path in sorted({path for text in texts for path in SOURCE_LINK.findall(text)}):
         files.append(File.generated(config, f"source/{path}.md", content=write_source(path)))
     return files
 
@@ -74,25 +75,14 @@ def write_source(path: str) -> str:
     return f'{front_matter}\n\n# {path}\n\n~~~{{.python linenums="1"}}\n{code}~~~\n'
 
 
-def add_line(match: re.Match[str]) -> str:
-    """Let the link after the name of a class or function lead to its definition, if the file has it."""
-    name, link, path = match.groups()
-    lines = (ROOT / "src" / path).read_text(encoding="utf-8").splitlines()
-    defined = re.compile(rf"\s*(class|def) {name}\b")
-    number = next((number for number, line in enumerate(lines, 1) if defined.match(line)), None)
-    return f"`{name}`{link}{f'#__codelineno-0-{number}' if number else ''})"
-
-
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links to source files to their pages, and add verdicts and figures to those to experiments in the course.
 
     Other files outside docs/ are not part of the site: links and images of them become the paths of the files.
     """
     folder = posixpath.dirname(page.file.src_uri)
-    if folder == "course":
-        markdown = SOURCE_NAME.sub(add_line, markdown)
     markdown = SOURCE_LINK.sub(
-        lambda match: f"]({posixpath.relpath(f'source/{match[1]}.md', folder or '.')}{match[2] or ''})", markdown
+        lambda match: f"]({posixpath.relpath(f'source/{match[1]}.md', folder or '.')})", markdown
     )
     if folder == "course":
         results = read_results(LAB_RESULTS)
@@ -107,6 +97,23 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = re.sub(r"(related: )?\[([\w-]+)\]\(\.\./labs/\2\.md\)", add_result, markdown)
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Let links after the name of a class or function lead to the line of its definition, in the course.
+
+    MkDocs does not know the anchors of lines, so they are added to the links that it has checked.
+    """
+    return SOURCE_NAME.sub(add_line, html) if page.file.src_uri.startswith("course/") else html
+
+
+def add_line(match: re.Match[str]) -> str:
+    """Add the line of a definition to the link in a match of SOURCE_NAME, if the file defines the name."""
+    name, link, path = match.groups()
+    lines = (ROOT / "src" / path).read_text(encoding="utf-8").splitlines()
+    defined = re.compile(rf"\s*(class|def) {name}\b")
+    number = next((number for number, line in enumerate(lines, 1) if defined.match(line)), None)
+    return f'<code>{name}</code>{link}{f"#__codelineno-0-{number}" if number else ""}"'
 
 
 def write_settings() -> Iterator[str]:
