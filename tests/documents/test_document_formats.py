@@ -140,8 +140,11 @@ def test_another_word_order_keeps_the_units(name: str) -> None:
         contents = [reverse_words(unit) for unit in document.units]
         again = open_document(document.write(contents), file.name)
         if all(slot.in_place for slot in document.slots):
-            assert [list_letters(unit) for unit in again.units] == [list_letters(content) for content in contents]
-            if name != "docx":  # where spaces make another base format
+            found, expected = map(list_letters, again.units), map(list_letters, contents)
+            if name == "docx":  # where text boxes may change places, and spaces make another base format
+                assert sorted(found) == sorted(expected)
+            else:
+                assert list(found) == list(expected)
                 assert [count_tags(unit) for unit in again.units] == [count_tags(content) for content in contents]
         else:
             assert not again.units

@@ -158,6 +158,11 @@ class StepGate:
     def release(self, steps: int = 100_000) -> None:
         self.permits.release(steps)
 
+    def run_first_step(self) -> None:
+        self.release(1)
+        while not self.rows:
+            time.sleep(0.001)
+
 
 class StartGate(StepGate):
     """A model whose first batch begins when the test lets it."""
@@ -200,8 +205,7 @@ def end(scheduler: LiveScheduler, gate: StepGate) -> None:
 def test_a_job_joins_at_the_next_step_of_a_batch_that_runs() -> None:
     scheduler, gate = make_scheduler()
     first = submit(scheduler, make_jobs(2))
-    while not gate.rows:  # the batch has begun
-        gate.release(1)
+    gate.run_first_step()
     second = submit(scheduler, make_jobs(3))
     gate.release(3)
     assert second.ended.wait(0) is False
@@ -218,8 +222,7 @@ def test_a_cancelled_request_frees_its_slots_and_leaves_the_queue() -> None:
     scheduler, gate = make_scheduler()
     cancelled = threading.Event()
     running = submit(scheduler, make_jobs(40), cancelled=cancelled)  # 16 of them run, 24 wait
-    while not gate.rows:
-        gate.release(1)
+    gate.run_first_step()
     assert len(scheduler.entries) == 40
     cancelled.set()
     other = submit(scheduler, make_jobs(1))
@@ -259,8 +262,7 @@ def test_a_flood_of_one_kind_does_not_delay_another() -> None:
     """Bounded by steps: the few jobs of another kind begin one turn later, and have as many turns as the flood."""
     scheduler, gate = make_scheduler()
     flood = submit(scheduler, make_jobs(200))
-    while not gate.rows:
-        gate.release(1)
+    gate.run_first_step()
     begun = len(gate.rows)
     few = submit(scheduler, make_jobs(2, tokens=20), beam=2)
     steps = 0
