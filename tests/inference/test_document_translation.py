@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -73,6 +75,9 @@ def place(page: str, target: str, links: dict[int, int]) -> tuple[str, list[str]
         ("one<img> two <br>", "zwei eins", {0: 1, 1: 0}, "zwei eins<img> <br>"),
         ("<b>one <img></b> two", "zwei eins", {0: 1, 1: 0}, "zwei <b>eins <img></b>"),
         ("one <b>two </b>three", "zwei eins drei", {0: 1, 1: 0, 2: 2}, "<b>zwei </b>eins drei"),
+        ("<b><a>New</a> car</b> here", "Neuwagen hier", {0: 0, 1: 2}, "<b><a>Neuwagen</a></b> hier"),
+        ("<b><a>red</a> car</b> here", "rotes hier Auto", {0: 0, 1: 2, 2: 1}, "<b><a>rotes</a></b> hier Auto"),
+        ("here <b>a <a>car</a></b>", "hier Auto", {0: 0, 1: 2}, "hier <b><a>Auto</a></b>"),
     ],
 )  # fmt: skip
 def test_tags_follow_their_words(source: str, target: str, links: dict[int, int], expected: str) -> None:
@@ -140,6 +145,64 @@ def test_a_monotone_translation_keeps_the_places_of_tags_and_spaces(unit: Unit, 
     assert render(translated.content, str) == render(unit.content, str).upper()
 
 
+def find_gaps(content: MarkedText) -> list[list[int | str]]:
+    """Return the ids of tags, and the spaces, before the first word, between words and after the last."""
+    pieces: list[tuple[int, int, int | str]] = [(tag.position, i, tag.id) for i, tag in enumerate(content.markup)]
+    pieces += [(place, len(pieces), " ") for place, character in enumerate(content.text) if character == " "]
+    starts = [start for start, _ in find_words(content.text, set())]
+    gaps: list[list[int | str]] = [[] for _ in range(len(starts) + 1)]
+    for position, _, piece in sorted(pieces, key=lambda each: each[:2]):
+        gaps[bisect_left(starts, position)].append(piece)
+    return gaps
+
+
+@settings(max_examples=1000)
+@given(spaced_units(), st.integers(1, 8), st.randoms())
+def test_white_space_between_words_neither_grows_nor_moves_into_pairs(unit: Unit, length: int, random: Random) -> None:
+    """Whatever the order of words: tags that were together keep their spaces, others share one.
+
+    Single tags, and pairs without words, may have spaces of their own.
+    """
+    source_words, text = find_words(unit.text, set()), " ".join("abcdefgh"[:length])
+    weight_TS = np.zeros((length, len(source_words)))
+    for row in weight_TS if source_words else ():
+        row[random.randrange(len(source_words))] = 1
+    content, _ = place_markup(unit, AlignedText(text, source_words, find_words(text, set()), weight_TS))
+    tags, source_gaps, gaps = {tag.id: tag for tag in unit.markup}, find_gaps(unit.content), find_gaps(content)
+    together = {tuple(each for each in gap if each != " "): gap for gap in source_gaps if " " in gap}
+    around_words = {
+        tag.id
+        for tag in unit.markup
+        if tag.partner is not None and unit.text[slice(*sorted((tag.position, tags[tag.partner].position)))].strip()
+    }
+    for gap in gaps[1:-1]:
+        members = [each for each in gap if each != " "]
+        if members and tuple(members) in together:
+            assert gap == together[tuple(members)]
+        elif around_words.issuperset(members):
+            assert gap.count(" ") == 1
+    adjacent = {pair for gap in source_gaps for pair in pairwise(gap)}
+    for before, after in (pair for gap in gaps for pair in pairwise(gap)):
+        if (before == " " and after in tags and tags[after].kind == "close") or (
+            after == " " and before in tags and tags[before].kind == "open"
+        ):
+            assert (before, after) in adjacent
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target", "links", "expected"),
+    [
+        ("a.md", "**[New](u) car** here", "Neuwagen hier", {0: 0, 1: 2}, "**[Neuwagen](u)** hier"),
+        ("a.xlf", "<ph/> <ph/> <pc>a <pc>b</pc></pc>", "B A", {0: 1, 1: 0}, "<ph/> <ph/> <pc><pc>B</pc> A</pc>"),
+    ],
+)  # fmt: skip
+def test_white_space_in_formats(name: str, source: str, target: str, links: dict[int, int], expected: str) -> None:
+    file = f'<xliff version="2.0"><file><unit><segment><source>{source}</source></segment></unit></file></xliff>'
+    [unit] = open_document((file if name == "a.xlf" else source).encode(), name).units
+    translated = join_unit(unit, split_unit(unit), [make_hypothesis(unit.text, target, links)])
+    assert (render(translated.content, str), translated.warnings) == (expected, ())
+
+
 def test_without_an_alignment_tags_in_a_text_are_warned_of() -> None:
     assert place("<b>one two</b>", "eins zwei", {}) == ("<b>eins zwei</b>", [])
     text, warnings = place("one <b>two</b> three", "eins zwei drei", {})
@@ -163,7 +226,7 @@ CUE = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
         ("a {\\i1}b c{\\i0} d e", "E D {\\i1}C B{\\i0} A"),
         ("{\\an8\\i1\\b1}a b{\\b0\\i0} c", "C {\\an8\\i1\\b1}B A{\\b0\\i0}"),
         ("a {\\i1}b {\\b1}c{\\i0} d{\\b0} e", "E D {\\i1}{\\b1}C{\\i0} {\\b0}B A"),
-        ("a {\\i1}b <b>c{\\i0} d</b> e", "E <b>D C {\\i1}</b>{\\i0}B A"),
+        ("a {\\i1}b <b>c{\\i0} d</b> e", "E <b>D C{\\i1}</b> {\\i0}B A"),
         ("a {\\c&HFF&}b{\\c} c", "C {\\c&HFF&}B{\\c} A"),
     ],
 )

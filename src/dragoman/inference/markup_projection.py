@@ -106,7 +106,7 @@ class Surroundings(NamedTuple):
     before: str
     after: str
     is_behind_word: bool
-    is_loose: bool  # there is white space on both sides, apart from other tags
+    is_loose: bool  # it encloses no words, and there is white space on both sides, apart from other tags
     is_object: bool  # it stands like a word by itself, such as inline code
 
 
@@ -124,10 +124,21 @@ def find_surroundings(source: Unit | MarkedText) -> dict[int, Surroundings]:
             before=left[len(left.rstrip()) :],
             after=right[: len(right) - len(right.lstrip())],
             is_behind_word=bool(previous) and not previous.isspace(),
-            is_loose=previous.isspace() and following.isspace(),
+            is_loose=previous.isspace() and following.isspace() and not has_words,
             is_object=is_apart and not following.isalnum() and not has_words,
         )
     return found
+
+
+def find_neighbours(source: Unit | MarkedText) -> dict[int, list[int]]:
+    """Return the ids of all tags between two words of a source, by the id of the first one."""
+    neighbours, position, first = dict[int, list[int]](), 0, -1
+    for tag in source.markup:
+        if first < 0 or source.text[position : tag.position].strip():
+            first = tag.id
+        neighbours.setdefault(first, []).append(tag.id)
+        position = tag.position
+    return neighbours
 
 
 def add_tags(source: Unit | MarkedText, target: AlignedText, markup: Sequence[Markup]) -> MarkedText:
@@ -135,7 +146,8 @@ def add_tags(source: Unit | MarkedText, target: AlignedText, markup: Sequence[Ma
 
     White space stands on that side of a tag where the source has it.
     """
-    surroundings, text, count = find_surroundings(source), target.text, len(target.words)
+    surroundings, neighbours = find_surroundings(source), find_neighbours(source)
+    text, count = target.text, len(target.words)
     starts, ends = [*(start for start, _ in target.words), len(text)], [0, *(end for _, end in target.words)]
     head, tail = source.text[: source.markup[0].position], source.text[source.markup[-1].position :]
     pieces, length, copied, placed = list[str](), 0, 0, list[Markup]()
@@ -150,8 +162,10 @@ def add_tags(source: Unit | MarkedText, target: AlignedText, markup: Sequence[Ma
         if gap == count:
             wanted[-1] = tail[len(tail.rstrip()) :]
         space = text[ends[gap] : starts[gap]]
-        if "".join(wanted) != space:
-            wanted = share_space(space, wanted, group, near, is_first=gap == 0, is_last=gap == count)
+        are_neighbours = neighbours.get(group[0].id) == [tag.id for tag in group]
+        if not (are_neighbours and "".join(wanted) == space):
+            ends_of_text = gap == 0, gap == count
+            wanted = share_space(space, wanted, group, near, ends_of_text, are_neighbours=are_neighbours)
         pieces += [text[copied : ends[gap]], wanted[0]]
         length, copied = length + ends[gap] - copied + len(wanted[0]), starts[gap]
         for tag, after in zip(group, wanted[1:], strict=True):
@@ -166,30 +180,40 @@ def share_space(
     wanted: Sequence[str],
     tags: Sequence[Markup],
     near: Sequence[Surroundings],
+    ends_of_text: tuple[bool, bool],
     *,
-    is_first: bool,
-    is_last: bool,
+    are_neighbours: bool,
 ) -> list[str]:
     """Return the white space before each of the tags between two words, and after the last one.
 
-    `space` is that between the words. It goes to the first place where it is wanted, else behind the tags that belong
-    to the word before. Further places get a space if the tag has white space on both sides, or is an object: it has a
-    space also where the words have none between them, as before a full stop.
+    `space` is that between the words. It goes to the outermost place where it is wanted, else behind the tags that
+    belong to the word before, but not to an end inside a pair where the source has none. If the tags are those between
+    two words of the source, it goes to all places where it is wanted. Further places get a space beside a single tag
+    with white space on both sides, and beside an object: it has a space also where the words have none between them, as
+    before a full stop. `ends_of_text` says whether there is no word before or after the tags.
     """
-    default = 0
+    (is_first, is_last), depths, default = ends_of_text, [0], 0
     for i, (tag, each) in enumerate(zip(tags, near, strict=True), 1):
+        depths.append(depths[-1] + (tag.kind == "open") - (tag.kind == "close"))
         if tag.kind == "close" or (tag.kind == "standalone" and each.is_behind_word):
             default = i
     default = 0 if is_first else len(tags) if is_last else default
-    shared = [""] * len(wanted)
-    shared[next((i for i, each in enumerate(wanted) if each), default)] = space
+    barred = {i for i, tag in enumerate(tags) if tag.kind == "close" and not near[i].before}
+    barred |= {i for i, tag in enumerate(tags, 1) if tag.kind == "open" and not near[i - 1].after}
+    candidates = [i for i, each in enumerate(wanted) if each and i not in barred]
+    lowest = min(depths)
+    outermost = [i for i in range(default, -1, -1) if depths[i] == lowest]
+    chosen = min(candidates or outermost, key=depths.__getitem__)
+    places = {i for i, each in enumerate(wanted) if each and space and are_neighbours}
     for i, each in enumerate(near):
-        if not (each.is_object or (space and each.is_loose)):
-            continue
-        if each.before and not (is_first and i == 0):
-            shared[i] = shared[i] or " "
-        if each.after and not (is_last and i == len(near) - 1):
-            shared[i + 1] = shared[i + 1] or " "
+        if each.is_object or (space and each.is_loose):
+            places |= {i} if each.before and not (is_first and i == 0) else set()
+            places |= {i + 1} if each.after and not (is_last and i == len(near) - 1) else set()
+    shared = [""] * len(wanted)
+    for i in sorted(places - barred - {chosen}):
+        shared[i] = space[-1] if len(space) > 1 else " "
+        space = space[:-1] if len(space) > 1 else space
+    shared[chosen] = space or (" " if chosen in places else "")
     return shared
 
 
