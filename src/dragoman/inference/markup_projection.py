@@ -276,7 +276,7 @@ class Placement:
         for node in sorted(pairs, key=lambda node: node.tag.position - node.closing.position):  # type: ignore[union-attr]
             node.span = self.place_pair(node, limits, free, is_alone=is_alone)
             free[slice(*node.span)] = False
-        filled = [node for node in pairs if node.span[0] < node.span[1]]
+        filled = sorted(node.span for node in pairs if node.span[0] < node.span[1])
         for node in nodes:
             if node.span[0] == node.span[1]:
                 self.place_single(node, filled, limits, outer)
@@ -333,13 +333,17 @@ class Placement:
         return min(max(word, limits[0]), limits[1])
 
     def place_single(
-        self, node: TagNode, pairs: Sequence[TagNode], limits: tuple[int, int], outer: tuple[int, int]
+        self, node: TagNode, filled: Sequence[Span], limits: tuple[int, int], outer: tuple[int, int]
     ) -> None:
-        """Place a tag or a pair without words: at an end of the text, or beside the word aligned to its neighbour."""
+        """Place a tag or a pair without words: at an end of the text, or beside the word aligned to its neighbour.
+
+        `filled` are the target words of its sibling pairs, which do not overlap, in their order.
+        """
         word = self.guess_word(node.tag.position, limits, outer)
-        for pair in pairs:
-            if pair.span[0] < word < pair.span[1]:  # not into a pair that does not enclose it
-                word = pair.span[0] if word - pair.span[0] < pair.span[1] - word else pair.span[1]
+        index = bisect_left(filled, (word,)) - 1  # the last pair that begins before the word
+        if index >= 0 and word < filled[index][1]:  # not into a pair that does not enclose it
+            start, end = filled[index]
+            word = start if word - start < end - word else end
         node.span = (word, word)
 
     def emit(self, roots: Sequence[TagNode]) -> list[Markup]:
