@@ -190,9 +190,9 @@ def test_trials_of_other_code_or_machines_are_named(tmp_path: Path, capsys: pyte
     other.write_text(json.dumps({**json.loads(other.read_text()), "machine": "H200"}))
     capsys.readouterr()
     run_experiments([NAME], out=tmp_path, quick=True)
-    written = "".join(capsys.readouterr().err.split("\n"))
-    assert "was measured by an earlier version of the experiment; to repeat it, remove" in written
-    assert written.count("was measured by") == 2
+    written = " ".join(capsys.readouterr().err.split())
+    assert "trials measured by an earlier version of the experiment: 1; to repeat them, remove" in written
+    assert "trials measured by H200: 1; to repeat them, remove" in written
 
 
 def test_processes_give_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class Trial:
             return None
         try:
             record: dict[str, Any] = restore_infinite(json.loads(self.file.read_text(encoding="utf-8")))
-            return {name: record[name] for name in ("seconds", "machine", "code", "numbers")}
+            return {"code": "", **{name: record[name] for name in ("seconds", "machine", "numbers")}, **record}
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{str(self.file)!r} is not a measurement; remove it, and it will be repeated") from None
 
@@ -219,15 +220,15 @@ def run_experiments(
 
 def warn_of_changes(trials: Iterable[Trial], report: Report) -> None:
     """Warn of finished trials that were measured by other code or on another device, which are used all the same."""
+    counts = Counter[tuple[str, Path, str]]()
     for trial in trials:
         record = trial.read() or {}
-        for name, now in (("code", trial.code), ("machine", trial.machine)):
-            if record[name] != now:
-                what = "an earlier version of the experiment" if name == "code" else record["machine"]
-                report.log(
-                    f"{trial.title} was measured by {what}; to repeat it, remove {trial.setup.folder}", level=WARNING
-                )
-                break
+        if record["code"] != trial.code:
+            counts[trial.name, trial.setup.folder, "an earlier version of the experiment"] += 1
+        elif record["machine"] != trial.machine:
+            counts[trial.name, trial.setup.folder, record["machine"]] += 1
+    for (name, folder, other), count in counts.items():
+        report.log(f"{name}: trials measured by {other}: {count}; to repeat them, remove {folder}", level=WARNING)
 
 
 def run_trials(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Exception | None]]:
