@@ -229,3 +229,23 @@ def test_tags_that_become_text_are_reported(
     assert document.warnings == ({1: JOINED_WARNING} if warned else {})
     kept = sum(len(unit.markup) for unit in open_markdown(expected).units) == len(markup)
     assert kept == (not warned)
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "positions", "warned"),
+    [
+        ("**a** **b** **c**", "一二三", (0, 1, 1, 2, 2, 3), True),
+        ("**[a](u)** **b c** **d**", "一二三", (0, 0, 1, 1, 1, 2, 2, 3), True),
+        ("**a** **b** **c**", "一 二 三", (0, 1, 2, 3, 4, 5), False),
+        ("a <i>b</i> [](u) c", "a b c", (2, 2, 4), False),
+    ],
+)
+def test_tags_with_other_partners_are_reported(
+    text: str, translation: str, positions: tuple[int, ...], warned: bool
+) -> None:
+    """Nothing is lost where pairs in a row become pairs in each other, but it is other text that they enclose."""
+    document = open_markdown(text)
+    [unit] = document.units
+    markup = tuple(tag._replace(position=new) for tag, new in zip(unit.markup, positions, strict=True))
+    document.write([MarkedText(translation, markup)])
+    assert document.warnings == ({1: JOINED_WARNING} if warned else {})

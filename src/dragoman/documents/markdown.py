@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from dragoman.documents.document import Document, MarkedText, Markup, Slot, Splice, decode_file, render
+from dragoman.documents.document import Document, Kind, MarkedText, Markup, Slot, Splice, decode_file, render
 from dragoman.documents.markdown_inline import make_markdown_escaper, parse_inline
 
 QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
@@ -259,7 +258,7 @@ class MarkdownReader:
             text = render(translation, escape)
             flat = LINE_START.sub("\n", text)
             again, _ = parse_inline(flat, self.labels, lambda start, end: flat[start:end])
-            if count_marks(again.markup) != count_marks(translation.markup):
+            if list_tags(again.text, again.markup) != list_tags(translation.text, translation.markup):
                 self.document.warnings[number] = JOINED_WARNING
             if not translation.markup or translation.markup[0].position:
                 text = escape_block_start(text, joined)
@@ -333,9 +332,26 @@ def part_code(content: MarkedText) -> MarkedText:
     return MarkedText(content.text, tuple(markup))
 
 
-def count_marks(markup: Sequence[Markup]) -> Counter[str]:
-    """Count the characters of tags without white space, which stays equal where the tags are the same ones."""
-    return Counter("".join(LINE_START.sub("", tag.raw) for tag in markup).replace(" ", ""))
+def list_tags(text: str, markup: Sequence[Markup]) -> list[tuple[Kind, str, int | None]]:
+    """Return the kind, the characters and, of a closing tag, the number of its partner, which stay where tags do.
+
+    White space does not count, and a pair with nothing inside is one tag.
+    """
+    tags: list[tuple[Kind, str, int | None]] = []
+    numbers: dict[int, int] = {}  # of the tags in the result, by their ids
+    position = 0
+    for tag in markup:
+        if not tag.raw:
+            continue  # a line break that was left out
+        raw = LINE_START.sub("", tag.raw).replace(" ", "")
+        partner = numbers.get(tag.partner) if tag.kind == "close" and tag.partner is not None else None
+        if partner is not None and partner == len(tags) - 1 and not text[position : tag.position].strip():
+            tags[partner] = ("standalone", tags[partner][1] + raw, None)
+        else:
+            numbers[tag.id] = len(tags)
+            tags.append((tag.kind, raw, partner))
+        position = tag.position
+    return tags
 
 
 def escape_block_start(text: str, source: str) -> str:
