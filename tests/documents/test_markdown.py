@@ -249,3 +249,18 @@ def test_tags_with_other_partners_are_reported(
     markup = tuple(tag._replace(position=new) for tag, new in zip(unit.markup, positions, strict=True))
     document.write([MarkedText(translation, markup)])
     assert document.warnings == ({1: JOINED_WARNING} if warned else {})
+
+
+@pytest.mark.parametrize("start", ["1. ", "2) ", "- ", "+ ", "# ", "> ", ": ", "=== "])
+@pytest.mark.parametrize("line_break", ["\\\n", "  \n", "\\\n> "])
+@pytest.mark.parametrize("space", ["", " "])
+def test_no_line_of_a_paragraph_becomes_another_block(start: str, line_break: str, space: str) -> None:
+    """A line begins after a hard line break, too, and the space before a word may stand behind the break."""
+    document = open_markdown(f"> Open on{line_break}May" if ">" in line_break else f"Open on{line_break}May")
+    [unit] = document.units
+    text = f"Offen am{space}{start}Mai"
+    written = document.write([MarkedText(text, (unit.markup[0]._replace(position=len("Offen am")),))])
+    [again] = open_markdown(written.decode()).units
+    assert [tag.raw.rstrip(" ") for tag in again.markup] == [line_break.rstrip(" ")]
+    assert again.text.replace(" ", "") == text.replace(" ", "")
+    assert not document.warnings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from dragoman.documents.document import Document, Kind, MarkedText, Markup, Slot, Splice, decode_file, render
@@ -255,13 +255,11 @@ class MarkdownReader:
 
         def make_splices(translation: MarkedText) -> list[Splice]:
             translation = part_code(drop_outer_breaks(translation))
-            text = render(translation, escape)
+            text = render_lines(translation, escape, joined)
             flat = LINE_START.sub("\n", text)
             again, _ = parse_inline(flat, self.labels, lambda start, end: flat[start:end])
             if list_tags(again.text, again.markup) != list_tags(translation.text, translation.markup):
                 self.document.warnings[number] = JOINED_WARNING
-            if not translation.markup or translation.markup[0].position:
-                text = escape_block_start(text, joined)
             return [Splice(start, end, text)]
 
         self.document.add(builder.build(), Slot(make_splices))
@@ -316,10 +314,7 @@ def find_heading_end(line: str, start: int) -> int:
 def drop_outer_breaks(content: MarkedText) -> MarkedText:
     """Return a text without the hard line breaks at its ends: they would be empty lines, which end a paragraph."""
     first, last = len(content.text) - len(content.text.lstrip()), len(content.text.rstrip())
-    markup = [
-        tag._replace(raw="") if not first < tag.position < last and HARD_BREAK.match(tag.raw) else tag
-        for tag in content.markup
-    ]
+    markup = [tag for tag in content.markup if first < tag.position < last or not HARD_BREAK.match(tag.raw)]
     return MarkedText(content.text, tuple(markup))
 
 
@@ -341,8 +336,6 @@ def list_tags(text: str, markup: Sequence[Markup]) -> list[tuple[Kind, str, int 
     numbers: dict[int, int] = {}  # of the tags in the result, by their ids
     position = 0
     for tag in markup:
-        if not tag.raw:
-            continue  # a line break that was left out
         raw = LINE_START.sub("", tag.raw).replace(" ", "")
         partner = numbers.get(tag.partner) if tag.kind == "close" and tag.partner is not None else None
         if partner is not None and partner == len(tags) - 1 and not text[position : tag.position].strip():
@@ -354,10 +347,29 @@ def list_tags(text: str, markup: Sequence[Markup]) -> list[tuple[Kind, str, int 
     return tags
 
 
-def escape_block_start(text: str, source: str) -> str:
-    """Escape the start of a paragraph that would make it another block, unless its source begins alike."""
+def render_lines(content: MarkedText, escape: Callable[[str], str], source: str) -> str:
+    """Return a text with its tags as a file writes it, without other blocks at its start or after hard line breaks."""
+    pieces: list[str] = []
+    start, tags = 0, list[Markup]()
+    for tag in (*content.markup, Markup(len(content.text), "")):
+        if tag.raw and not HARD_BREAK.match(tag.raw):
+            tags.append(tag._replace(position=tag.position - start))
+            continue
+        line = render(MarkedText(content.text[start : tag.position], tuple(tags)), escape)
+        first = start + tags[0].position if tags else tag.position
+        if content.text[start:first].strip():  # otherwise a tag begins the line
+            line = escape_block_start(line, "" if pieces else source)
+        pieces += [line, tag.raw]
+        start, tags = tag.position, []
+    return "".join(pieces)
+
+
+def escape_block_start(line: str, source: str) -> str:
+    """Escape the start of a line that would make it another block, unless its source begins alike."""
+    text = line.lstrip()
+    indent = line[: len(line) - len(text)]
     if BLOCK_START.match(text):
-        return text if BLOCK_START.match(source) else f"\\{text}"
+        return line if BLOCK_START.match(source) else f"{indent}\\{text}"
     if match := re.match(r"(\d{1,9})([.)])(?=\s|$)", text):
-        return f"{match[1]}\\{text[match.end(1) :]}"
-    return text
+        return f"{indent}{match[1]}\\{text[match.end(1) :]}"
+    return line
