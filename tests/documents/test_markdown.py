@@ -264,3 +264,32 @@ def test_no_line_of_a_paragraph_becomes_another_block(start: str, line_break: st
     assert [tag.raw.rstrip(" ") for tag in again.markup] == [line_break.rstrip(" ")]
     assert again.text.replace(" ", "") == text.replace(" ", "")
     assert not document.warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "positions", "expected"),
+    [
+        ("Press * to go", "* zum Gehen", (), "\\* zum Gehen"),
+        ("a * b * c *", "* * *", (), "\\* * *"),
+        ("a ___ b", "___", (), "\\___"),
+        ("a --- b", "---", (), "\\---"),
+        ("a < b", "<b a", (), "\\<b a"),
+        ("[x] a b", "[x]: b", (), "[x]\\: b"),
+        ("[x] a b", "[x]: siehe b", (), "[x]\\: siehe b"),
+        ("[x] a\\\nb", "[x]: b", (4,), "[x]\\:\\\n b"),
+        ("[x] a\\\nb", "b [x]: b", (2,), "b \\\n[x]\\: b"),
+        ("a [^1] b", ": a b", (0,), "[^1]\\: a b"),
+        ("a *b* -", "- b", (0, 3), "*- b*"),
+        ("# * a", "* b", (), "# * b"),
+    ],
+)
+def test_characters_that_move_to_the_front_stay_text(
+    text: str, translation: str, positions: tuple[int, ...], expected: str
+) -> None:
+    document = open_markdown(text)
+    [unit] = document.units
+    markup = tuple(tag._replace(position=new) for tag, new in zip(unit.markup, positions, strict=True))
+    assert document.write([MarkedText(translation, markup)]).decode() == expected
+    assert not document.warnings
+    if any(map(str.isalpha, translation)):
+        assert len(open_markdown(expected).units) == 1

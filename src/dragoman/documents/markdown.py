@@ -64,7 +64,12 @@ LINE_START = re.compile(r"[\r\n]+[ \t>]*")  # between lines of a paragraph
 JOINED_WARNING = "tags that moved beside other characters may have become text"
 HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
-BLOCK_START = re.compile(r"(?:#{1,6}|[-+:]|=+|:{3,})(?=\s|$)|>|`{3}|~{3}|\$\$")
+BLOCK_START = re.compile(
+    r"(?:#{1,6}|[-+*:]|=+|!!!|\?\?\?\+?|:{3,})(?=\s|$)|>|<[A-Za-z/!?]|`{3}|~{3}|\$\$|"
+    rf"{RULE.pattern}|{UNDERLINE.pattern}"
+)
+# What would make it an ordered list or a definition with the character after it.
+NUMBER_OR_LABEL = re.compile(r"\d{1,9}(?=[.)](?:\s|$))|\[(?:[^\[\]\\]|\\.){1,999}+\](?=:)", re.DOTALL)
 MAX_CONTAINERS = 100  # quotes and list items inside each other; the marks of others are text
 
 
@@ -357,7 +362,9 @@ def render_lines(content: MarkedText, escape: Callable[[str], str], source: str)
             continue
         line = render(MarkedText(content.text[start : tag.position], tuple(tags)), escape)
         first = start + tags[0].position if tags else tag.position
-        if content.text[start:first].strip():  # otherwise a tag begins the line
+        if match := NUMBER_OR_LABEL.match(line, len(line) - len(line.lstrip())):
+            line = f"{line[: match.end()]}\\{line[match.end() :]}"
+        elif content.text[start:first].strip():  # otherwise a tag begins the line
             line = escape_block_start(line, "" if pieces else source)
         pieces += [line, tag.raw]
         start, tags = tag.position, []
@@ -367,9 +374,6 @@ def render_lines(content: MarkedText, escape: Callable[[str], str], source: str)
 def escape_block_start(line: str, source: str) -> str:
     """Escape the start of a line that would make it another block, unless its source begins alike."""
     text = line.lstrip()
-    indent = line[: len(line) - len(text)]
-    if BLOCK_START.match(text):
-        return line if BLOCK_START.match(source) else f"{indent}\\{text}"
-    if match := re.match(r"(\d{1,9})([.)])(?=\s|$)", text):
-        return f"{indent}{match[1]}\\{text[match.end(1) :]}"
-    return line
+    if not BLOCK_START.match(text) or BLOCK_START.match(source):
+        return line
+    return f"{line[: len(line) - len(text)]}\\{text}"
