@@ -293,3 +293,24 @@ def test_characters_that_move_to_the_front_stay_text(
     assert not document.warnings
     if any(map(str.isalpha, translation)):
         assert len(open_markdown(expected).units) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "tags"),
+    [
+        ("Use `` ``` `` to fence code.", ["`` ``` ``"]),
+        ("Use ` `` ` here", ["` `` `"]),
+        ("a `b`` c` d", ["`b`` c`"]),
+        ("a ``b` c", []),
+        ("a \\`b` c `d` e", ["` c `"]),
+        ("a \\``b` c", ["`b`"]),
+        ("a `b\\` *c*", ["`b\\`", "*", "*"]),
+        ("a ```b``*`` c``` *d*", ["```b``*`` c```", "*", "*"]),
+        (f"a `{'*b* ' * 1000}` c", [f"`{'*b* ' * 1000}`"]),
+    ],
+)
+def test_code_ends_at_as_many_backticks(text: str, tags: list[str]) -> None:
+    document = open_markdown(text)
+    [unit] = document.units
+    assert [tag.raw for tag in unit.markup] == tags
+    assert write_marked(document).translate(KEPT) == text.translate(KEPT)

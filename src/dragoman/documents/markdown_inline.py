@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dragoman.documents.document import Kind, UnitBuilder
 
@@ -14,10 +16,10 @@ INLINE_TOKEN = re.compile(
     r"""
       (?P<hard>(?<![ ])[ ]{2,}+\n|\\\n)
     | \\(?P<escaped>[!-/:-@\[-`{-~])
-    | (?P<code>(?:(?<!`)|(?<=\\`))(?P<ticks>`++)[^`](?:(?!(?P=ticks)).){0,3000}?(?P=ticks)(?!`))
+    | (?P<code>`++)
     | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
-    | (?P<html><!--.{0,3000}?-->|<\?.{0,3000}?\?>|<!\[CDATA\[.{0,3000}?\]\]>|<![A-Za-z][^>]{0,3000}>
-        |</?(?P<name>[A-Za-z][\w\-]*)(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*+|/)?>)
+    | (?P<other><!--|<\?|<!\[CDATA\[|<!(?=[A-Za-z]))
+    | (?P<html></?(?P<name>[A-Za-z][\w\-]*)(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*+|/)?>)
     | (?P<footnote>\[\^[^\]\s]{1,100}\])
     | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
@@ -29,8 +31,19 @@ INLINE_TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+OTHER_ENDS = {"<!--": "-->", "<?": "?>", "<![CDATA[": "]]>", "<!": ">"}
 MAX_LABEL = 1000  # characters of a reference with its white space
 SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
+
+
+class Token(NamedTuple):
+    """A part of a paragraph that is not plain text, or may not be."""
+
+    kind: str  # the name of its group in INLINE_TOKEN
+    start: int
+    end: int
+    raw: str
+    name: str = ""  # of an HTML tag
 
 
 @dataclass(slots=True)
@@ -52,32 +65,32 @@ def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]
 
     `get_raw` returns how the file writes a part of the text: between two lines of it, there may be marks of quotes.
     """
-    matches = list(INLINE_TOKEN.finditer(text))
-    kinds, runs = pair_delimiters(matches, text, labels)
+    tokens = find_tokens(text)
+    kinds, runs = pair_delimiters(tokens, text, labels)
     builder, literals, position = UnitBuilder(collapse=True), set[str](), 0
     index = 0
-    while index < len(matches):
-        match = matches[index]
-        before = text[position : match.start()]
+    while index < len(tokens):
+        token = tokens[index]
+        before = text[position : token.start]
         builder.add_text(before)
         literals.update(mark for mark in SPECIAL if mark in before)
-        position, group = match.end(), match.lastgroup
+        position = token.end
         kind, key, last = kinds.get(index, ("standalone", "", index))
         if last > index:  # a reference such as [label], with everything in it
-            position = matches[last].end()
-            builder.add_tag(get_raw(match.start(), position))
+            position = tokens[last].end
+            builder.add_tag(get_raw(token.start, position))
             index = last
-        elif match["hard"]:
-            builder.add_tag(get_raw(*match.span()))
+        elif token.kind == "hard":
+            builder.add_tag(get_raw(token.start, token.end))
             builder.add_break()
-        elif match["escaped"]:
-            builder.add_text(match["escaped"])
-            builder.spellings.setdefault(match["escaped"], match[0])
-        elif match["entity"]:
-            character = html.unescape(match[0])
+        elif token.kind == "escaped":
+            builder.add_text(token.raw[1])
+            builder.spellings.setdefault(token.raw[1], token.raw)
+        elif token.kind == "entity":
+            character = html.unescape(token.raw)
             builder.add_text(character)
-            if character != match[0] and (not character.isascii() or character in "&<"):
-                builder.spellings.setdefault(character, match[0])
+            if character != token.raw and (not character.isascii() or character in "&<"):
+                builder.spellings.setdefault(character, token.raw)
         elif run := runs.get(index):
             for delimiter, key in run.closing:
                 builder.add_tag(delimiter, "close", key)
@@ -85,19 +98,51 @@ def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]
             literals.update(run.mark * run.left)
             for delimiter, key in reversed(run.opening):
                 builder.add_tag(delimiter, "open", key)
-        elif index in kinds or group not in ("opening", "closing"):
-            builder.add_tag(get_raw(*match.span()), kind, key)
+        elif index in kinds or token.kind not in ("opening", "closing"):
+            builder.add_tag(get_raw(token.start, token.end), kind, key)
         else:
-            builder.add_text(match[0])
-            literals.update(match[0])
+            builder.add_text(token.raw)
+            literals.update(token.raw)
         index += 1
     builder.add_text(text[position:])
     literals.update(mark for mark in SPECIAL if mark in text[position:])
     return builder, literals - {*builder.spellings}
 
 
+def find_tokens(text: str) -> list[Token]:
+    """Return the tokens of a paragraph.
+
+    The ends of code and of HTML that is no tag are searched for once, so that beginnings without one take linear time.
+    """
+    tokens: list[Token] = []
+    runs: dict[int, list[int]] = {}  # where the runs of backticks begin, by their lengths
+    for ticks in re.finditer("`+", text):
+        runs.setdefault(len(ticks[0]), []).append(ticks.start())
+    missing: set[str] = set()  # ends that do not follow any more
+    position = 0
+    while match := INLINE_TOKEN.search(text, position):
+        start, position, kind = match.start(), match.end(), match.lastgroup or ""
+        if kind == "code":  # up to the next run of the same length; without one, the backticks are text
+            length = position - start
+            ends = runs.get(length, [])
+            following = bisect_left(ends, position)
+            if following == len(ends):
+                continue
+            position = ends[following] + length
+        elif kind == "other":
+            end = OTHER_ENDS[match[0]]
+            found = -1 if end in missing else text.find(end, start + 2)  # also in <!-->
+            if found < 0:
+                missing.add(end)
+                position = start + 1
+                continue
+            position = found + len(end)
+        tokens.append(Token(kind, start, position, text[start:position], match["name"] or ""))
+    return tokens
+
+
 def pair_delimiters(
-    matches: list[re.Match[str]], text: str, labels: set[str]
+    tokens: list[Token], text: str, labels: set[str]
 ) -> tuple[dict[int, tuple[Kind, str, int]], dict[int, DelimiterRun]]:
     """Return the kind and the key of each bracket and HTML tag with a partner, and the runs of emphasis, by token.
 
@@ -109,31 +154,31 @@ def pair_delimiters(
     waiting: list[DelimiterRun] = []  # the runs that are in no link yet
     brackets: list[tuple[int, int]] = []  # the open ones, and how many runs waited before them
     tags: dict[str, list[int]] = {}  # the open HTML tags of a name
-    for index, match in enumerate(matches):
-        if match["opening"]:
+    for index, token in enumerate(tokens):
+        if token.kind == "opening":
             brackets.append((index, len(waiting)))
-        elif match["closing"] and brackets:
+        elif token.kind == "closing" and brackets:
             partner, outside = brackets.pop()
-            if match[0] not in ("]", "][]"):
+            if token.raw not in ("]", "][]"):
                 kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
                 pair_emphasis(waiting[outside:])
                 del waiting[outside:]
             elif (
                 labels
-                and match.start() - matches[partner].end() <= MAX_LABEL
-                and " ".join(text[matches[partner].end() : match.start()].casefold().split()) in labels
+                and token.start - tokens[partner].end <= MAX_LABEL
+                and " ".join(text[tokens[partner].end : token.start].casefold().split()) in labels
             ):
                 kinds[partner] = ("standalone", "", index)
                 del waiting[outside:]
-        elif match["name"] and not match[0].endswith("/>"):
-            opened = tags.setdefault(match["name"].lower(), [])
-            if match[0][1] != "/":
+        elif token.name and not token.raw.endswith("/>"):
+            opened = tags.setdefault(token.name.lower(), [])
+            if token.raw[1] != "/":
                 opened.append(index)
             elif opened:
                 partner = opened.pop()
                 kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
-        elif match["emphasis"]:
-            runs[index] = make_run(index, text, *match.span())
+        elif token.kind == "emphasis":
+            runs[index] = make_run(index, text, token.start, token.end)
             waiting.append(runs[index])
     pair_emphasis(waiting)
     return kinds, runs
