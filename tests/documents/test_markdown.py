@@ -314,3 +314,21 @@ def test_code_ends_at_as_many_backticks(text: str, tags: list[str]) -> None:
     [unit] = document.units
     assert [tag.raw for tag in unit.markup] == tags
     assert write_marked(document).translate(KEPT) == text.translate(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[Draft][Guide](docs/guide.md) is here", "[Draft]<[:Guide> is here"),
+        ("[Draft][Guide][b] is here", "[Draft]<[:Guide> is here"),
+        ("[Draft][ B\n](fo) is here", "<[:Draft>(fo) is here"),
+        ("[Draft][b\\]c] is here", "<[:Draft> is here"),
+        ("[Draft][fo.ba] is here", "<[:Draft> is here"),
+    ],
+)
+def test_full_references_have_labels(text: str, shown: str) -> None:
+    """A label that the file does not define is one, too, as tools such as mkdocs-autorefs define others."""
+    document = open_markdown(f"{text}\n\n[b]: x\n")
+    [unit] = document.units
+    assert show(unit) == shown
+    assert write_marked(document).translate(KEPT) == f"{text}\n\n[b]: x\n".translate(KEPT)

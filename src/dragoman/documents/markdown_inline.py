@@ -24,7 +24,7 @@ INLINE_TOKEN = re.compile(
     | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
     | (?P<closing>\]
-        (?:\((?:[^()]|\([^()]*\))*+\)|\[[^\[\]]{0,500}\])?(?:\{[:.\#][^{}\n]*\})?)
+        (?:\((?:[^()]|\([^()]*\))*+\)|\[(?P<label>(?:[^\[\]\\]|\\.){0,500}+)\])?(?:\{[:.\#][^{}\n]*\})?)
     | (?P<emphasis>\*+|_+|~+)
     | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
     | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
@@ -65,7 +65,7 @@ def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]
 
     `get_raw` returns how the file writes a part of the text: between two lines of it, there may be marks of quotes.
     """
-    tokens = find_tokens(text)
+    tokens = find_tokens(text, labels)
     kinds, runs = pair_delimiters(tokens, text, labels)
     builder, literals, position = UnitBuilder(collapse=True), set[str](), 0
     index = 0
@@ -109,7 +109,7 @@ def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]
     return builder, literals - {*builder.spellings}
 
 
-def find_tokens(text: str) -> list[Token]:
+def find_tokens(text: str, labels: set[str]) -> list[Token]:
     """Return the tokens of a paragraph.
 
     The ends of code and of HTML that is no tag are searched for once, so that beginnings without one take linear time.
@@ -137,6 +137,12 @@ def find_tokens(text: str) -> list[Token]:
                 position = start + 1
                 continue
             position = found + len(end)
+        elif (
+            match["label"]
+            and text[position : position + 1] in ("(", "[")
+            and " ".join(match["label"].casefold().split()) not in labels
+        ):  # [label](address) or [label][reference], beside a bracket that is text
+            position = start + 1
         tokens.append(Token(kind, start, position, text[start:position], match["name"] or ""))
     return tokens
 
