@@ -332,3 +332,19 @@ def test_full_references_have_labels(text: str, shown: str) -> None:
     [unit] = document.units
     assert show(unit) == shown
     assert write_marked(document).translate(KEPT) == f"{text}\n\n[b]: x\n".translate(KEPT)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        '](b "x (y" )', '](b "q )")', "](b\\)c)", "](<b c)>)", '](<b\\>)> "d")', "](b 'x\\') y')", "](b (x\\) y))",
+        "](b(c(d)))", "]()", "](\n  b\n  'c\n  )'\n)", '](<> ")")', '](<>)', "]({{ b | c }}/d)", "]({% b c.md %} 'd)')",
+        "](b c (d))", '](b"c)', '](b){: .c}',
+    ],
+)  # fmt: skip
+def test_links_end_behind_their_address_and_title(end: str) -> None:
+    text = f"ba [a{end} z) *b*"
+    document = open_markdown(text)
+    [unit] = document.units
+    assert (unit.text, [tag.raw for tag in unit.markup]) == ("ba a z) b", ["[", end, "*", "*"])
+    assert write_marked(document).translate(KEPT) == text.translate(KEPT)

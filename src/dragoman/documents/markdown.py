@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from dragoman.documents.document import Document, Kind, MarkedText, Markup, Slot, Splice, decode_file, render
-from dragoman.documents.markdown_inline import make_markdown_escaper, parse_inline
+from dragoman.documents.markdown_inline import DESTINATION, TITLE, make_markdown_escaper, parse_inline
 
 QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
 LIST_MARKER = re.compile(r"([ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+)(?:\[[ xX]\][ \t]+)?(?=\S)")
@@ -22,13 +22,11 @@ UNDERLINE = re.compile(r"[ ]{0,3}(?:=+|-+)[ \t]*$")
 RULE = re.compile(r"[ ]{0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
 DELIMITER_ROW = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+$")
 CELL = re.compile(r"(?:[^|\\`]|\\.|`[^`]*`|`|\\$)+")
-# A part of an address; the expressions of templates may have spaces.
-ADDRESS = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}|[^\x00-\x20\x7f()\\]|\\[()\\]?"
 DEFINITION = re.compile(
     rf"""
     \[(?!\^)(?P<label>(?=\s*+[^\s\]])(?:[^\[\]\\]|\\.){{1,999}}+)\]:[ \t]*+\n?[ \t]*+
-    (?:<(?:[^<>\n\\]|\\[^\n])*+> | (?!<)(?:{ADDRESS}|\((?:{ADDRESS}|\((?:{ADDRESS})*+\))*+\))++)
-    (?:(?:[ \t]++\n?|\n)[ \t]*+(?:"(?:[^"\\]|\\.)*+" | '(?:[^'\\]|\\.)*+' | \((?:[^()\\]|\\.)*+\)))?
+    {DESTINATION}
+    (?:(?:[ \t]++\n?|\n)[ \t]*+{TITLE})?
     [ \t]*+(?:\n|\Z)
     """,
     re.VERBOSE | re.DOTALL,

@@ -12,22 +12,31 @@ from typing import NamedTuple
 
 from dragoman.documents.document import Kind, UnitBuilder
 
+# A part of an address; the expressions of templates may have spaces.
+ADDRESS = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}|[^\x00-\x20\x7f()\\]|\\[()\\]?"
+DESTINATION = (
+    r"(?:<(?:[^<>\n\\]|\\[^\n])*+>"
+    rf"|(?!<)(?:{ADDRESS}|\((?:{ADDRESS}|\((?:{ADDRESS})*+\))*+\))++)"
+)
+TITLE = r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\((?:[^()\\]|\\.)*+\))"""
+# As in CommonMark; an address with spaces, which is none there, may have pairs of parentheses.
+LINK_END = rf"\(\s*+(?:{DESTINATION}(?:\s++{TITLE})?+)?+\s*+\)|\((?:[^()]|\([^()]*\))*+\)"
 INLINE_TOKEN = re.compile(
-    r"""
-      (?P<hard>(?<![ ])[ ]{2,}+\n|\\\n)
-    | \\(?P<escaped>[!-/:-@\[-`{-~])
+    rf"""
+      (?P<hard>(?<![ ])[ ]{{2,}}+\n|\\\n)
+    | \\(?P<escaped>[!-/:-@\[-`{{-~])
     | (?P<code>`++)
-    | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{1,31}:[^\s<>]*|[^\s<>@]{1,64}@[^\s<>]{1,255})>)
+    | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{{1,31}}:[^\s<>]*|[^\s<>@]{{1,64}}@[^\s<>]{{1,255}})>)
     | (?P<other><!--|<\?|<!\[CDATA\[|<!(?=[A-Za-z]))
     | (?P<html></?(?P<name>[A-Za-z][\w\-]*)(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*+|/)?>)
-    | (?P<footnote>\[\^[^\]\s]{1,100}\])
-    | (?P<math>\$\$[^$]{1,3000}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{1,500}+(?<=\S)\$(?![\d$]))
+    | (?P<footnote>\[\^[^\]\s]{{1,100}}\])
+    | (?P<math>\$\$[^$]{{1,3000}}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{{1,500}}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
     | (?P<closing>\]
-        (?:\((?:[^()]|\([^()]*\))*+\)|\[(?P<label>(?:[^\[\]\\]|\\.){0,500}+)\])?(?:\{[:.\#][^{}\n]*\})?)
+        (?:{LINK_END}|\[(?P<label>(?:[^\[\]\\]|\\.){{0,500}}+)\])?(?:\{{[:.\#][^{{}}\n]*\}})?)
     | (?P<emphasis>\*+|_+|~+)
     | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
-    | (?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{0,31});)
+    | (?P<entity>&(?:\#\d{{1,7}}|\#[xX][0-9a-fA-F]{{1,6}}|[A-Za-z]\w{{0,31}});)
     """,
     re.VERBOSE | re.DOTALL,
 )
