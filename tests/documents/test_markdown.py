@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dragoman.documents.document import Document, MarkedText, Unit
 from dragoman.documents.formats import open_document
-from dragoman.documents.markdown import JOINED_WARNING
+from dragoman.documents.markdown import BLOCK_WARNING, JOINED_WARNING
 
 MARKER = "\ue000"  # no file has it
 KEPT = str.maketrans("", "", "\\> \t\r\n")  # leaves what stays the same where a unit is written anew
@@ -348,3 +348,23 @@ def test_links_end_behind_their_address_and_title(end: str) -> None:
     [unit] = document.units
     assert (unit.text, [tag.raw for tag in unit.markup]) == ("ba a z) b", ["[", end, "*", "*"])
     assert write_marked(document).translate(KEPT) == text.translate(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "warned"),
+    [
+        ("Hi <details> x", 0, True),
+        ("Hi $$a$$ x", 0, True),
+        ("Hi <kbd> x", 0, False),
+        ("Hi <details> x", 2, False),
+        ("> Hi $$a$$ x", 0, True),
+        ("a|b\n-|-\nHi <div> x|", 0, False),
+    ],
+)
+def test_tags_that_begin_a_block_are_reported(text: str, position: int, warned: bool) -> None:
+    """They cannot be escaped, and an HTML block has no emphasis or links."""
+    document = open_markdown(text)
+    *others, unit = document.units
+    moved = MarkedText("x Hi", (unit.markup[0]._replace(position=position),))
+    document.write([*(other.content for other in others), moved])
+    assert list(document.warnings.values()) == [BLOCK_WARNING] * warned

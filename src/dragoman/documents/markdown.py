@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from dragoman.documents.document import Document, Kind, MarkedText, Markup, Slot, Splice, decode_file, render
+from dragoman.documents.document import Document, Kind, MarkedText, Markup, Slot, Splice, TextFile, decode_file, render
 from dragoman.documents.markdown_inline import DESTINATION, TITLE, make_markdown_escaper, parse_inline
 
 QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
@@ -60,6 +60,7 @@ INLINE_TAG_LINE = re.compile(
 )
 LINE_START = re.compile(r"[\r\n]+[ \t>]*")  # between lines of a paragraph
 JOINED_WARNING = "tags that moved beside other characters may have become text"
+BLOCK_WARNING = "tags that moved to the start of a line may have made it another block"
 HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
 BLOCK_START = re.compile(
@@ -263,9 +264,23 @@ class MarkdownReader:
             again, _ = parse_inline(flat, self.labels, lambda start, end: flat[start:end])
             if list_tags(again.text, again.markup) != list_tags(translation.text, translation.markup):
                 self.document.warnings[number] = JOINED_WARNING
+            elif not is_cell and is_paragraph(joined) and not is_paragraph(flat):
+                self.document.warnings[number] = BLOCK_WARNING
             return [Splice(start, end, text)]
 
         self.document.add(builder.build(), Slot(make_splices))
+
+
+def is_paragraph(text: str) -> bool:
+    """Return whether a text is read as one paragraph with all of its lines."""
+    reader = MarkdownReader(Document(TextFile("", text)))
+    index = 0
+    while index < len(reader.lines):
+        index = reader.read_block(index)
+    reader.finish()
+    starts = [spans[0][0] for spans, _ in reader.texts]
+    lines = sum(len(spans) for spans, _ in reader.texts)
+    return starts == [len(text) - len(text.lstrip())] and lines == text.count("\n") + 1
 
 
 def count_columns(line: str, position: int = 0) -> int:
