@@ -51,6 +51,8 @@ def test_languages_are_named_by_settings_files_or_the_phrasebook() -> None:
     assert directions_of(train={**named, "reverse": True}) == ["de-en"]
     assert directions_of(train=named, both_ways=True) == ["en-de", "de-en"]
     assert directions_of(train=named, target_language="de-AT") == ["en-de-AT"]
+    assert directions_of(train={"source": "train.eng.xz", "target": "train.pt_BR.zst"}) == ["en-pt-BR"]
+    assert directions_of(train={"source": "train.modern.xz", "target": "train.original.xz"}) == ["?-?"]
     assert directions_of(train=plain) == ["?-?"]
     assert directions_of(train=plain, source_language="EN", target_language="por_br") == ["en-pt-BR"]
     assert directions_of(train={"phrasebook": 10}) == ["en-de"]

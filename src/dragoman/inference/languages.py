@@ -33,7 +33,7 @@ from dragoman.recipe import Recipe
 if TYPE_CHECKING:
     from dragoman.inference.translator import Translator
 
-FILE_LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # "en" in names of files such as train.en.gz
+FILE_LANGUAGE = re.compile(r"\.([A-Za-z0-9_-]+?)(?:\.(?:gz|xz|zst))?$")  # "en" in names of files such as train.en.gz
 LISTED_DIRECTIONS = 12  # that are listed one by one
 DETECTED_CHARACTERS = 2000  # of a text: more make the answer slower, not surer
 # py3langid adds up the log-probabilities of overlapping n-grams as if they were independent, which makes it too sure of
@@ -106,7 +106,7 @@ def pair_languages(
 
 def find_directions(corpus: CorpusSettings, data: DataSettings) -> Iterator[Direction]:
     """Yield the direction of a corpus and, with data.both_ways, its reverse."""
-    named_by_files = [match[1] for name in (corpus.source, corpus.target) if (match := FILE_LANGUAGE.search(name))]
+    named_by_files = [code for name in (corpus.source, corpus.target) if (code := find_file_language(name))]
     if corpus.phrasebook:
         source, target = phrasebook_direction(corpus, data.direction).split("-")
         if corpus.view != "translation":  # its targets are made of its sources: a tree or other words
@@ -122,6 +122,16 @@ def find_directions(corpus: CorpusSettings, data: DataSettings) -> Iterator[Dire
     yield Direction(source, tagged or target, corpus.tag)
     if data.both_ways:
         yield Direction(target, source, corpus.tag)
+
+
+def find_file_language(name: str) -> str:
+    """Return the language that the name of a file ends with, such as pt-BR for train.pt_BR.gz; "" if there is none.
+
+    Suffixes that are not in the table of languages, such as src, are no languages.
+    """
+    match = FILE_LANGUAGE.search(name)
+    code = find_code(match[1]) if match else ""
+    return code if code in LANGUAGE_NAMES else ""
 
 
 def describe_directions(directions: Sequence[Direction]) -> str:
