@@ -32,11 +32,13 @@ REFERENCE = ["The cat is sitting on the mat.", "Dogs bark loudly at the moon.", 
 SECOND = ["A cat sat on a mat.", "The dogs bark at the moon, loudly!", "It rains in Berlin today."]
 SACREBLEU_SCORES = {
     "bleu": lambda h, r: sacrebleu.corpus_bleu(h, r).score,
+    "bleu_tokens_lc": lambda h, r: sacrebleu.corpus_bleu(h, r, tokenize="none", lowercase=True).score,
     "chrf": lambda h, r: sacrebleu.corpus_chrf(h, r).score,
     "ter": lambda h, r: sacrebleu.corpus_ter(h, r).score,
 }
 SIGNATURES = {
     "bleu": "nrefs:{n}|case:mixed|eff:no|tok:13a|smooth:exp|version:" + sacrebleu.__version__,
+    "bleu_tokens_lc": "nrefs:{n}|case:lc|eff:no|tok:none|smooth:exp|version:" + sacrebleu.__version__,
     "chrf": "nrefs:{n}|case:mixed|eff:yes|nc:6|nw:0|space:no|version:" + sacrebleu.__version__,
     "ter": "nrefs:{n}|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:" + sacrebleu.__version__,
 }

@@ -68,7 +68,7 @@ def detect_east_asian_language(lines: Iterable[str]) -> str:
     return "ja" if kana > 0.1 * han else "zh"  # Japanese text mixes kana with Han characters, Chinese has no kana
 
 
-def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]]) -> Any:
+def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bool = False) -> Any:
     """Return sacreBLEU's BLEU with a tokenizer of BLEU_TOKENIZERS, or for "" the tokenizer of the references' language.
 
     Splitting Japanese and Korean into words needs a dictionary. If it is missing, "" splits into characters instead.
@@ -78,11 +78,11 @@ def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]]) -> Any:
     name = tokenize or LANGUAGE_TOKENIZERS[detect_east_asian_language(line for lines in references for line in lines)]
     extra = get_entry(BLEU_TOKENIZERS, name, "tokenizer of BLEU")
     try:
-        return BLEU(tokenize=name, force=True)  # force: no warning about tokenized text
+        return BLEU(tokenize=name, lowercase=lowercase, force=True)  # force: no warning about tokenized text
     except (RuntimeError, ImportError):  # the dictionary is missing
         if tokenize:
             raise UserError(f"{name} needs a dictionary, which is missing; pip install 'dragoman[{extra}]'") from None
-        return BLEU(tokenize="char", force=True)
+        return BLEU(tokenize="char", lowercase=lowercase, force=True)
 
 
 def looks_tokenized(lines: Iterable[str]) -> bool:
@@ -261,12 +261,14 @@ class Metric:
         return self.goodness(UNTRAINED_SCORE if self.higher_is_better else 100 - UNTRAINED_SCORE)
 
 
-def count_bleu(hypotheses: TextLines, references: Sequence[TextLines], *, tokenize: str = "") -> CountedScore:
+def count_bleu(
+    hypotheses: TextLines, references: Sequence[TextLines], *, tokenize: str = "", lowercase: bool = False
+) -> CountedScore:
     """Compute BLEU: precision of n-grams up to 4 words, with a penalty for short outputs. 100 is perfect.
 
     The tokenizer depends on the language of the references, unless `tokenize` names one. The signature names it.
     """
-    return count_by_sacrebleu(make_sacrebleu(tokenize, references), hypotheses, references)
+    return count_by_sacrebleu(make_sacrebleu(tokenize, references, lowercase=lowercase), hypotheses, references)
 
 
 def count_bleu_moses(language: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -433,6 +435,7 @@ METRICS: dict[str, Metric] = {
     for metric in (
         bleu_metric("bleu", "BLEU", count_bleu),
         bleu_metric("bleu_tokens", "BLEU, tokenized", partial(count_bleu, tokenize="none")),
+        bleu_metric("bleu_tokens_lc", "BLEU, tokens lc", partial(count_bleu, tokenize="none", lowercase=True)),
         *(
             bleu_metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(count_bleu_moses, code), extra="moses")
             for code in MOSES_LANGUAGES
