@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -158,7 +159,8 @@ def test_an_interrupt_stops_all_processes(tmp_path: Path) -> None:
     """Ctrl-C reaches every process of the group; trials that wait are not begun."""
     command = [sys.executable, "-m", "dragoman", "lab", "permutation", "--quick", "--seeds", "400", "--jobs", "2"]
     command += ["--out", str(tmp_path)]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as process:
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # jobs in the background of a shell ignore it
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, preexec_fn=listen) as process:
         while process.poll() is None and not list(tmp_path.rglob("*.json")):
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
