@@ -5,8 +5,8 @@ request (`SharedEngine.bind`). So its text equals that of `dragoman translate`. 
 threads that all requests share, and blocks until they are decoded, or until the request is cancelled.
 
     SharedTorchEngine  continuous batching in PyTorch (decoding/live_batching.py)
-    SharedBatchEngine  for engines that decode whole batches, such as CTranslate2: as soon as one of its workers is
-                       free, it gets all sentences that wait, up to a limit
+    SharedBatchEngine  for engines that decode whole batches, such as CTranslate2: as soon as a batch is decoded, the
+                       next one has all sentences that wait, up to a limit
     SharedEngine       no batching: each request decodes its own sentences, one request per thread at a time
 
 There is no waiting for a batch to become full in any of them. What requests compute apart from searches, such as
@@ -128,7 +128,7 @@ class SharedTorchEngine(SharedEngine):
 
 
 class SharedBatchEngine(SharedEngine):
-    """An engine for whole batches: `threads` feeders each take what waits whenever their last batch is decoded."""
+    """An engine for whole batches: feeders each take what waits whenever their last batch is decoded."""
 
     engine: Engine
 
@@ -137,7 +137,9 @@ class SharedBatchEngine(SharedEngine):
         self.condition = threading.Condition()  # guards the fields below
         self.waiting: dict[Hashable, deque[tuple[Submission, int]]] = {}  # oldest first, by what may share a batch
         self.idle, self.closed = 0, False
-        self.feeders = [threading.Thread(target=self.feed, name=f"feeder-{n}", daemon=True) for n in range(threads)]
+        # One more than the workers of the engine, which have its batch while another feeder delivers results.
+        numbers = range(threads + 1)
+        self.feeders = [threading.Thread(target=self.feed, name=f"feeder-{n}", daemon=True) for n in numbers]
         for feeder in self.feeders:
             feeder.start()
 
