@@ -89,12 +89,13 @@ def test_a_ratio_that_is_not_a_number_decides_nothing(values: tuple[float, ...],
 
 @pytest.mark.parametrize("control", [True, False])
 @pytest.mark.parametrize("claims", [(True, True), (True, False), (False, False)])
-def test_a_control_is_no_evidence(control: bool, claims: tuple[bool, ...]) -> None:
+def test_controls_and_asides_are_no_evidence(control: bool, claims: tuple[bool, ...]) -> None:
     """The verdict is that of the claim alone if the control holds, and undecided if it fails."""
     checks = [Check("claim", lambda _, held=held: float(held), at_least=1) for held in claims]  # type: ignore[misc]
     checks.append(Check("control", lambda _: float(control), at_least=1, control=True))
+    checks.append(Check("aside", lambda _: float(not claims[0]), at_least=1, aside=True))
     verdict, results = replace(RECURRENT_POWERS, checks=tuple(checks)).judge(make_table(1.0, 2.0))
-    assert len(results) == 3
+    assert len(results) == 4
     expected = {(True, True): CONFIRMED, (True, False): DEPENDS, (False, False): NOT_CONFIRMED}[claims]
     assert verdict == (expected if control else DEPENDS)
 

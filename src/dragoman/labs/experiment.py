@@ -56,7 +56,8 @@ class Check:
 
     The number of a `ratio` is positive, and its seeds may differ by orders of magnitude: it is averaged, and its
     interval computed, on a logarithmic scale. A `control` is no part of the claim, but must hold for the experiment to
-    say anything about it, such as that the task can be learned at all.
+    say anything about it, such as that the task can be learned at all. An `aside` is a question of its own, which the
+    claim says nothing about.
     """
 
     text: str  # such as "the LSTM reaches at least five times as far as the vanilla cell"
@@ -65,6 +66,7 @@ class Check:
     at_most: float | None = None
     ratio: bool = False
     control: bool = False
+    aside: bool = False
 
     def judge(self, table: Table) -> CheckResult:
         """Compare the mean over all seeds, with its 95 % confidence interval, with the threshold.
@@ -146,12 +148,12 @@ class Experiment:
     def judge(self, table: Table) -> tuple[str, list[CheckResult]]:
         """Return the verdict and the results of all checks.
 
-        The claim is confirmed if all checks but the controls are, and not confirmed if all of them are "not confirmed".
-        If a control is not confirmed, the claim has not been tested, and the verdict is that it depends.
+        The claim is confirmed if all checks but controls and asides are, and not confirmed if all of them are "not
+        confirmed". If a control is not confirmed, the claim has not been tested, and the verdict is that it depends.
         """
         results = [check.judge(table) for check in self.checks]
         is_tested = all(result.verdict == CONFIRMED for result in results if result.check.control)
-        verdicts = {result.verdict for result in results if not result.check.control}
+        verdicts = {result.verdict for result in results if not result.check.control and not result.check.aside}
         return (verdicts.pop() if is_tested and len(verdicts) == 1 else DEPENDS), results
 
 

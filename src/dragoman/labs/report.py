@@ -38,7 +38,7 @@ def format_threshold(check: Check) -> str:
 
 
 def format_verdict(result: CheckResult) -> str:
-    return result.verdict + " (control)" * result.check.control
+    return result.verdict + " (control)" * result.check.control + " (aside)" * result.check.aside
 
 
 def describe_run(result: Result) -> str:
@@ -122,7 +122,7 @@ def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[st
     yield f"**How it is tested.** {experiment.method} The code is [{source}](../../src/{source}).\n"
     yield "The thresholds were fixed before the experiment ran, unless the last paragraph says otherwise:\n"
     for check in experiment.checks:
-        yield f"- {'control: ' * check.control}{check.text}: {format_threshold(check)}"
+        yield f"- {'control: ' * check.control}{'aside: ' * check.aside}{check.text}: {format_threshold(check)}"
     yield f"\n**Predict.** {experiment.predict}\n"
     yield f"**Run.**\n\n```bash\ndragoman lab {experiment.name} --quick\n```\n"
     if result is None:
@@ -149,7 +149,8 @@ def write_markdown_index(results: Mapping[str, Result]) -> Iterator[str]:
     yield "A check compares the mean over seeds, with its 95 % confidence interval, with a threshold that was fixed"
     yield "before. It is *confirmed* if the whole interval is on the right side, *not confirmed* if all of it is on the"
     yield "wrong side, and it *depends* if the threshold is inside: more seeds would tell. The mean and the interval of"
-    yield "a ratio are computed on a logarithmic scale. A *control* shows that the experiment can tell at all.\n"
+    yield "a ratio are computed on a logarithmic scale. A *control* shows that the experiment can tell at all; an"
+    yield "*aside* is a question of its own, about which the claim says nothing.\n"
     yield "A claim is confirmed if all of its checks are, and not confirmed if all of them are *not confirmed*."
     yield "Otherwise, or if a control fails, it depends: its page says which check differs.\n"
     for title, group in GROUPS.items():

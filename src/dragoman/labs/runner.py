@@ -64,6 +64,7 @@ class Result:
                 "text": c.check.text,
                 "at_least" if c.check.at_least is not None else "at_most": c.check.at_least or c.check.at_most or 0.0,
                 "control": c.check.control,
+                "aside": c.check.aside,
                 "verdict": c.verdict,
                 "values": list(c.values),
                 "interval": [c.low, c.high],
