@@ -88,13 +88,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         results = read_results(LAB_RESULTS)
 
         def add_result(match: re.Match[str]) -> str:
-            related, name = match.groups()
+            name = match[1]
             if name not in results:
                 return match[0]
-            verdict = "" if related else f"{results[name].verdict}, "  # that of another claim says nothing here
+            cell = markdown[: match.start()].rpartition("|")[2]  # what stands before the link
+            # The verdict on another claim says nothing here.
+            verdict = "" if "related: " in cell else f"{results[name].verdict}, "
             return f"{match[0]} ({verdict}[figure](../labs/{name}.md#figure))"
 
-        markdown = re.sub(r"(related: )?\[([\w-]+)\]\(\.\./labs/\2\.md\)", add_result, markdown)
+        markdown = re.sub(r"\[([\w-]+)\]\(\.\./labs/\1\.md\)", add_result, markdown)
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
 

@@ -3,8 +3,9 @@
     flow = measure_gradient_flow(model, batch)
     flow.target[3]     # size of the gradient three tokens before the latest input, relative to that at this input
 
-A model whose gradient vanishes over a distance cannot learn dependencies of that length. Gradients are taken with
-respect to the token embeddings, through a hook, so that any kind of model can be examined.
+A model whose gradient vanishes over a distance gets hardly any signal from there, and may have to learn dependencies of
+that length by way of shorter ones. Gradients are taken with respect to the token embeddings, through a hook, so that
+any kind of model can be examined.
 
 Shapes   B rows   T target width   S source width   C embedding width   V vocabulary   D distances
          N tokens whose losses were differentiated (sentences, for the source)

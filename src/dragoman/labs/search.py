@@ -397,7 +397,9 @@ LENGTH_NORMALIZATION = Experiment(
     ),
     plot=plot_norms,
     lesson="Every further token lowers the log-probability, so longer references have lower scores. How much that "
-    "shortens outputs depends on how unsure the model is.",
+    "shortens outputs depends on how unsure the model is. With less training data, outputs have 0.88 to 0.90 of the "
+    "length of the references without normalization and 0.95 to 0.97 with it, and 1.2 to 2.1 BLEU more; with more "
+    "data 0.94 to 0.96 and 0.98 to 1.00, and 0.1 to 1.2 BLEU more.",
 )
 
 BEAM_OF_STOPPING = 8
