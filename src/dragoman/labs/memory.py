@@ -403,6 +403,12 @@ def compare_reach(further: str, nearer: str) -> Callable[[Trials], float]:
     return lambda trials: float(trials[further]["reach"] / max(trials[nearer]["reach"], 1))
 
 
+def compare_gradients(trials: Trials) -> float:
+    """Return how many times as large the gradient 50 tokens back is with attention as without it, for an LSTM."""
+    one, other = (trials[name]["gradients"][trials[name]["distances"].index(50)] for name in (LSTM_ATTENTION, LSTM))
+    return float(one / other)
+
+
 REACH = Experiment(
     name="reach",
     title="Over how many tokens does a network learn to remember?",
@@ -440,16 +446,25 @@ REACH = Experiment(
             lambda trials: trials[TRANSFORMER]["share"],
             at_least=1.0,
         ),
+        Check(
+            "gradient 50 tokens back of the LSTM with attention, in multiples of the LSTM's",
+            compare_gradients,
+            at_least=10,
+            ratio=True,
+        ),
     ),
     plot=plot_reach,
     lesson="All architectures recall the first of 201 tokens, the vanilla RNN with orthogonal initial weights too. "
     "With the classical initialization one of three vanilla RNNs does as well, although its gradient at the first "
-    "token is below 1e-8 at 50 steps before training; two reach no distance, as they are right in 72 to 84 % of the "
+    "token is below 1e-8 at 50 steps before training; two reach no distance, as they are right in 71 to 84 % of the "
     "cases (guessing: 25 %), below the threshold of 90 %. Training mixes all distances: networks learn short ones "
     "first, and what they learn there carries over. In an earlier trial with one distance alone (300 steps, one seed, "
     "noise from other tokens), the vanilla RNN learned 5, and neither it nor the LSTM learned 20. So 7 and 100 are no "
     "constants of the architectures. Initial weights, training data and budget decide; gates and attention make the "
-    "outcome reliable. The quick run has 200 steps at one high learning rate, which only gates and attention survive.",
+    "outcome reliable. The last check was added after the run, since every architecture reached "
+    "all distances in some seed: attention keeps the gradient 160 to 590 times as large at 50 tokens. Gradients below "
+    "1e-12 are drawn as 1e-12. The quick run has 200 steps at one high learning rate, which only gates and attention "
+    "survive.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (RECURRENT_POWERS, CELL_KEEPS, CLIPPING, REACH)}
