@@ -165,7 +165,8 @@ RARE_WORDS = Experiment(
         Figure("chrF on sentences with names", plot_bars(table, "chrf", y_title="chrF")),
     ],
     lesson="A vocabulary of words loses every name, and with it 18 BLEU. Copying the source word in place of `<unk>` "
-    "gets 98 % of the names back, a model that can copy 99 % or more, BPE as many without any rule. Forms of common "
+    "gets 98 % of the names back, a model that can copy 99 % or more, BPE as many without any rule. So BPE leads the "
+    "best of these by 0.3 to 1.1 BLEU only, which three seeds do not settle. Forms of common "
     "words that were seen at most once are different: copying does not help, as German is not English. BPE writes a "
     "quarter of them, characters and bytes 35 to 45 %. Yet characters and bytes translate worse on the whole: their "
     "sequences are longer, and the same number of updates teaches them less.",
