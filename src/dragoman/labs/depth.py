@@ -141,14 +141,14 @@ DEPTH = Experiment(
         ),
     ),
     plot=plot_depth,
-    lesson="With residual connections and pre-norm 48 layers learn the task, with post-norm 12 in all trials and 20 "
-    "or 24 in one each, and without norms 6. Without residual connections 6 layers do, except in one of the trials "
-    "with post-norm, 12 in one of the three trials without norms, and 20 in none: residual connections help as "
-    "claimed, but 20 to 30 layers are more than could be trained here without them. Learning rate, warm-up, "
-    "initialization and the number of updates move the limit, so the number of layers is no constant of nature: an "
-    "earlier measurement, on a GPU and without 20 and 30 layers, had 12 in two of the three trials without norms. One "
-    "check of both limits became two after it, which turned the verdict from 'confirmed' into 'depends'. The quick "
-    "version only shows that stacks without residual connections need more updates.",
+    lesson="With residual connections and pre-norm 48 layers learn the task, with post-norm 12 in all trials and 20 or "
+    "24 in one each, and without norms 6. Without residual connections 6 layers do, except in one of the trials with "
+    "post-norm, 12 in one of the three trials without norms, and 20 in none: residual connections help, but only "
+    "together with a norm, and 20 to 30 layers are more than could be trained here without them. Learning rate, "
+    "warm-up, initialization and the number of updates move the limit, so the number of layers is no constant of "
+    "nature: an earlier measurement, on a GPU and without 20 and 30 layers, had 12 in two of the three trials without "
+    "norms. One check of both limits became two after it, which turned the verdict from 'confirmed' into 'depends'. "
+    "The quick version only shows that stacks without residual connections need more updates.",
 )
 
 # `residual-jacobian`

@@ -244,11 +244,11 @@ PROBING = Experiment(
     plot=plot_probing,
     lesson="The number of the subject is learned: in the embedding of the verb it is at chance, and it is read best "
     "from the third or fourth layer of the trained models (accuracy 0.83 in the LSTM, 0.74 in the Transformer), hardly "
-    "from the untrained ones. In the Transformer, the part of speech is read best from the lowest layers and the tree "
-    "depth from the highest. But the part of speech of the word before, a low-level feature of another word, comes "
-    "nearly as late as the number of the subject: the layer of a feature depends on where its information comes from, "
-    "not only on its level. In the LSTM, part of speech and tree depth are read from the same layer in two of three "
-    "seeds.",
+    "from the untrained Transformer, and with 0.60 to 0.64 from the untrained LSTM. In the Transformer, the part of "
+    "speech is read best from the lowest layers and the tree depth from the highest. But the part of speech of the "
+    "word before, a low-level feature of another word, comes nearly as late as the number of the subject: the layer of "
+    "a feature depends on where its information comes from, not only on its level. In the LSTM, part of speech and "
+    "tree depth are read from the same layer in two of three seeds.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (PROBING,)}
