@@ -95,6 +95,17 @@ def every(model: Any) -> list[torch.Tensor]:
     return [weight.tensor for weight in huggingface.list_weights(model)]
 
 
+def test_options_of_published_models_are_refused_for_an_exported_run(tmp_path: Path) -> None:
+    folder = written(model_of({"norm_place": "post"}), tmp_path / "there")
+    with pytest.raises(
+        UserError, match=r"--from is for published models, and .*there' was exported .* leave --from out"
+    ):
+        import_huggingface(folder, tmp_path / "run", source_language="de", target_language="en")
+    changed(folder, model_type="t5")  # not ours: the language is not what is wrong
+    with pytest.raises(UserError, match="has model_type=t5, which Dragoman does not support"):
+        import_huggingface(folder, tmp_path / "run", source_language="de")
+
+
 def test_two_vocabularies(tmp_path: Path) -> None:
     one, two = make_letter_tokenizers("abcdef"), make_letter_tokenizers("uvwxyz12")
     torch.manual_seed(0)

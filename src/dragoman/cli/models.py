@@ -106,8 +106,10 @@ def import_command(
     """Convert a Hugging Face model to a run folder: MarianMT (opus-mt), M2M100, NLLB, or one that export wrote."""
     from dragoman.inference.export import import_run
 
-    languages = {"source_language": source_language, "target_language": target_language}
-    for agreement in import_run(folder, out_folder, licence=licence, **languages):
+    agreements = import_run(
+        folder, out_folder, licence=licence, source_language=source_language, target_language=target_language
+    )
+    for agreement in agreements:
         print(agreement)
     print(f"done: {out_folder}")
 

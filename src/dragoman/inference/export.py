@@ -149,13 +149,14 @@ def import_run(
 
     The licence and the languages of a published model are read from its folder unless they are given.
     """
-    options = {"licence": licence, "source_language": source_language, "target_language": target_language}
     check_output_folder(out)
     agreements: list[Agreement] = []
 
     def write(run: Path) -> None:
-        import_huggingface(folder, run, **options)
-        published = read_published(folder, **options) if is_published(folder) else None
+        import_huggingface(
+            folder, run, licence=licence, source_language=source_language, target_language=target_language
+        )
+        published = read_published(folder) if is_published(folder) else None
         try:
             engine = HuggingFaceEngine(folder, published.id_map if published else None)
         except UserError as error:

@@ -193,21 +193,29 @@ def make_waves(position: str, count: int, width: int) -> Tensor:
     return embedding.make_waves(torch.arange(count))
 
 
-def import_huggingface(folder: Path, out: Path, **options: str) -> None:
+def import_huggingface(
+    folder: Path, out: Path, *, licence: str = "", source_language: str = "", target_language: str = ""
+) -> None:
     """Write a run folder from a folder that `transformers` saved; raise a UserError that names what is unsupported.
 
-    `options` are the licence and the languages of a published model (`read_published`).
+    The licence and the languages are those of a published model (`read_published`).
     """
     if is_published(folder):
-        import_published(folder, out, read_published(folder, **options))
+        published = read_published(
+            folder, licence=licence, source_language=source_language, target_language=target_language
+        )
+        import_published(folder, out, published)
         return
-    if given := [name for name, value in options.items() if value]:
-        raise UserError(f"{given[0]} is for published models; this folder was exported from a run: leave it out")
     config = read_config(folder / "config.json")
     if not (folder / "tokenizer" / "tokenizer.json").exists():
         raise UserError(
             f"{str(folder)!r} has no folder tokenizer/ with Dragoman's tokenizer, and other tokenizers have other "
             "ids; copy it from the run that the model was exported from"
+        )
+    given = {"--licence": licence, "--from": source_language, "--to": target_language}
+    if options := [name for name, value in given.items() if value]:
+        raise UserError(
+            f"{options[0]} is for published models, and {str(folder)!r} was exported from a run; leave {options[0]} out"
         )
     tokenizers = Tokenizers.load(folder / "tokenizer")
     tensors = read_weights(folder)
