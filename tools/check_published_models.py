@@ -28,7 +28,6 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs  # noqa: E402
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface  # noqa: E402
-from dragoman.inference.engines.published import read_published  # noqa: E402
 from dragoman.inference.languages import choose_direction  # noqa: E402
 from dragoman.inference.loading import load_as  # noqa: E402
 from dragoman.inference.translator import Translator  # noqa: E402
@@ -103,9 +102,9 @@ def check_model(name: str, folder: Path) -> dict[str, Any]:
     """Build, import and compare a model; return what was measured."""
     start = time.perf_counter()
     model = MODELS[name](folder / name)
-    import_huggingface(folder / name, folder / "run")
+    id_map = import_huggingface(folder / name, folder / "run")
+    assert id_map
     translator = load_as(Translator, folder / "run")
-    id_map = read_published(folder / name).id_map
     tag = choose_direction(translator, "en", "de").tag
     row: dict[str, Any] = {"model": name, "parameters": sum(parameter.numel() for parameter in model.parameters())}
     row |= {"vocabulary": model.config.vocab_size}

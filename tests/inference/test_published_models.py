@@ -59,11 +59,12 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder, run = home / "there", home / "run"
     model = MODELS[request.param](folder)
     (folder / "README.md").write_text(README)
-    import_huggingface(folder, run)
+    id_map = import_huggingface(folder, run)
+    assert id_map
     translator = load_as(Translator, run)
     wanted = {"m2m100": ("de", "fr"), "nllb": ("en", "zh-Hant")}.get(request.param, ("en", "de"))
     direction = choose_direction(translator, *wanted)
-    return Imported(folder, model, run, translator, read_published(folder).id_map, direction)
+    return Imported(folder, model, run, translator, id_map, direction)
 
 
 def test_every_token_of_theirs_has_one_of_ours(imported: Imported) -> None:

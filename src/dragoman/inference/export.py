@@ -20,7 +20,6 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import QUANTIZATIONS, CTranslate2Engine, save_ctranslate2
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface, save_huggingface
 from dragoman.inference.engines.onnx import OnnxEngine, save_onnx
-from dragoman.inference.engines.published import is_published, read_published
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import render_card
 from dragoman.inference.predictor import Predictor
@@ -153,17 +152,16 @@ def import_run(
     agreements: list[Agreement] = []
 
     def write(run: Path) -> None:
-        import_huggingface(
+        id_map = import_huggingface(
             folder, run, licence=licence, source_language=source_language, target_language=target_language
         )
-        published = read_published(folder) if is_published(folder) else None
         try:
-            engine = HuggingFaceEngine(folder, published.id_map if published else None)
+            engine = HuggingFaceEngine(folder, id_map)
         except UserError as error:
             log(f"translations are not compared: {error}")
             return
         translator = load_as(Translator, run, device="cpu")
-        agreements.extend(compare_translations(translator, engine, SLOW_SAMPLE_LINES if published else SAMPLE_LINES))
+        agreements.extend(compare_translations(translator, engine, SLOW_SAMPLE_LINES if id_map else SAMPLE_LINES))
         check_agreements(agreements, exact=True)
 
     write_atomically(out, write)

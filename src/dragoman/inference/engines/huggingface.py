@@ -195,17 +195,18 @@ def make_waves(position: str, count: int, width: int) -> Tensor:
 
 def import_huggingface(
     folder: Path, out: Path, *, licence: str = "", source_language: str = "", target_language: str = ""
-) -> None:
+) -> IdMap | None:
     """Write a run folder from a folder that `transformers` saved; raise a UserError that names what is unsupported.
 
-    The licence and the languages are those of a published model (`read_published`).
+    The licence and the languages are those of a published model (`read_published`). Return the id map of such a model,
+    or None for a folder that was exported from a run, which has our ids.
     """
     if is_published(folder):
         published = read_published(
             folder, licence=licence, source_language=source_language, target_language=target_language
         )
         import_published(folder, out, published)
-        return
+        return published.id_map
     config = read_config(folder / "config.json")
     if not (folder / "tokenizer" / "tokenizer.json").exists():
         raise UserError(
@@ -225,6 +226,7 @@ def import_huggingface(
     fill_weights(model, tensors)
     longest_source = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
     save_run(out, recipe, tokenizers, model, longest_source)
+    return None
 
 
 def import_published(folder: Path, out: Path, published: PublishedModel) -> None:

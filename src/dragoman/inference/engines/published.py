@@ -30,6 +30,7 @@ from dragoman.data.tokenizers import Tokenizers, TokenizerSettings
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import TABLES, SupportedValues
+from dragoman.io import read_bytes
 from dragoman.language_codes import find_code
 from dragoman.models.transformer import TransformerSettings
 from dragoman.recipe import Recipe, check_model
@@ -184,13 +185,6 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
     get_number(config, "decoder_start_token_id", folder / "config.json", 0)
 
 
-def read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read ({error.strerror}); name a complete model") from None
-
-
 def arrange(
     tokens: Mapping[int, str], rows: int, pad: int, unk: int, start: int, eos: int
 ) -> tuple[list[str], list[int]]:
@@ -244,7 +238,7 @@ def read_marian_tokenizers(
         tokens = {i: token for token, i in vocabulary.items()}
         specials = [token for token in vocabulary if MARIAN_LANGUAGE.fullmatch(token)]
         options = {"specials": specials, "languages": found if name == "source" else {}}
-        sides.append(build_tokenizer(read_file(path), path, tokens, count, ids, **options))
+        sides.append(build_tokenizer(read_bytes(path), path, tokens, count, ids, **options))
     (source, source_order), (target, target_order) = sides
     is_joint = not separate and bool(config.get("share_encoder_decoder_embeddings", True))
     return Tokenizers(source, target), IdMap(source_order, target_order), is_joint
@@ -264,7 +258,7 @@ def read_m2m_tokenizers(
 ) -> tuple[Tokenizers, IdMap, bool]:
     """Return the tokenizer of an M2M100 or NLLB model (for both sides), the map of ids, and True: one table."""
     path = folder / "sentencepiece.bpe.model"
-    spm = read_file(path)
+    spm = read_bytes(path)
     if tokenizer_config.get("legacy_behaviour"):
         raise UserError(
             f"{str(folder / 'tokenizer_config.json')!r} has legacy_behaviour=true, which puts the language after the "
