@@ -191,7 +191,7 @@ class DecodingConstraints:
     """Constraints on the translation of one sentence."""
 
     prefix: tuple[int, ...] = ()  # tokens that the translation must start with
-    given: int = 0  # of these, the first ones that are no part of it, such as its language: their log-probability is 0
+    language_tokens: int = 0  # first tokens of the prefix that are not part of the translation, with log-probability 0
     required: tuple[Term, ...] = ()
     avoid: tuple[Term, ...] = ()
     min_tokens: int = 0  # minimum number of tokens, without EOS
@@ -399,7 +399,7 @@ def make_rules(constraints: SlotConstraints, settings: BaseSearchSettings, devic
     if not any(prefixes):
         return rules
     P = max(map(len, prefixes))
-    given_B = torch.tensor([slot.given for slot in constraints], device=device)
+    language_tokens_B = torch.tensor([slot.language_tokens for slot in constraints], device=device)
     required_BP = torch.tensor([[*prefix, *[PAD] * (P - len(prefix))] for prefix in prefixes], device=device)
     length_B = torch.tensor([len(prefix) for prefix in prefixes], device=device)
 
@@ -408,8 +408,8 @@ def make_rules(constraints: SlotConstraints, settings: BaseSearchSettings, devic
         is_forced_N = prefix.length_N < length_B.repeat_interleave(W)
         position_N1 = prefix.length_N.clamp(max=P - 1)[:, None]
         token_N1 = required_BP.repeat_interleave(W, 0).gather(1, position_N1)
-        is_given_N1 = (prefix.length_N < given_B.repeat_interleave(W))[:, None]
-        token_logp_N1 = logp_NV.gather(1, token_N1).masked_fill(is_given_N1, 0.0)
+        is_language_N1 = (prefix.length_N < language_tokens_B.repeat_interleave(W))[:, None]
+        token_logp_N1 = logp_NV.gather(1, token_N1).masked_fill(is_language_N1, 0.0)
         forced_NV = torch.full_like(logp_NV, NEG_INF).scatter(1, token_N1, token_logp_N1)
         for rule in rules:
             logp_NV = rule(logp_NV, prefix)

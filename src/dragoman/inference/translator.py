@@ -236,8 +236,8 @@ class Translator(Predictor[Seq2Seq]):
         sources, targets = check_scored_pairs(sources, targets)
         sources = attach_to_lines(sources, self.choose_context(context))
         scores = score_pairs(self, self.make_examples(sources, targets, trees=trees, tag=tag))
-        given = len(self.tokenizers.target_tag_ids(self.choose_tag(tag)))
-        return [drop_given_tokens(score, given) for score in scores] if given else scores
+        count = len(self.tokenizers.target_tag_ids(self.choose_tag(tag)))
+        return [drop_language_tokens(score, count) for score in scores] if count else scores
 
     def make_examples(
         self,
@@ -254,9 +254,9 @@ class Translator(Predictor[Seq2Seq]):
         trees = self.check_trees(trees, len(sources))
         lines = [Line(source) if isinstance(source, str) else source for source in sources]
         texts = [line.text if line.text.strip() else "" for line in lines]
-        tag_ids, given_ids = self.encode_tag(tag), self.tokenizers.target_tag_ids(self.choose_tag(tag))
+        tag_ids, language_ids = self.encode_tag(tag), self.tokenizers.target_tag_ids(self.choose_tag(tag))
         target_ids = self.tokenizers.target.encode_all([target if target.strip() else "" for target in targets])
-        target_ids = [[*given_ids, *ids] if given_ids and ids else ids for ids in target_ids]
+        target_ids = [[*language_ids, *ids] if language_ids and ids else ids for ids in target_ids]
         examples = []
         for index, ids in enumerate(self.tokenizers.source.encode_all(texts)):
             leading_ids = self.encode_leading(tag_ids, self.check_context(lines[index]), ids) if ids else ()
@@ -344,7 +344,7 @@ class Translator(Predictor[Seq2Seq]):
         """
         line = Line(line) if isinstance(line, str) else line
         tag, search = self.choose_tag(line.tag or options.tag), options.search
-        tag_ids, given_ids = self.tokenizers.tag_ids(tag), self.tokenizers.target_tag_ids(tag)
+        tag_ids, language_ids = self.tokenizers.tag_ids(tag), self.tokenizers.target_tag_ids(tag)
         context = list(self.check_context(line))
         segments: list[SourceSegment] = []
         for segment in self.split_line(line, ids, tree=tree, line_index=line_index):
@@ -353,8 +353,10 @@ class Translator(Predictor[Seq2Seq]):
                 constraints = make_constraints(
                     line, segment.text, len(segment.ids), self.tokenizers, search, is_first_segment=not segments
                 )
-            if given_ids:
-                constraints = replace(constraints, prefix=(*given_ids, *constraints.prefix), given=len(given_ids))
+            if language_ids:
+                constraints = replace(
+                    constraints, prefix=(*language_ids, *constraints.prefix), language_tokens=len(language_ids)
+                )
             max_tokens = compute_max_tokens(constraints, len(segment.ids), search, self.max_tokens)
             sentences = context[-options.context :] if options.context else []
             leading_ids = self.encode_leading(tag_ids, sentences, segment.ids)
@@ -461,8 +463,8 @@ class Translator(Predictor[Seq2Seq]):
             weight_BTS = self.model.compute_alignment(batch).cpu()
             for row, i in enumerate(indices):
                 start, end = len(segments[all_results[i][0]].leading_ids), len(examples[i].source)
-                given = segments[all_results[i][0]].constraints.given
-                weight_TS = weight_BTS[row, given : len(examples[i].target), start:end]  # without tag and context
+                first = segments[all_results[i][0]].constraints.language_tokens
+                weight_TS = weight_BTS[row, first : len(examples[i].target), start:end]  # without tag and context
                 alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
         for (index, result), alignment in zip(all_results, alignments, strict=True):
@@ -477,8 +479,8 @@ class Translator(Predictor[Seq2Seq]):
         Warnings say what went wrong, such as a cut. Flags are short signs of probable errors, for counting.
         """
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
-        if given := segment.constraints.given:  # the target's language is no part of it
-            result = replace(result, tokens=result.tokens[given:])
+        if count := segment.constraints.language_tokens:
+            result = replace(result, tokens=result.tokens[count:])
         source_length, length = len(segment.ids), len(result.tokens)
         if UNK in result.tokens and unknown != "drop":
             replace_word = postprocess.UNKNOWN_WORD_METHODS[unknown]
@@ -527,7 +529,7 @@ def check_scored_pairs(sources: Sequence[str | Line], targets: Sequence[str]) ->
     return sources, targets
 
 
-def drop_given_tokens(score: PairScore, count: int) -> PairScore:
+def drop_language_tokens(score: PairScore, count: int) -> PairScore:
     """Return the score of a target without its first tokens, which are given with the source."""
     logps, tokens = score.token_logps[count:], score.tokens[count:]
     if not logps or len(score.tokens) <= count:  # too long for the model, or empty

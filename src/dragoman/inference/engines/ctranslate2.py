@@ -354,13 +354,12 @@ class CTranslate2Engine(Engine):
 
 
 def has_other_constraints(job: SearchJob) -> bool:
-    """Return whether a job has constraints besides given tokens, such as the language that begins its target.
+    """Return whether a job has constraints besides the language tokens that begin its target.
 
-    Their log-probability is 0 for both, while CTranslate2 would leave out that of other forced tokens too.
+    Both engines count language tokens as log-probability 0; for other forced tokens they differ.
     """
-    constraints = job.constraints
-    given_alone = replace(constraints, prefix=constraints.prefix[constraints.given :])
-    return given_alone.is_constrained
+    others = replace(job.constraints, prefix=job.constraints.prefix[job.constraints.language_tokens :])
+    return others.is_constrained
 
 
 def needs_scores(search: SearchSettings) -> bool:
