@@ -139,6 +139,14 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+def test_one_of_several_directions_must_be_given(imported: Imported) -> None:
+    if len(imported.translator.directions) == 1:
+        assert imported.translator.choose_tag("") == ""
+        return
+    with pytest.raises(UserError, match=r"give the tag of one \(Translator\.directions lists them"):
+        imported.translator.translate(LINES[:1])
+
+
 def test_tokens_are_theirs(imported: Imported) -> None:
     from transformers import AutoTokenizer
 

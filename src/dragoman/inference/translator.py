@@ -275,10 +275,11 @@ class Translator(Predictor[Seq2Seq]):
 
         If `tag` is empty and all training data had the same tag, that tag is the default.
         """
-        published = not self.recipe.data.train and len(self.directions) > 1
-        if published and not tag:
+        needs_direction = not self.recipe.data.train and len(self.directions) > 1
+        if needs_direction and not tag:
             raise UserError(
-                "this model translates in several directions; choose one with --from and --to, or by its tag"
+                "this model translates in several directions; give the tag of one (Translator.directions lists them; "
+                "--from and --to on the command line)"
             )
         if not (tag or self.tokenizers.tags or any(self.recipe.data.tags)):
             return tag
