@@ -55,6 +55,8 @@ def test_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> None:
     text = call(*way).out
     assert f"{found['chrf']['value']:.2f}" in text
     assert found["worst"][0]["back"] in text
-    assert_user_error(call(*way, "--reference", file), "--round-trip", "--source F")
-    assert_user_error(call("evaluate", "--source", file, "--round-trip", toy.run), "--round-trip")
+    for option in ("--reference", "--hypotheses", "--conllu", "--page"):
+        assert_user_error(call(*way, option, file), f"--round-trip cannot be combined with {option}; leave one")
+    assert_user_error(call(*way, "--breakdown"), "--round-trip cannot be combined with --breakdown")
+    assert_user_error(call("evaluate", "--source", file, "--round-trip", toy.run), "--round-trip needs RUN")
     assert_user_error(call(*way[:-3], tmp_path / "none"), tmp_path / "none")

@@ -90,9 +90,23 @@ def evaluate_command(options: EvaluateOptions) -> None:
     if not options.round_trip:
         score_systems(runs, hypotheses, options, evaluation)
         return
-    if not runs or references or hypotheses or options.conllu or options.page or options.breakdown:
-        raise UserError("--round-trip takes RUN and sources: --source F, --phrasebook SPLIT or data.test of the run")
+    check_round_trip_options(options)
     print_round_trips(runs, options.round_trip, evaluation, as_json=options.as_json)
+
+
+def check_round_trip_options(options: EvaluateOptions) -> None:
+    """Raise a UserError for options that round trips do not allow, and if there is no run."""
+    others = {
+        "--reference": options.reference,
+        "--hypotheses": options.hypotheses,
+        "--conllu": options.conllu,
+        "--page": options.page,
+        "--breakdown": options.breakdown,
+    }
+    if given := [name for name, value in others.items() if value]:
+        raise UserError(f"--round-trip cannot be combined with {given[0]}; leave one of them out")
+    if not options.runs:
+        raise UserError("--round-trip needs RUN, the run that translates the sources first; name its folder")
 
 
 def score_systems(
