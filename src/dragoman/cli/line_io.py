@@ -219,7 +219,7 @@ class WarningLog:
 
     emit: Callable[[str, int], None] = log  # takes a message and its level
     processes: int = 1
-    unit: str = "line"  # what the numbers count
+    item: str = "line"  # what the numbers count
     line_counts: Counter[str] = field(default_factory=Counter)  # number of lines by kind of warning or flag
 
     def log(self, number: int, warnings: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
@@ -231,15 +231,15 @@ class WarningLog:
         self.line_counts.update(kinds_and_flags)
         for warning, kind in zip(warnings, kinds, strict=True):
             if self.line_counts[kind] <= maximum:
-                self.emit(f"{self.unit} {number}: {warning}", WARNING)
+                self.emit(f"{self.item} {number}: {warning}", WARNING)
         for kind in dict.fromkeys(kinds):
             if self.line_counts[kind] == maximum + 1:
-                where = "; --json prints the warnings of every line" if self.unit == "line" else ""
-                self.emit(f"further {self.unit}s {kind} are only counted{where}", WARNING)
+                where = "; --json prints the warnings of every line" if self.item == "line" else ""
+                self.emit(f"further {self.item}s {kind} are only counted{where}", WARNING)
         return kinds_and_flags
 
 
-def log_warning_counts(line_counts: Mapping[str, int], unit: str = "line") -> None:
+def log_warning_counts(line_counts: Mapping[str, int], item: str = "line") -> None:
     """Log the number of lines with each kind of warning, such as "2 lines cut"."""
     if line_counts:
-        log("; ".join(f"{count} {unit}{'s' * (count > 1)} {kind}" for kind, count in line_counts.items()), WARNING)
+        log("; ".join(f"{count} {item}{'s' * (count > 1)} {kind}" for kind, count in line_counts.items()), WARNING)

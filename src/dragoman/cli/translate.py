@@ -151,7 +151,7 @@ def write_translated_document(options: TranslateOptions, line_translator: LineTr
 
     assert options.document
     assert options.output_file
-    start, warning_log = time.monotonic(), line_io.WarningLog(unit="unit")
+    start, warning_log = time.monotonic(), line_io.WarningLog(item="unit")
     with ProgressBar("translating", unit="units") as bar:
 
         def show(done: int, total: int) -> None:
