@@ -75,6 +75,12 @@ def warn_of_poor_translations(model: str, accepted: int, total: int) -> str:
     return f"fewer than half of the translations by {model} are good enough to learn from; {suggest_remedy(model)}"
 
 
+def check_output(text: Path, out: Path) -> None:
+    """Raise a UserError if the corpus would replace the text that it is made of."""
+    if out.exists() and text.exists() and out.samefile(text):
+        raise UserError(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")
+
+
 def backtranslate(
     run: str | Path,
     text: str | Path,
@@ -94,20 +100,13 @@ def backtranslate(
     `Translator.translate`; `batch` is the number of lines that are translated together.
     """
     text, out, pair_filter = Path(text), Path(out), TranslationFilter()
-
-    def check_output() -> None:
-        if out.exists() and text.exists() and out.samefile(text):
-            raise UserError(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")
-
     with join_process_group() as group:
         report = report or Report(quiet=not group.is_main)
         device = jobs.choose_device_of_rank(device, group)
         translator = group.run_main_first(lambda: load_as(Translator, run, device=device, engine=engine))
-        options = group.fail_together(
-            lambda: translator.make_options(beam=beam, count=1, search=search, tag=tag, align=False)
-        )
+        options = group.fail_together(lambda: translator.make_options(beam=beam, search=search, tag=tag, align=False))
         group.fail_together(lambda: translator.encode_tag(tag))  # raises a UserError now if the tag is unknown
-        group.run_on_main(check_output)
+        group.run_on_main(lambda: check_output(text, out))
         options_without_scores = replace(options, search=options.search.model_copy(update={"scores": False}))
 
         def translate(_offset: int, lines: Sequence[str | Line]) -> list[Record]:
@@ -125,9 +124,17 @@ def backtranslate(
                     f"{pair_filter}: no translation by {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )
 
-        depends_on = jobs.list_dependencies(text, [run], options.search, group, engine=engine, tag=tag)
-        common: dict[str, Any] = {"batch": batch, "group": group, "report": report, "context": options.context}
-        jobs.write_sharded(text, out, translate, format_pairs, depends_on=depends_on, **common)
+        jobs.write_sharded(
+            text,
+            out,
+            translate,
+            format_pairs,
+            depends_on=jobs.list_dependencies(text, [run], options.search, group, engine=engine, tag=tag),
+            batch=batch,
+            group=group,
+            context=options.context,
+            report=report,
+        )
         if group.is_main:
             report.log(f"{out}: {pair_filter}")
             if warning := warn_of_poor_translations(str(run), pair_filter.accepted_nonblank, pair_filter.nonblank):

@@ -180,8 +180,9 @@ def phrasebook(
         return
     if direction != "en-de":
         raise UserError("--direction is for --view; both languages of translation pairs are written anyway")
-    options = {"gold": gold, "conllu": conllu, "links": links, "documents": documents}
-    write_phrasebook(out_prefix, count=count, split=split, seed=seed, **options)
+    write_phrasebook(
+        out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu, links=links, documents=documents
+    )
     log(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
 
 

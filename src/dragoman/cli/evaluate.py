@@ -83,10 +83,20 @@ def evaluate_command(options: EvaluateOptions) -> None:
     from dragoman.metrics.metrics import make_sacrebleu, select_metrics
 
     make_sacrebleu(options.bleu_tokenize, [])  # raises a UserError for an unknown tokenizer now, not after translating
-    metrics = [entry.name for entry in select_metrics(options.metric)] if options.metric else []
-    test_set = (options.source, references, options.conllu, options.phrasebook, options.count, options.documents)
-    search = (options.beam, options.tag, options.device, options.engine, options.context)
-    evaluation = EvaluationOptions(*test_set, metrics, *search)
+    evaluation = EvaluationOptions(
+        source=options.source,
+        references=references,
+        conllu=options.conllu,
+        phrasebook=options.phrasebook,
+        count=options.count,
+        documents=options.documents,
+        metrics=[entry.name for entry in select_metrics(options.metric)] if options.metric else [],
+        beam=options.beam,
+        tag=options.tag,
+        device=options.device,
+        engine=options.engine,
+        context=options.context,
+    )
     if not options.round_trip:
         score_systems(runs, hypotheses, options, evaluation)
         return

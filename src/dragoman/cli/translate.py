@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 from typer import Argument, Option
 
@@ -328,8 +328,16 @@ class LineTranslator:
         if context := self.decode_options.context:
             other_options["context"] = context
         depends = list_dependencies(source, self.runs, self.decode_options.search, group, **other_options)
-        common: dict[str, Any] = {"batch": options.batch, "group": group, "context": context}
-        write_sharded(source, output, process, format_records, depends_on=depends, **common)
+        write_sharded(
+            source,
+            output,
+            process,
+            format_records,
+            depends_on=depends,
+            batch=options.batch,
+            group=group,
+            context=context,
+        )
         line_io.log_warning_counts(warning_counts)
 
     def stream_lines(self, source: line_io.InputSource) -> None:
