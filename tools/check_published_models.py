@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs  # noqa: E402
+from dragoman.inference.directions import choose_direction  # noqa: E402
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface  # noqa: E402
-from dragoman.inference.languages import choose_direction  # noqa: E402
 from dragoman.inference.loading import load_as  # noqa: E402
 from dragoman.inference.translator import Translator  # noqa: E402
 from dragoman.io import format_json  # noqa: E402

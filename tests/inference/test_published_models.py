@@ -14,10 +14,10 @@ import torch
 import dragoman
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.errors import UserError
+from dragoman.inference.directions import Direction, choose_direction
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
 from dragoman.inference.engines.published import FORBIDDEN_LOGIT, IdMap, guess_model_languages, read_published
 from dragoman.inference.export import export
-from dragoman.inference.languages import Direction, choose_direction
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import read_card
 from dragoman.inference.translator import Translator

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.inference.languages import Direction
+from dragoman.inference.directions import Direction
 from dragoman.serving.errors import RequestError
 from dragoman.serving.language_index import LanguageIndex
 from dragoman.serving.text_lines import TextLines

@@ -26,7 +26,7 @@ from dragoman.types import Hypothesis, Line
 
 if TYPE_CHECKING:
     from dragoman.augmentation.jobs import Record
-    from dragoman.inference.languages import Direction
+    from dragoman.inference.directions import Direction
     from dragoman.process_group import ProcessGroup
 
 
@@ -247,7 +247,7 @@ class LineTranslator:
 
     def choose_direction(self) -> Direction:
         """Return the direction given by --from and --to, or that of --tag."""
-        from dragoman.inference.languages import Direction, choose_direction
+        from dragoman.inference.directions import Direction, choose_direction
 
         options = self.options
         if not (options.source_language or options.target_language):

@@ -21,8 +21,8 @@ from rich.text import Text
 from dragoman.config.settings import METRIC_ALIASES
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
+from dragoman.inference.directions import describe_directions, list_directions
 from dragoman.inference.engines.base import render_template
-from dragoman.inference.languages import describe_directions, list_directions
 from dragoman.inference.loading import open_run
 from dragoman.metrics.metrics import METRICS, choose_checkpoint_metric
 from dragoman.recipe import Recipe

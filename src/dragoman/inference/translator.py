@@ -31,9 +31,9 @@ from dragoman.decoding.protocol import DecodingConstraints, SearchJob, SearchRes
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
 from dragoman.inference.constraints import list_unmet_constraints, make_constraints
+from dragoman.inference.directions import Direction, list_directions
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
-from dragoman.inference.languages import Direction, list_directions
 from dragoman.inference.postprocess import AlignmentRows, join_hypotheses
 from dragoman.inference.predictor import Predictor, bucket_widths, check_lines, eval_mode, score_pairs
 from dragoman.inference.streaming import BeamObserver, stream_text
@@ -89,7 +89,7 @@ class Translator(Predictor[Seq2Seq]):
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """The directions that the model translates in, with the tag of each (inference/languages.py)."""
+        """The directions that the model translates in, with the tag of each (inference/directions.py)."""
         return list_directions(self.recipe, self.tokenizers)
 
     def translate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dragoman.inference.languages import Direction, describe_code
+from dragoman.inference.directions import Direction, describe_code
 from dragoman.language_codes import find_code, match_language, name_language
 from dragoman.serving.errors import RequestError
 

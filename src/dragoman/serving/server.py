@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dragoman.config.settings import parse_settings
 from dragoman.errors import UserError
-from dragoman.inference.languages import describe_directions
+from dragoman.inference.directions import describe_directions
 from dragoman.progress import WARNING, log
 from dragoman.serving.app import make_app
 from dragoman.serving.document_jobs import DocumentJobs

@@ -16,7 +16,7 @@ from dragoman.documents.document import Unit
 from dragoman.documents.html import read_fragment
 from dragoman.inference.constraints import Glossary
 from dragoman.inference.document_translation import TranslatedUnit, translate_units
-from dragoman.inference.languages import detect_language
+from dragoman.inference.language_detection import detect_language
 from dragoman.serving.errors import RequestCancelled, RequestError
 from dragoman.serving.language_index import LanguageIndex, Route, parse_code
 from dragoman.serving.model_pool import ModelPool, ServedModel

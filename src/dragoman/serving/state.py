@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dragoman.errors import UserError
-from dragoman.inference.languages import load_guesser
+from dragoman.inference.language_detection import load_guesser
 from dragoman.run_dir import RunFolder
 from dragoman.serving.keys import KeyStore
 from dragoman.serving.model_pool import ModelPool

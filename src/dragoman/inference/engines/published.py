@@ -7,7 +7,7 @@ so that probabilities are the same.
 
 Languages are tokens of the vocabulary. MarianMT models with several target languages read a token such as `>>fra<<`
 before the source. M2M100 and NLLB read the token of the source language before the source, and the target begins with
-that of the target language. Both become the tag of a direction (inference/languages.py).
+that of the target language. Both become the tag of a direction (inference/directions.py).
 """
 
 from __future__ import annotations
