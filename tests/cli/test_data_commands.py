@@ -15,8 +15,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.cleaning import COUNTED_WORD, CleanSettings, OverlapCounter
+from dragoman.data.cleaning import CleanSettings
 from dragoman.data.corpus import CorpusSettings, read_pairs
+from dragoman.data.overlap import COUNTED_WORD, OverlapCounter
 from dragoman.data.preparation import parse_corpora
 from dragoman.errors import UserError
 from dragoman.io import OPENERS

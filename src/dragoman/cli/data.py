@@ -19,7 +19,7 @@ from dragoman.errors import UserError
 from dragoman.progress import log, results_console
 
 if TYPE_CHECKING:
-    from dragoman.data.cleaning import MeasureShift
+    from dragoman.data.overlap import MeasureShift
     from dragoman.data.preparation import CorpusList
 
 data = CommandGroup(help="Describe, filter, split and generate corpora.")

@@ -20,8 +20,9 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from dragoman.config.settings import apply_override, get_entry, parse_settings, parse_yaml
-from dragoman.data.cleaning import CleanSettings, MeasureShift, OverlapCounter, clean_pairs
+from dragoman.data.cleaning import CleanSettings, clean_pairs
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
+from dragoman.data.overlap import MeasureShift, OverlapCounter
 from dragoman.data.statistics import CorpusStatistics, compute_statistics
 from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError

@@ -18,7 +18,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.data.cleaning import DomainShift, LanguageGuesser, Overlap, OverlapCounter, PairSample, TextSet
+from dragoman.data.cleaning import LanguageGuesser, TextSet
+from dragoman.data.overlap import DomainShift, Overlap, OverlapCounter, PairSample
 from dragoman.errors import UserError
 from dragoman.types import Pair
 

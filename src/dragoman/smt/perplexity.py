@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.data.cleaning import DomainShift
+from dragoman.data.overlap import DomainShift
 from dragoman.errors import UserError
 from dragoman.smt.decoder import NgramScorer
 from dragoman.smt.ngram import END, SPECIAL, UNKNOWN, read_arpa, train_ngrams
