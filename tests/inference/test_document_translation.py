@@ -33,14 +33,13 @@ from dragoman.inference.markup_projection import (
     LONG_WARNING,
     NOT_NESTED_WARNING,
     ORDER_WARNING,
-    build_tree,
+    nest_tags,
     order_sequences,
     place_markup,
-    project_markup,
 )
 from dragoman.inference.postprocess import FLAG_LOST
 from dragoman.inference.translator import Translator
-from dragoman.inference.word_alignment import AlignedText, find_words
+from dragoman.inference.word_alignment import AlignedText, align_words, find_words
 from dragoman.types import Hypothesis, Pair
 from toy_run import Call, Toy, assert_user_error, translate_toy
 
@@ -51,6 +50,11 @@ def make_hypothesis(source: str, target: str, links: dict[int, int]) -> Hypothes
     alignment = [[float(links.get(t) == s) for s in range(len(words[0]))] for t in range(len(words[1]))]
     tokens, source_tokens = ([f"▁{word}" for word in side] for side in (words[1], words[0]))
     return Hypothesis(target, 0.0, tokens, alignment if links else [], source_tokens, 0.0)
+
+
+def project_markup(unit: Unit, hypothesis: Hypothesis) -> tuple[MarkedText, list[str]]:
+    """Return the text of a hypothesis with the tags of its source, and warnings."""
+    return place_markup(unit, align_words(unit.text, hypothesis))
 
 
 def place(page: str, target: str, links: dict[int, int]) -> tuple[str, list[str]]:
@@ -286,7 +290,7 @@ def test_no_tag_is_lost_and_pairs_stay_nested(source: str, length: int, aligned:
 
 def find_parents(content: MarkedText) -> dict[int, int | None]:
     """Return the id of the pair around each tag, which also checks that pairs are nested."""
-    assert build_tree(content.markup) is not None
+    assert nest_tags(content.markup) is not None
     stack: list[int] = []
     parents: dict[int, int | None] = {}
     for tag in content.markup:

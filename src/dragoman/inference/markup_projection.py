@@ -3,24 +3,21 @@
 A pair of tags goes around the run of target words that are aligned best to the words it encloses in the source; other
 tags go beside the word that is aligned to their neighbour. Pairs stay nested as they are: a pair is placed within the
 words of the pair around it, and beside those of its siblings. Single tags that must keep their order, such as the ends
-of a range, do so. White space beside a tag stays on the side of the tag where the source has it.
+of a range, do so. White space beside tags is a matter of markup_spacing.py.
 """
 
 from __future__ import annotations
 
-import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.documents.document import MarkedText, Markup, Unit
-from dragoman.inference.word_alignment import AlignedText, Span, align_words
-from dragoman.types import Hypothesis
+from dragoman.inference.markup_spacing import insert_tags
+from dragoman.inference.word_alignment import AlignedText, Span
 
 UNALIGNED_WARNING = "tags placed by position, since the model has no alignment"
 NO_WORDS_WARNING = "a pair of tags without words"
@@ -74,19 +71,16 @@ def is_too_long(target: AlignedText) -> bool:
     return len(target.words) * len(target.source_words) > MAX_WEIGHTS
 
 
-def project_markup(source: Unit | MarkedText, hypothesis: Hypothesis) -> tuple[MarkedText, list[str]]:
-    """Return the text of a hypothesis with the tags of its source, and warnings about tags that are placed badly."""
-    return place_markup(source, align_words(source.text, hypothesis))
-
-
 def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[MarkedText, list[str]]:
     """Return the target with the tags of the source, each exactly once, and warnings."""
     if not source.markup or target.text == source.text:
         return MarkedText(target.text, source.markup), []
-    roots = build_tree(source.markup)
+    roots = nest_tags(source.markup)
     if roots is None or is_too_long(target):
         scale = len(target.text) / max(len(source.text), 1)
-        markup = [tag._replace(position=snap(round(tag.position * scale), target)) for tag in source.markup]
+        markup = [
+            tag._replace(position=find_word_boundary(round(tag.position * scale), target)) for tag in source.markup
+        ]
         return MarkedText(target.text, tuple(markup)), [NOT_NESTED_WARNING if roots is None else LONG_WARNING]
     placement = Placement(source, target)
     placement.place(roots, (0, len(target.words)), (0, len(source.text)))
@@ -97,127 +91,10 @@ def place_markup(source: Unit | MarkedText, target: AlignedText) -> tuple[Marked
             if ids.get(tag.sequence, -1) > tag.id:
                 placement.warnings[ORDER_WARNING] = None
             ids[tag.sequence] = tag.id
-    return add_tags(source, target, markup), list(placement.warnings)
+    return insert_tags(source, target, markup), list(placement.warnings)
 
 
-class Surroundings(NamedTuple):
-    """The white space in the source right before and right after a tag: between it and the next tag or word."""
-
-    before: str
-    after: str
-    is_behind_word: bool
-    is_loose: bool  # it encloses no words, and there is white space on both sides, apart from other tags
-    is_object: bool  # it stands like a word by itself, such as inline code
-
-
-def find_surroundings(source: Unit | MarkedText) -> dict[int, Surroundings]:
-    """Return what surrounds each tag of a source, by its id."""
-    text, found = source.text, dict[int, Surroundings]()
-    borders = [0, *(tag.position for tag in source.markup), len(text)]
-    position_of = {tag.id: tag.position for tag in source.markup}
-    for tag, first, last in zip(source.markup, borders, borders[2:], strict=False):
-        left, right = text[first : tag.position], text[tag.position : last]
-        previous, following = text[max(tag.position - 1, 0) : tag.position], text[tag.position : tag.position + 1]
-        is_apart = not previous or previous.isspace() or unicodedata.category(previous) in ("Ps", "Pi")
-        has_words = tag.partner is not None and position_of[tag.partner] != tag.position
-        found[tag.id] = Surroundings(
-            before=left[len(left.rstrip()) :],
-            after=right[: len(right) - len(right.lstrip())],
-            is_behind_word=bool(previous) and not previous.isspace(),
-            is_loose=previous.isspace() and following.isspace() and not has_words,
-            is_object=is_apart and not following.isalnum() and not has_words,
-        )
-    return found
-
-
-def find_neighbours(source: Unit | MarkedText) -> dict[int, list[int]]:
-    """Return the ids of all tags between two words of a source, by the id of the first one."""
-    neighbours, position, first = dict[int, list[int]](), 0, -1
-    for tag in source.markup:
-        if first < 0 or source.text[position : tag.position].strip():
-            first = tag.id
-        neighbours.setdefault(first, []).append(tag.id)
-        position = tag.position
-    return neighbours
-
-
-def add_tags(source: Unit | MarkedText, target: AlignedText, markup: Sequence[Markup]) -> MarkedText:
-    """Return the target with tags; the position of each is given as the number of words before it.
-
-    White space stands on that side of a tag where the source has it.
-    """
-    surroundings, neighbours = find_surroundings(source), find_neighbours(source)
-    text, count = target.text, len(target.words)
-    starts, ends = [*(start for start, _ in target.words), len(text)], [0, *(end for _, end in target.words)]
-    head, tail = source.text[: source.markup[0].position], source.text[source.markup[-1].position :]
-    pieces, length, copied, placed = list[str](), 0, 0, list[Markup]()
-    for gap, tags in groupby(markup, key=lambda tag: tag.position):
-        group = list(tags)
-        near = [surroundings[tag.id] for tag in group]
-        wanted = [near[0].before, *(each.after for each in near)]  # before each tag, and after the last
-        for i in range(1, len(near)):
-            wanted[i] = wanted[i] or near[i].before
-        if gap == 0:
-            wanted[0] = head[: len(head) - len(head.lstrip())]
-        if gap == count:
-            wanted[-1] = tail[len(tail.rstrip()) :]
-        space = text[ends[gap] : starts[gap]]
-        are_neighbours = neighbours.get(group[0].id) == [tag.id for tag in group]
-        if not (are_neighbours and "".join(wanted) == space):
-            ends_of_text = gap == 0, gap == count
-            wanted = share_space(space, wanted, group, near, ends_of_text, are_neighbours=are_neighbours)
-        pieces += [text[copied : ends[gap]], wanted[0]]
-        length, copied = length + ends[gap] - copied + len(wanted[0]), starts[gap]
-        for tag, after in zip(group, wanted[1:], strict=True):
-            placed.append(tag._replace(position=length))
-            pieces.append(after)
-            length += len(after)
-    return MarkedText("".join([*pieces, text[copied:]]), tuple(placed))
-
-
-def share_space(
-    space: str,
-    wanted: Sequence[str],
-    tags: Sequence[Markup],
-    near: Sequence[Surroundings],
-    ends_of_text: tuple[bool, bool],
-    *,
-    are_neighbours: bool,
-) -> list[str]:
-    """Return the white space before each of the tags between two words, and after the last one.
-
-    `space` is that between the words. It goes to the outermost place where it is wanted, else behind the tags that
-    belong to the word before, but not to an end inside a pair where the source has none. If the tags are those between
-    two words of the source, it goes to all places where it is wanted. Further places get a space beside a single tag
-    with white space on both sides, and beside an object: it has a space also where the words have none between them, as
-    before a full stop. `ends_of_text` says whether there is no word before or after the tags.
-    """
-    (is_first, is_last), depths, default = ends_of_text, [0], 0
-    for i, (tag, each) in enumerate(zip(tags, near, strict=True), 1):
-        depths.append(depths[-1] + (tag.kind == "open") - (tag.kind == "close"))
-        if tag.kind == "close" or (tag.kind == "standalone" and each.is_behind_word):
-            default = i
-    default = 0 if is_first else len(tags) if is_last else default
-    barred = {i for i, tag in enumerate(tags) if tag.kind == "close" and not near[i].before}
-    barred |= {i for i, tag in enumerate(tags, 1) if tag.kind == "open" and not near[i - 1].after}
-    candidates = [i for i, each in enumerate(wanted) if each and i not in barred]
-    lowest = min(depths)
-    outermost = [i for i in range(default, -1, -1) if depths[i] == lowest]
-    chosen = min(candidates or outermost, key=depths.__getitem__)
-    places = {i for i, each in enumerate(wanted) if each and space and are_neighbours}
-    for i, each in enumerate(near):
-        if each.is_object or (space and each.is_loose):
-            places |= {i} if each.before and not (is_first and i == 0) else set()
-            places |= {i + 1} if each.after and not (is_last and i == len(near) - 1) else set()
-    shared = [""] * len(wanted)
-    for i in sorted(places - barred - {chosen}):
-        shared[i] = space[-1] if len(space) > 1 else " "
-        space = space[:-1] if len(space) > 1 else space
-    shared[chosen] = space or (" " if chosen in places else "")
-    return shared
-
-
-def snap(position: int, target: AlignedText) -> int:
+def find_word_boundary(position: int, target: AlignedText) -> int:
     """Return the nearest position that is not inside a word."""
     index = bisect_left(target.words, position, key=lambda word: word[0]) - 1  # the last word that begins before it
     start, end = target.words[index] if index >= 0 else (0, 0)
@@ -226,7 +103,7 @@ def snap(position: int, target: AlignedText) -> int:
     return min(position, len(target.text))
 
 
-def build_tree(markup: Sequence[Markup]) -> list[TagNode] | None:
+def nest_tags(markup: Sequence[Markup]) -> list[TagNode] | None:
     """Return the tags as trees; None if pairs are not nested, or too deeply."""
     roots: list[TagNode] = []
     stack: list[TagNode] = []
@@ -372,13 +249,13 @@ class Placement:
 
 
 def order_sequences(markup: list[Markup]) -> list[Markup]:
-    """Return the tags, where the single tags of each sequence have exchanged their places to stand in their order."""
-    places: dict[int, list[int]] = {}
+    """Return the tags, where the single tags of each sequence have exchanged positions to stand in their order."""
+    indices_by_sequence: dict[int, list[int]] = {}
     for index, tag in enumerate(markup):
         if tag.sequence is not None and tag.kind == "standalone":
-            places.setdefault(tag.sequence, []).append(index)
+            indices_by_sequence.setdefault(tag.sequence, []).append(index)
     ordered = list(markup)
-    for indices in places.values():
+    for indices in indices_by_sequence.values():
         tags = sorted((markup[index] for index in indices), key=lambda tag: tag.id)
         for index, tag in zip(indices, tags, strict=True):
             ordered[index] = tag._replace(position=markup[index].position)
