@@ -149,8 +149,8 @@ class BaseSearchSettings(SampleSettings):
     stop: str = setting(
         "enough",
         "when to stop: enough (`finish` hypotheses are finished, or the results cannot improve), best (the results "
-        "cannot improve), ahead (`beam` hypotheses are finished and all score higher than the best prefix), limit (at "
-        "the maximum length)",
+        "cannot improve), ahead (`beam` hypotheses are finished and none scores lower than the best prefix), limit "
+        "(at the maximum length)",
     )
     finish: int = setting(0, "stop=enough: finished hypotheses that are enough; 0: as many as the beam", ge=0, le=1000)
     no_repeat: int = setting(0, "never repeat an n-gram of this length; 0: off", ge=0, le=1000)
