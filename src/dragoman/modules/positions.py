@@ -95,19 +95,19 @@ class Sinusoidal(PositionEmbedding):
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         T = rows.position_BT.size(1)
         if T == 1:  # in a decoding step the position may be greater than T
-            wave_BTC = self.make_waves(rows.position_BT)
+            sinusoid_BTC = self.compute_sinusoids(rows.position_BT)
         else:  # positions are below T: compute each only once
             position_T = torch.arange(T, device=rows.position_BT.device)
-            wave_BTC = self.make_waves(position_T)[rows.position_BT]
-        return x_BTC + wave_BTC.to(x_BTC.dtype)
+            sinusoid_BTC = self.compute_sinusoids(position_T)[rows.position_BT]
+        return x_BTC + sinusoid_BTC.to(x_BTC.dtype)
 
-    def make_waves(self, position_BT: Tensor) -> Tensor:
-        """Return the vectors that are added at these positions, wave_BTC."""
+    def compute_sinusoids(self, position_BT: Tensor) -> Tensor:
+        """Return the vectors that are added at these positions, sinusoid_BTC."""
         return make_sinusoids(position_BT, self.settings.width)
 
 
 class FairseqSinusoidal(Sinusoidal):
-    """Sinusoids as in fairseq, for imported M2M100 and NLLB models: positions from 2, and other wavelengths."""
+    """Sinusoids as in fairseq, which M2M100 and NLLB models have: positions from 2, and other wavelengths."""
 
     @classmethod
     def check(cls, settings: PositionSettings) -> None:
@@ -115,7 +115,7 @@ class FairseqSinusoidal(Sinusoidal):
         if settings.width < 4:
             raise UserError(f"model.position=fairseq needs a model.width of 4 at least, got {settings.width}")
 
-    def make_waves(self, position_BT: Tensor) -> Tensor:
+    def compute_sinusoids(self, position_BT: Tensor) -> Tensor:
         half = self.settings.width // 2
         number = torch.arange(half, device=position_BT.device, dtype=torch.float32)
         frequency = torch.exp(number * -(math.log(10_000.0) / (half - 1)))
@@ -327,7 +327,7 @@ class TreeRelative(Relative):
 
 
 def make_sinusoids(position_BT: Tensor, width: int) -> Tensor:
-    """Return interleaved sines and cosines of these positions, wave_BTC, where C is `width`."""
+    """Return interleaved sines and cosines of these positions, sinusoid_BTC, where C is `width`."""
     even = torch.arange(0, width, 2, device=position_BT.device, dtype=torch.float32)
     angle = position_BT[..., None].float() * 10_000.0 ** (-even / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]

@@ -152,7 +152,7 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
         if isinstance(position, Learned):  # our model multiplies these weights by the square root of the width
             table_PC = copy_float(position.table.weight) * settings.width**0.5
         elif isinstance(position, Sinusoidal):
-            table_PC = position.make_waves(torch.arange(TABLE_POSITIONS))
+            table_PC = position.compute_sinusoids(torch.arange(TABLE_POSITIONS))
         spec.position_encodings.encodings = table_PC
     if settings.norm_place == "pre":
         fill_parts([spec.layer_norm], stack.norm)

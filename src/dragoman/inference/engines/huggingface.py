@@ -137,7 +137,7 @@ def save_huggingface(predictor: Predictor[Model], folder: Path) -> list[str]:
     positions = max(MIN_POSITIONS, 1 + max_output)
     if pre_norm:  # Pegasus reads sinusoids from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
-            sinusoid_PC = make_waves(settings.position, positions, settings.width)
+            sinusoid_PC = make_sinusoid_table(settings.position, positions, settings.width)
             tensors[f"model.{side}.embed_positions.weight"] = sinusoid_PC.index_select(1, order_C)
     bias_V = model.project.bias
     tensors["final_logits_bias"] = torch.zeros(1, len(model.project.weight)) if bias_V is None else bias_V.float()[None]
@@ -186,11 +186,11 @@ def describe_tokenizer(tokenizer: SubwordTokenizer) -> object:
     )
 
 
-def make_waves(position: str, count: int, width: int) -> Tensor:
-    """Return the vectors that a position encoding adds at the first `count` positions, wave_PC."""
+def make_sinusoid_table(position: str, count: int, width: int) -> Tensor:
+    """Return the vectors that a position encoding adds at the first `count` positions, sinusoid_PC."""
     embedding = POSITIONS[position].embedding(PositionSettings(width=width, heads=1))
     assert isinstance(embedding, Sinusoidal)
-    return embedding.make_waves(torch.arange(count))
+    return embedding.compute_sinusoids(torch.arange(count))
 
 
 def import_huggingface(
@@ -338,7 +338,7 @@ def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
     for name in sorted(set(tensors) - used):
         if not name.endswith("embed_positions.weight"):
             raise UserError(f"Dragoman's models do not have the weight {name!r}")
-        if not has_waves(tensors[name], model.settings.position):
+        if not has_sinusoids(tensors[name], model.settings.position):
             raise UserError(f"the weight {name!r} does not contain sinusoids, the only positions that can be imported")
     bias = tensors.get("final_logits_bias")
     if bias is not None and model.project.bias is not None:
@@ -348,14 +348,14 @@ def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
 def find_position(tensors: dict[str, Tensor], width: int) -> str:
     """Return the value of model.position whose vectors are in the tables of positions; sinusoidal without a table."""
     tables = [tensor for name, tensor in tensors.items() if name.endswith("embed_positions.weight")]
-    fitting = (name for name in ("sinusoidal", "fairseq") if width >= 4 and all(has_waves(t, name) for t in tables))
+    fitting = (name for name in ("sinusoidal", "fairseq") if width >= 4 and all(has_sinusoids(t, name) for t in tables))
     return next(fitting, "sinusoidal")
 
 
-def has_waves(position_PC: Tensor, position: str) -> bool:
+def has_sinusoids(position_PC: Tensor, position: str) -> bool:
     """Return whether a table contains the vectors of a position encoding, in the order of `transformers`."""
-    wave_PC = make_waves(position, *position_PC.shape)[:, compute_feature_order(position_PC.size(1))]
-    return torch.allclose(position_PC.float(), wave_PC, atol=SINUSOID_TOLERANCE)
+    sinusoid_PC = make_sinusoid_table(position, *position_PC.shape)[:, compute_feature_order(position_PC.size(1))]
+    return torch.allclose(position_PC.float(), sinusoid_PC, atol=SINUSOID_TOLERANCE)
 
 
 class HuggingFaceEngine(Engine):
