@@ -7,7 +7,7 @@ the other jobs, as in `Scheduler`, whose results are the same to the bit.
 
 Every thread advances all of its batches by one step per turn. Each has an equal share of the rows, so a kind of job
 with few sentences is never behind one with many. If there are more kinds than MAX_BATCHES, the batches whose waiting
-jobs are younger take no more of them, and end once their jobs are done, which makes room.
+jobs are younger take no more of them, and end once their jobs are done, so that others can begin.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dragoman.decoding.protocol import Results, SearchFactory, SearchJob, Search
 from dragoman.hardware import release_memory, set_current_gpu
 
 MAX_BATCHES = 8  # batches of a thread
-MIN_LIMIT = 128  # the length limits of jobs are rounded up to this or a greater power of two, so that few kinds occur
+MIN_LENGTH_LIMIT = 128  # length limits are rounded up to this or a greater power of two, so that few kinds occur
 
 
 class DecodingCounts:
@@ -123,10 +123,9 @@ class LiveScheduler(Scheduler):
         self.queues: dict[Hashable, LiveQueue] = {}
         self.jobs: dict[int, SearchJob] = {}
         self.entries: dict[int, LiveEntry] = {}
-        self.open: set[Submission] = set()
+        self.active: set[Submission] = set()
         self.numbers = itertools.count()
         self.closed = False
-        self.failures = 0  # of a batch
         self.counts = DecodingCounts()
         self.threads = [
             threading.Thread(target=self.work, name=f"decoding-{number}", daemon=True) for number in range(threads)
@@ -159,7 +158,7 @@ class LiveScheduler(Scheduler):
             for index, job in enumerate(jobs):
                 if not job.max_tokens:
                     continue
-                width, limit = round_to_bucket(len(job.ids) + 1), MIN_LIMIT
+                width, limit = round_to_bucket(len(job.ids) + 1), MIN_LENGTH_LIMIT
                 while limit < job.max_tokens:
                     limit *= 2
                 # What jobs must have in common to share a batch.
@@ -170,7 +169,7 @@ class LiveScheduler(Scheduler):
                 self.jobs[number], self.entries[number] = job, (submission, index)
                 self.queues[key].waiting.append(number)
             if submission.missing:
-                self.open.add(submission)
+                self.active.add(submission)
                 self.condition.notify_all()
         return submission
 
@@ -213,11 +212,11 @@ class LiveScheduler(Scheduler):
 
     def drop_ended(self, batches: dict[LiveQueue, Slots]) -> None:
         """End the submissions that are cancelled, and free what submissions that have ended still hold."""
-        for submission in self.open:
+        for submission in self.active:
             if submission.cancelled.is_set():
                 submission.fail(CancelledError())
-        ended_early = any(submission.error for submission in self.open)
-        self.open = {submission for submission in self.open if not submission.ended.is_set()}
+        ended_early = any(submission.error for submission in self.active)
+        self.active = {submission for submission in self.active if not submission.ended.is_set()}
         if ended_early:
             for queue in self.queues.values():
                 ended = {number for number in queue.waiting if self.entries[number][0].ended.is_set()}
@@ -245,20 +244,20 @@ class LiveScheduler(Scheduler):
     def choose_jobs(self, batches: dict[LiveQueue, Slots]) -> list[JoiningJobs]:
         """Take the waiting jobs that join the batches of this thread, or begin new ones.
 
-        A row is one hypothesis in the batch of the model, a slot is the place of one sentence, which has `queue.rows`
+        A row is one hypothesis in the batch of the model, a slot holds one sentence, which has `queue.rows`
         rows. A thread takes its part of the waiting jobs of a queue, so that the other threads get some as well. A
-        batch that may not take the jobs that wait for it ends once it has none, or older jobs would never get room.
+        batch that may not take the jobs that wait for it ends once it has none, or older jobs would never get a batch.
         """
         waiting = sorted((q for q in self.queues.values() if q.waiting), key=lambda queue: queue.waiting[0])
         new = [queue for queue in waiting if queue not in batches]
-        room = max(MAX_BATCHES - len(batches), 0)
-        oldest_left_out = new[room].waiting[0] if len(new) > room else math.inf
-        share = self.rows // max(len(batches) + min(len(new), room), 1)
+        free_batches = max(MAX_BATCHES - len(batches), 0)
+        oldest_left_out = new[free_batches].waiting[0] if len(new) > free_batches else math.inf
+        share = self.rows // max(len(batches) + min(len(new), free_batches), 1)
         joining: list[JoiningJobs] = []
         for queue in waiting:
             slots = batches.get(queue)
             used = len(slots.job_numbers) - len(slots.free) if slots else 0
-            if (queue in new[room:]) if slots is None else queue.waiting[0] > oldest_left_out:
+            if (queue in new[free_batches:]) if slots is None else queue.waiting[0] > oldest_left_out:
                 if slots and not used:
                     self.end_batch(batches, queue)
                 continue
@@ -324,7 +323,6 @@ class LiveScheduler(Scheduler):
 
         `numbers` are jobs that were to join the batch.
         """
-        self.failures += 1
         slots = batches.get(queue)
         running = {number for number in slots.job_numbers if number != FREE} if slots else set()
         with self.condition:
@@ -337,13 +335,13 @@ class LiveScheduler(Scheduler):
                 try:
                     if len(all_numbers) == 1:
                         raise error
-                    submission.deliver(index, self.decode_alone(queue, number))
+                    submission.deliver(index, self.decode_singly(queue, number))
                 except Exception as failure:
                     submission.fail(failure.with_traceback(None))  # a traceback would keep the tensors of its frames
         with self.condition:
             self.forget(all_numbers)
 
-    def decode_alone(self, queue: LiveQueue, number: int) -> list[SearchResult]:
+    def decode_singly(self, queue: LiveQueue, number: int) -> list[SearchResult]:
         slots = self.make_slots(queue, [number])
         while not slots.done:
             slots.step()
