@@ -35,7 +35,8 @@ class Stop(Exception):
         self.code = code
 
 
-INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
+INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT, as shells report a process that a signal has ended
+TERMINATED = 143  # exit code after SIGTERM: 128 + SIGTERM
 interrupt_is_caught = False  # set by a caller that catches KeyboardInterrupt; otherwise Ctrl-C ends the process
 # Whether KeyboardInterrupt was raised. If so, a later exception may be one into which a library converted it.
 interrupt_was_raised = False

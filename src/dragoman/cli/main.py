@@ -46,7 +46,6 @@ OUT_OF_MEMORY_TEXTS = (
     "Resource temporarily unavailable",
     "std::bad_alloc",
 )
-SIGTERM_EXIT_CODE = 128 + signal.SIGTERM  # as shells report a process that a signal has ended
 
 app = opt.CommandGroup()
 app.add_typer(data, name="data")
@@ -275,7 +274,7 @@ def explain_error(error: Any) -> tuple[str, int]:
     if isinstance(error, typer.Exit):
         message, code = "", error.exit_code
     elif isinstance(error, SystemExit):  # the caller raises it again
-        message = "stopped by SIGTERM" if error.code == SIGTERM_EXIT_CODE else ""
+        message = "stopped by SIGTERM" if error.code == errors.TERMINATED else ""
     elif isinstance(error, Stop):
         code = error.code
     elif isinstance(error, UserError):
@@ -324,7 +323,7 @@ def main() -> None:
     set_runtime_defaults()
     limit_threads()
     # Unlike the default action of SIGTERM, SystemExit runs the `finally` blocks that remove temporary files.
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_EXIT_CODE))
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(errors.TERMINATED))
     try:
         code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))
     finally:

@@ -21,7 +21,6 @@ from dragoman.serving.keys import add_key, read_keys, remove_key
 from dragoman.serving.settings import ServerSettings
 
 KeyFile = Annotated[Path, Option("--keys-file", help="file of API keys")]
-SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 
 
 def make_option(name: str, info: FieldInfo) -> tuple[str, Any, Any]:
@@ -64,7 +63,7 @@ def serve_command(
     if server.signal == signal.SIGINT:
         code = errors.INTERRUPTED
     else:
-        code = SIGTERM_EXIT_CODE if server.cut_off else 0
+        code = errors.TERMINATED if server.cut_off else 0
     if server.cut_off or server.force_exit:  # threads may still work for requests that nobody waits for
         sys.stdout.flush()
         os._exit(code)
