@@ -86,9 +86,8 @@ class Pair:
     alternatives: tuple[str, ...] = ()  # further reference translations, for evaluation
     # Not part of repr, by which the shards of earlier releases are found (augmentation/jobs.py).
     context: tuple[str, ...] = field(default=(), repr=False)  # previous sources of the document, oldest first
-    document: str = field(
-        default="", repr=False
-    )  # id of the document, if the corpus has ids; contexts end where it does
+    # Id of its document, if the corpus has ids; context never crosses documents.
+    document: str = field(default="", repr=False)
 
 
 class TokenFeature(NamedTuple):

@@ -27,16 +27,16 @@ def test_lines_that_lose_most_come_first() -> None:
     """The more words are lost on the way, the lower are the scores."""
     values = []
     for lost in range(4):
-        backs = [" ".join(line.split()[:-lost]) if lost and n % 2 else line for n, line in enumerate(SOURCES)]
-        result = score_round_trip(SOURCES, TARGETS, backs)
+        returned = [" ".join(line.split()[:-lost]) if lost and n % 2 else line for n, line in enumerate(SOURCES)]
+        result = score_round_trip(SOURCES, TARGETS, returned)
         values.append(result["chrf"]["value"])
         worst = result["worst"]
         assert len(worst) == WORST_LINES
         assert [line["chrf"] for line in worst] == sorted(line["chrf"] for line in worst)
         for line in worst:
             n = line["number"] - 1
-            assert (line["source"], line["translation"], line["back"]) == (SOURCES[n], TARGETS[n], backs[n])
-            assert line["chrf"] == pytest.approx(METRICS["chrf"]([backs[n]], [[SOURCES[n]]]).value)
+            assert (line["source"], line["translation"], line["back"]) == (SOURCES[n], TARGETS[n], returned[n])
+            assert line["chrf"] == pytest.approx(METRICS["chrf"]([returned[n]], [[SOURCES[n]]]).value)
             assert n % 2 or not lost
     assert values == sorted(values, reverse=True)
     assert values[0] > values[1]

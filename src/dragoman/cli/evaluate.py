@@ -158,7 +158,7 @@ def score_systems(
 
 
 def print_round_trips(runs: list[Path], back_run: Path, options: EvaluationOptions, *, as_json: bool) -> None:
-    """Translate to and fro, and print how much is left of the sources."""
+    """Translate the sources and translate the results back, and print how much is left of the sources."""
     from dragoman.evaluation.round_trip import evaluate_round_trips, format_round_trips
 
     results = []

@@ -90,8 +90,8 @@ def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds,
                 ids = tokenizer.encode(text)
             if context:
                 sentences = [tokenizer.sample(sentence, rate=task.rate, key=key) for sentence in context]
-                room = task.max_tokens - len(prefix) - len(ids)
-                ids = [*join_context(sentences, find_separator(tokenizers), room), *ids]
+                context_budget = task.max_tokens - len(prefix) - len(ids)
+                ids = [*join_context(sentences, find_separator(tokenizers), context_budget), *ids]
             side.ids.extend([*prefix, *ids])
             side.ends.append(len(side.ids))
         sampled.append(side)

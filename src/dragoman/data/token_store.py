@@ -225,8 +225,8 @@ class StoreWriter(ExitStack):
             sources = self.tokenizers.source.encode_all([pair.source for pair in chunk])
             targets = self.tokenizers.target.encode_all([pair.target for pair in chunk])
             targets = [[*begin_ids, *ids] if begin_ids and ids else ids for ids in targets]
-            room = [max_length - len(tag_ids) - len(ids) for ids in sources]  # of the context
-            contexts = encode_contexts(self.tokenizers, [pair.context for pair in chunk], room)
+            context_budgets = [max_length - len(tag_ids) - len(ids) for ids in sources]  # in tokens
+            contexts = encode_contexts(self.tokenizers, [pair.context for pair in chunk], context_budgets)
             kept: list[tuple[Pair, list[int], list[int]]] = []  # pair, source ids, target ids
             for pair, context, ids, target in zip(chunk, contexts, sources, targets, strict=True):
                 source = [*tag_ids, *ids] if ids else ids

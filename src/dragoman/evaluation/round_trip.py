@@ -2,7 +2,7 @@
 
 A source that comes back unchanged was probably translated completely; words that are lost on the way were perhaps not
 translated. No reference is needed. The run that translates back makes errors too, and a system that copies its
-sources has perfect round trips, so scores compare systems only if they have the same way back.
+sources has perfect round trips, so scores compare systems only if they have the same back-translation system.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class RoundTripLine:
 
 
 def score_round_trip(
-    sources: TextLines, translations: TextLines, backs: TextLines, metrics: Sequence[str] = ()
+    sources: TextLines, translations: TextLines, back_translations: TextLines, metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the scores of round trips against their sources, the number of mere copies, and the worst lines."""
-    scores = compute_metrics(backs, [sources], metrics or ROUND_TRIP_METRICS)
-    [chrf_N] = compute_line_chrf([backs], [sources])
+    scores = compute_metrics(back_translations, [sources], metrics or ROUND_TRIP_METRICS)
+    [chrf_N] = compute_line_chrf([back_translations], [sources])
     worst = [
-        RoundTripLine(int(n) + 1, sources[n], translations[n], backs[n], float(chrf_N[n]))
+        RoundTripLine(int(n) + 1, sources[n], translations[n], back_translations[n], float(chrf_N[n]))
         for n in np.argsort(chrf_N, kind="stable")[:WORST_LINES]
     ]
     return {
@@ -76,8 +76,9 @@ def evaluate_round_trips(
         for test in tests:
             translations = [hypothesis.text for hypothesis in translate_test_set(forward, test, options, report)]
             reverse = replace(test, sources=translations, trees=None, tag="", contexts=None)
-            backs = [hypothesis.text for hypothesis in translate_test_set(backward, reverse, options, report)]
-            result = score_round_trip(test.sources, translations, backs, options.metrics)
+            outputs = translate_test_set(backward, reverse, options, report)
+            back_translations = [hypothesis.text for hypothesis in outputs]
+            result = score_round_trip(test.sources, translations, back_translations, options.metrics)
             yield {"run": str(run), "back": str(back_run), **({"test": test.name} if test.name else {}), **result}
 
 

@@ -96,7 +96,7 @@ def split_by_effect(begin: str, text: str, kind_V: NDArray[np.int8]) -> tuple[ND
 
 
 def is_word_end(beginning: str, text: str) -> bool:
-    """Return whether the last word of a text's beginning is not longer in the text."""
+    """Return whether the text ends or goes on with a new word after its beginning."""
     after = text[len(beginning) :]
     if not after:
         return True

@@ -309,8 +309,8 @@ class Translator(Predictor[Seq2Seq]):
         """
         if not context:
             return tag_ids
-        room = self.recipe.data.max_length - len(tag_ids) - len(ids)
-        return [*tag_ids, *encode_contexts(self.tokenizers, [context], [room])[0]]
+        context_budget = self.recipe.data.max_length - len(tag_ids) - len(ids)
+        return [*tag_ids, *encode_contexts(self.tokenizers, [context], [context_budget])[0]]
 
     @property
     def reads_trees(self) -> bool:

@@ -418,7 +418,10 @@ class RecurrentDecoder(TokenEmbedder):
         return self.embedding.weight.new_zeros(rows, self.settings.output_width)
 
     def step(self, token_N: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:
-        """Return the output after one more token per row, out_NO, with copies, and the new state."""
+        """Return the output after one more token per row and the new state.
+
+        out_NO is followed by the copy distribution if the model copies.
+        """
         assert state.source
         gates_NG = self.stack.cells[0].project_input(self.embed(token_N))
         out_NO, weight_BWS, layers = self.advance(gates_NG, state.out_NO, state.layers, state.source)

@@ -336,7 +336,10 @@ class Decoder(TransformerStack):
         return KVCache(memory, mask, caches, length_B, torch.zeros(rows, 0, dtype=torch.int32, device=like.device))  # type: ignore[arg-type]
 
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
-        """Return the states of one new token per row, states_NC, with copies, and the new cache."""
+        """Return the state of one new token per row and the new cache.
+
+        states_NC is followed by the copy distribution if the model copies.
+        """
         if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):  # the cache is full
             # So many positions that the product of a query and a head's cache is not a SMALL_PRODUCT.
             narrowest = min(self.settings.head_key_width, self.settings.head_value_width)

@@ -58,7 +58,7 @@ class TextLines:
         for rank in range(min(length, count)):
             parts = [nbest[min(rank, len(nbest) - 1)] for nbest in nbest_lists]
             hypothesis = join_hypotheses(parts)
-            if len(parts) > 1:  # nothing was longer than the sentences of training
+            if len(parts) > 1:  # drops 'translated in N parts', since the lines were separate texts
                 warnings = tuple(dict.fromkeys(warning for part in parts for warning in part.warnings))
                 hypothesis = replace(hypothesis, warnings=warnings)
             joined.append(replace(hypothesis, text=self.join([part.text for part in parts])))

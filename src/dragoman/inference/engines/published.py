@@ -135,7 +135,10 @@ def read_json_file(path: Path, *, required: bool = False) -> dict[str, Any]:
 def get_number(
     values: Mapping[str, Any], name: str, path: Path, default: float | None = None, *, minimum: int = 0
 ) -> float:
-    """Return a number from the JSON file `path`; the default if it is missing or null. Without one it is an integer."""
+    """Return a number from the JSON file `path`; the default if it is missing or null.
+
+    Without a default, the value must be an integer.
+    """
     value = values.get(name)
     value = default if value is None else value
     kinds = int if default is None else (int, float)
