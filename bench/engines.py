@@ -37,7 +37,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
-from dragoman.inference.export import FORMATS, Disagreement, export, import_run
+from dragoman.inference.export import EXPORT_FORMATS, Disagreement, export, import_run
 from dragoman.inference.loading import ENGINES, load_as
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
@@ -81,7 +81,7 @@ def use_export(translator: Translator, run: Path, folder: Path, to: str, quantiz
     """Export the run and translate with the exported model."""
     out = folder / f"{to}-{quantization}"
     export(run, to=to, out=out, quantization=quantization)
-    return use_translator(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
+    return use_translator(replace(translator, engine=EXPORT_FORMATS[to].engine(translator, out, quantization)))
 
 
 def use_transformers(folder: Path) -> TranslateLines:
@@ -113,7 +113,7 @@ def list_systems(translator: Translator, run: Path, folder: Path, only: str = ""
     found = {f"--engine {name}": System(partial(use_engine, translator, name), "-" not in name) for name in names}
     if only == "engines":
         return found
-    for to, kind in FORMATS.items():
+    for to, kind in EXPORT_FORMATS.items():
         for quantization in [each for each in ("float32", "int8") if each in kind.quantizations]:
             write = partial(use_export, translator, run, folder, to, quantization)
             found[f"export --to {to}, {quantization}"] = System(write, quantization == "float32")

@@ -28,7 +28,7 @@ from dragoman.inspection.heads import (
     HeadReport,
     ScoredHeads,
     analyse_phrase,
-    choose_direction,
+    get_phrasebook_direction,
     score_heads,
 )
 from dragoman.inspection.records import to_plain
@@ -55,7 +55,7 @@ def find_table(report: HeadReport, like: ScoredHeads) -> ScoredHeads:
 def measure(run: str, pairs: int, ablation_pairs: int) -> dict[str, Any]:
     """Return all scores of a run, and its best heads with the effects of their removal."""
     translator = load_as(Translator, run, device="cpu")
-    direction = choose_direction(translator)
+    direction = get_phrasebook_direction(translator)
     phrases = {split: list(generate_phrases(split, pairs, direction=direction)) for split in ("dev", "test")}
     corpora = {split: [analyse_phrase(phrase) for phrase in some] for split, some in phrases.items()}
     dev, test = (score_heads(translator, corpora[split]) for split in ("dev", "test"))

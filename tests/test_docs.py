@@ -14,7 +14,7 @@ from dragoman.cli.models import export_command
 from dragoman.cli.translate import TranslateOptions
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES, SearchSettings
-from dragoman.inference.export import FORMATS
+from dragoman.inference.export import EXPORT_FORMATS
 from dragoman.inference.loading import ENGINES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import METRICS
@@ -78,7 +78,7 @@ def test_every_way_to_search_is_told() -> None:
 
 def test_every_engine_and_format_is_told() -> None:
     """On the page, and in the help of the command, which must not import them."""
-    for menu, command, option in ((ENGINES, TranslateOptions, "engine"), (FORMATS, export_command, "to")):
+    for menu, command, option in ((ENGINES, TranslateOptions, "engine"), (EXPORT_FORMATS, export_command, "to")):
         [told] = get_type_hints(command, include_extras=True)[option].__metadata__
         for name in menu:
             assert re.search(rf"\b{name}\b(?!-)", told.help), name

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
+ParallelTexts = tuple[list[str], list[str]]  # sources and targets, line by line
 UNKNOWN_DISTANCE = -128  # distance of two tokens that are not in the same dependency tree; the minimum of int8
 
 

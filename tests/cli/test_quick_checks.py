@@ -106,7 +106,7 @@ def test_commands_without_a_model_do_not_import_pytorch(folder: Path) -> None:
 
 def test_copied_names_equal_the_registries() -> None:
     assert list(ENGINE_NAMES) == list(choose.ENGINES)
-    assert list(FORMAT_NAMES) == list(export.FORMATS)
+    assert list(FORMAT_NAMES) == list(export.EXPORT_FORMATS)
 
 
 def test_names_of_other_toolkits_are_understood(folder: Path, call: Call) -> None:

@@ -11,7 +11,7 @@ from dragoman.config.settings import SETTING_SYNONYMS, VALUE_SYNONYMS, get_entry
 from dragoman.data.corpus import CorpusSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError
-from dragoman.inference.export import FORMATS
+from dragoman.inference.export import EXPORT_FORMATS
 from dragoman.inference.loading import ENGINES
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.positions import POSITIONS
@@ -20,7 +20,7 @@ from dragoman.training.optim import OPTIMIZERS, SCHEDULES
 from toy_sections import settings_of
 
 REGISTRIES: list[Mapping[str, Any]] = [
-    list_model_kinds(), TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,
+    list_model_kinds(), TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, EXPORT_FORMATS,
 ]  # fmt: skip
 
 

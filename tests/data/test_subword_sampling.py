@@ -127,7 +127,7 @@ def test_all_variants_of_a_word_are_met() -> None:
     ways = {tuple(tokenizer.sample(WORD, rate=0.9, key=(1, epoch, 1))) for epoch in range(1000)}
     assert isinstance(tokenizer, SubwordTokenizer)
     sampler = tokenizer.sampler
-    variants = {tuple(sampler.encode_word(WORD, v, 0.9)) for v in range(subwords.VARIANTS)}
+    variants = {tuple(sampler.encode_word(WORD, v, 0.9)) for v in range(subwords.SEGMENTATIONS_PER_WORD)}
     assert ways == variants
     assert len(ways) > 20
 

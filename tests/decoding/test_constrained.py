@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.methods import METHODS, choose_width, decode, decode_constrained
+from dragoman.decoding.methods import SEARCH_METHODS, choose_width, decode, decode_constrained
 from dragoman.decoding.protocol import DecodingConstraints
 from exhaustive_search import search_exhaustively
 from toy_requests import PIECES, REAL, make_toy_request, real_request, term
@@ -71,7 +71,7 @@ def test_no_result_if_the_terms_exceed_the_limit(seed: int, limit: int) -> None:
     constraints = [DecodingConstraints(required=(term("abab"), term("b b a"))), DecodingConstraints()]
     request = make_toy_request(model, [4, 5], [limit, limit], constraints)
     assert decode_constrained(request) == [[], []]
-    assert decode(request) == METHODS["beam"].decode(request)
+    assert decode(request) == SEARCH_METHODS["beam"].decode(request)
 
 
 def test_a_term_that_is_also_forbidden_is_not_in_finished_results() -> None:
@@ -83,7 +83,7 @@ def test_a_term_that_is_also_forbidden_is_not_in_finished_results() -> None:
         assert decode(request)[0]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 @pytest.mark.parametrize("name", REAL)
 def test_every_model_and_method_produces_the_terms_independently_of_other_sentences(name: str, method: str) -> None:
     token_bytes = [b"", b"", b"", b"", b" a", b" b", b"c", b"."]

@@ -10,7 +10,7 @@ import torch
 
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.methods import (
-    METHODS,
+    SEARCH_METHODS,
     SEARCH_REGISTRIES,
     SearchSettings,
     check_search_settings,
@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {"samples": 4, "groups": 2, "max_expansions": 100}
 ODD = ["", " ", "\t", "ba del.", "ba\0del.\x1b\x07", "🎉👩‍👩‍👧🎉", "\u2028", "ba " * 700, "del fo gri mun!", "</s>"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_results_do_not_depend_on_the_batch(translator: Translator, method: str) -> None:
     """Batch size, order and other sentences change nothing: text, scores and alignments are equal to the bit."""
 
@@ -48,7 +48,7 @@ def test_results_do_not_depend_on_the_batch(translator: Translator, method: str)
         assert answers(shuffled, size) == [expected[line] for line in shuffled], size
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_one_result_per_line_for_odd_inputs(translator: Translator, method: str) -> None:
     quick = {**QUICK, "beam": 2, "max_ratio": 1.0, "max_extra": 2}
     found = translator.translate(ODD, search={"method": method, **quick})
@@ -58,18 +58,18 @@ def test_one_result_per_line_for_odd_inputs(translator: Translator, method: str)
     assert "parts" in found[7].warnings[0]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_a_trained_model_translates_correctly_with_every_method(translator: Translator, method: str) -> None:
     lines = make_sentences(30, seed=22)
     found = translator.translate(lines, search={"method": method, "temperature": 0.5, "max_expansions": 100})
     assert sum(one.text == translate_toy(line) for one, line in zip(found, lines, strict=True)) >= 27
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 @pytest.mark.parametrize("name", REAL)
 def test_scores_equal_those_of_a_forward_pass(name: str, method: str) -> None:
     """Log-probabilities computed step by step with caches equal those of one forward pass, to 1e-4 in float32."""
-    count = METHODS[method].fixed.get("beam", 4)
+    count = SEARCH_METHODS[method].fixed.get("beam", 4)
     request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, max_expansions=50)
     _, _, examples = real_sources(5)
     for example, found in zip(examples, decode(request), strict=True):

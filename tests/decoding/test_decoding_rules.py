@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.methods import METHODS, SearchSettings, decode
+from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, decode
 from dragoman.decoding.protocol import RULES, DecodingConstraints, Prefix, forbid_repeats, make_rules
 from dragoman.types import EOS, PAD
 from toy_requests import PIECES, make_toy_request, search_reference, term
@@ -56,7 +56,7 @@ def test_there_are_no_rules_without_constraints() -> None:
     assert all(make(*nothing) is None for make in RULES.values())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 @few
 @given(seed=seeds, limit=limits)
 def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None:

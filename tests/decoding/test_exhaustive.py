@@ -14,7 +14,7 @@ import torch
 
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES
 from dragoman.decoding.exhaustive import EXHAUSTIVE_ROWS, MIN_LISTED
-from dragoman.decoding.methods import METHODS, decode
+from dragoman.decoding.methods import SEARCH_METHODS, decode
 from dragoman.decoding.protocol import DecodingConstraints, SearchResult
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
@@ -151,7 +151,7 @@ def test_a_search_that_was_stopped_says_so(toy: ToyRun) -> None:
 
 def test_required_terms_make_no_claim_to_be_exact() -> None:
     constraints = DecodingConstraints(required=(term("b"),))
-    for method, properties in METHODS.items():
+    for method, properties in SEARCH_METHODS.items():
         request = make_toy_request(Toy(vocabulary=10), [4], [5], [constraints], method=method, max_expansions=50)
         assert bool(decode(request)[0][0].warning) == properties.is_exact
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dragoman.decoding import continuous_batching as flow
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
+from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import DecodingConstraints, Ensemble, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
@@ -75,7 +75,7 @@ def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
         close(found, alone(model, job, search))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_every_method_and_constraint_flows(method: str, monkeypatch: Any) -> None:
     """Sentences that come and go, some with a prefix or a least length: as one at a time, to the bit."""
     model = prepare_model(model_of(width=64), CPU, "float32")

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from dragoman.decoding.methods import METHODS, decode
+from dragoman.decoding.methods import SEARCH_METHODS, decode
 from dragoman.decoding.protocol import DecodingConstraints, Ensemble, mean_logp
 from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
@@ -43,7 +43,7 @@ def test_the_mean_is_of_probabilities() -> None:
     assert float(mean_logp([torch.zeros(1)] * 7)) == 0  # never above 0: the stop rules lean on it
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_one_model_twice_is_that_model(method: str) -> None:
     source_BS, real_BS, _ = real_sources(5)
     wishes = [DecodingConstraints(seed_text=str(row)) for row in range(5)]

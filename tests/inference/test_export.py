@@ -29,7 +29,7 @@ def agreeing(out: str) -> int:
     return sum(int(same) + int(near or 0) >= 100 * trade.MIN_EQUAL_FRACTION for same, near in shares)
 
 
-@pytest.mark.parametrize("to", [name for name in trade.FORMATS if name != "onnx"])  # which has a test of its own
+@pytest.mark.parametrize("to", [name for name in trade.EXPORT_FORMATS if name != "onnx"])  # which has a test of its own
 def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
     out = tmp_path / "out"
     said = call("export", toy.run, "--to", to, out)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.methods import METHODS
+from dragoman.decoding.methods import SEARCH_METHODS
 from dragoman.errors import UserError
 from dragoman.inference.streaming import BeamObserver, find_certain_prefix, keep_complete_words, stream_text
 from dragoman.inference.translator import Translator
@@ -75,7 +75,7 @@ def test_together_they_are_the_answer(translator: Translator, beam: int) -> None
         assert all(pieces)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_every_method_can_be_streamed(translator: Translator, method: str) -> None:
     search = {"method": method, "samples": 4, "no_repeat": 2}
     [one] = translator.translate(["ba del fo gri."], search=search)

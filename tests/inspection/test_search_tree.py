@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.methods import METHODS
+from dragoman.decoding.methods import SEARCH_METHODS
 from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import SourceSegment, Translator
 from dragoman.inspection.records import SearchNode, SearchTrace
@@ -20,7 +20,7 @@ from dragoman.types import EOS, SPECIALS, Line
 from toy_run import make_sentences
 
 LINES = ["ba del fo gri mun.", *make_sentences(2, seed=31), "gri gri gri gri"]
-BEAM_METHODS = [name for name, method in METHODS.items() if method.is_beam_search]
+BEAM_METHODS = [name for name, method in SEARCH_METHODS.items() if method.is_beam_search]
 SETTINGS: list[dict[str, Any]] = [
     {"beam": 5},
     {"beam": 3, "stop": "best", "length_norm": "gnmt"},
@@ -122,7 +122,7 @@ def test_a_forced_prefix_is_in_the_tree(translator: Translator) -> None:
     assert inspection.searches[0] == replace(trace, title=inspection.searches[0].title)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCH_METHODS)
 def test_other_searches_are_what_the_translator_finds(translator: Translator, method: str) -> None:
     search = {"method": method, "samples": 4, "max_expansions": 50}
     options = translator.make_options(search=search)

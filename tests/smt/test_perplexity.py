@@ -10,7 +10,7 @@ import pytest
 from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.smt.decoder import NgramScorer
-from dragoman.smt.ngram import SPECIAL, read_arpa, train_ngrams, write_arpa
+from dragoman.smt.ngram import SPECIAL_WORDS, read_arpa, train_ngrams, write_arpa
 from dragoman.smt.perplexity import MIN_SHIFT_LINES, SentenceScore, measure_perplexity, measure_shift, open_ngrams
 from toy_pairs import TARGET
 
@@ -32,7 +32,7 @@ def test_kenlm_agrees_with_our_scorer(path: Path) -> None:
         found = model.score(words)
         assert found.log_probs == pytest.approx([log_prob for log_prob, _ in expected], abs=1e-5)
         assert found.unknown == [unknown for _, unknown in expected]
-        known = set(reference.words) - set(SPECIAL)
+        known = set(reference.words) - set(SPECIAL_WORDS)
         assert found.unknown == [*(word not in known for word in words), False]
 
 

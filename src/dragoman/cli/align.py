@@ -28,11 +28,11 @@ from dragoman.metrics.alignment import (
 from dragoman.progress import WARNING, ProgressBar, log, results_console
 from dragoman.run_dir import RunFolder
 from dragoman.smt.settings import ALIGNER_FILE, ALIGNMENT_METHODS, MAX_LENGTH, AlignerSettings, LinkSettings
+from dragoman.types import ParallelTexts
 
 if TYPE_CHECKING:
     from dragoman.smt.alignment import Aligner
 
-Lines = tuple[list[str], list[str]]  # the sources and the targets
 MAX_DRAWN_PAIRS = 3  # pairs that are drawn as matrices if stdout is a terminal
 ATTENTION_BATCH = 256  # pairs whose attention weights are in memory at a time
 
@@ -125,14 +125,14 @@ def check_options(kind: str, given: set[str]) -> None:
         raise UserError(f"--{name} is for {suitable} as the first argument; leave it out")
 
 
-def read_parallel_lines(source: Path, target: Path) -> Lines:
+def read_parallel_lines(source: Path, target: Path) -> ParallelTexts:
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(f"{source} has {len(sources):,} lines but {target} has {len(targets):,}; they must be pairs")
     return sources, targets
 
 
-def open_aligner(method: str, lines: Lines, train: tuple[Path, Path] | None, values: dict[str, Any]) -> Aligner:
+def open_aligner(method: str, lines: ParallelTexts, train: tuple[Path, Path] | None, values: dict[str, Any]) -> Aligner:
     """Train an alignment model, or load a saved one; `values` override its settings."""
     from dragoman.smt.alignment import KINDS, Aligner
 
@@ -157,7 +157,7 @@ def open_aligner(method: str, lines: Lines, train: tuple[Path, Path] | None, val
     return aligner
 
 
-def train_on_lines(lines: Lines, train: tuple[Path, Path] | None, settings: AlignerSettings) -> Aligner:
+def train_on_lines(lines: ParallelTexts, train: tuple[Path, Path] | None, settings: AlignerSettings) -> Aligner:
     """Train an alignment model on the lines and on the pairs in the files `train`; log the likelihood."""
     from dragoman.smt.alignment import train_aligner
 
@@ -178,7 +178,7 @@ def train_on_lines(lines: Lines, train: tuple[Path, Path] | None, settings: Alig
 
 
 def align_by_attention(
-    run: str, lines: Lines, values: dict[str, Any], *, layer: int | None, shift: bool, tag: str, device: str
+    run: str, lines: ParallelTexts, values: dict[str, Any], *, layer: int | None, shift: bool, tag: str, device: str
 ) -> Iterator[Sequence[Link]]:
     """Yield the links of each pair by the attention of a translation model."""
     from dragoman.inference.attention_alignment import AttentionAligner
@@ -205,7 +205,9 @@ def align_by_attention(
     return iter_links()
 
 
-def read_links(forward: Path, reverse: Path | None, lines: Lines, values: dict[str, Any]) -> Iterator[Sequence[Link]]:
+def read_links(
+    forward: Path, reverse: Path | None, lines: ParallelTexts, values: dict[str, Any]
+) -> Iterator[Sequence[Link]]:
     """Yield the links in a file, symmetrised with those of the opposite direction if there is a second file."""
     from dragoman.smt.symmetrization import combine_links
 
@@ -225,7 +227,7 @@ def read_links(forward: Path, reverse: Path | None, lines: Lines, values: dict[s
 
 
 def write_alignments(
-    lines: Lines,
+    lines: ParallelTexts,
     alignments: Iterable[Sequence[Link]],
     gold: Sequence[GoldLinks],
     output_file: Path | None,
@@ -276,7 +278,7 @@ def draw_alignment(source: str, target: str, links: Sequence[Link]) -> None:
         console.print(matrix)
 
 
-def read_link_file(path: Path, lines: Lines) -> list[GoldLinks]:
+def read_link_file(path: Path, lines: ParallelTexts) -> list[GoldLinks]:
     """Read links, one line per pair; raise a UserError for links to words that do not exist."""
     all_links = [parse_links(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
     if len(all_links) != len(lines[0]):

@@ -145,7 +145,12 @@ def show_heads(options: InspectOptions) -> None:
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator
     from dragoman.inspection.head_report import render_heads_table
-    from dragoman.inspection.heads import choose_direction, make_phrasebook_corpus, read_head_corpus, score_heads
+    from dragoman.inspection.heads import (
+        get_phrasebook_direction,
+        make_phrasebook_corpus,
+        read_head_corpus,
+        score_heads,
+    )
 
     translator = load_as(Translator, options.run, device=options.device)
     if source and target:
@@ -154,7 +159,7 @@ def show_heads(options: InspectOptions) -> None:
         if total > len(corpus):
             log(f"note: the first {len(corpus):,} of {total:,} pairs are scored (choose another number with --count)")
     else:
-        corpus = make_phrasebook_corpus(options.count, direction=choose_direction(translator))
+        corpus = make_phrasebook_corpus(options.count, direction=get_phrasebook_direction(translator))
         name = "the phrasebook"
     report = score_heads(translator, corpus, corpus_name=name, tag=options.tag, ablate=options.ablate)
     if not options.as_json:

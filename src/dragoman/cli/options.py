@@ -119,7 +119,7 @@ Beam = Annotated[int | None, Option(min=1, help="beam width; 1 is greedy search;
 Conllu = Annotated[
     Path | None, Option(help="CoNLL-U file with a dependency tree per input line (only for model.position=tree)")
 ]
-Texts = Annotated[
+TextArguments = Annotated[
     list[str] | None,
     Argument(metavar="[TEXT ...]", help="text to process, one line per argument; cannot be combined with --input"),
 ]

@@ -20,7 +20,7 @@ from dragoman.errors import Stop, UserError
 from dragoman.serving.keys import add_key, read_keys, remove_key
 from dragoman.serving.settings import ServerSettings
 
-KeyFile = Annotated[Path, Option("--keys-file", help="file of API keys")]
+KeysFileOption = Annotated[Path, Option("--keys-file", help="file of API keys")]
 
 
 def make_option(name: str, info: FieldInfo) -> tuple[str, Any, Any]:
@@ -93,7 +93,7 @@ keys = opt.CommandGroup(help="Make, list and remove API keys for `dragoman serve
 @keys.command("add")
 def add_command(
     name: Annotated[str, Argument(help="name of the key, for logs and metrics")],
-    keys_file: KeyFile = Path("keys.json"),
+    keys_file: KeysFileOption = Path("keys.json"),
     admin: Annotated[bool, Option("--admin", help="the key may load and remove models")] = False,
     requests_per_minute: Annotated[int, Option(min=0, help="limit of requests; 0: none")] = 0,
     characters_per_month: Annotated[int, Option(min=0, help="limit of characters per calendar month; 0: none")] = 0,
@@ -110,7 +110,7 @@ def add_command(
 
 
 @keys.command("list")
-def list_command(keys_file: KeyFile = Path("keys.json"), as_json: opt.Json = False) -> None:
+def list_command(keys_file: KeysFileOption = Path("keys.json"), as_json: opt.Json = False) -> None:
     """List the keys of a file with their limits."""
     for key in read_keys(keys_file):
         record = key.model_dump(mode="json", exclude={"salt", "digest", "id"})
@@ -125,7 +125,7 @@ def list_command(keys_file: KeyFile = Path("keys.json"), as_json: opt.Json = Fal
 
 @keys.command("remove")
 def remove_command(
-    name: Annotated[str, Argument(help="name of the key")], keys_file: KeyFile = Path("keys.json")
+    name: Annotated[str, Argument(help="name of the key")], keys_file: KeysFileOption = Path("keys.json")
 ) -> None:
     """Remove a key; running servers refuse it after a few seconds."""
     remove_key(keys_file, name)

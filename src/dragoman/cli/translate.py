@@ -402,7 +402,7 @@ def generate_command(
 
 def classify_command(
     run: opt.Run,
-    texts: opt.Texts = None,
+    texts: opt.TextArguments = None,
     input_file: opt.InputFile = None,
     output_file: opt.OutputFile = None,
     others: opt.OtherRuns = None,

@@ -25,7 +25,7 @@ from dragoman.config.settings import LIMITS, AsTuple, Settings, parse_settings, 
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
-from dragoman.evaluation.report import SCORE_TITLES, align_columns, render_template
+from dragoman.evaluation.report import SCORE_TITLES, align_columns, render_report_template
 from dragoman.io import write_text
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
@@ -248,7 +248,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
                 phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
     columns = make_score_columns(about) | TEXTS.columns
     used = {key for model in report["models"] for key, number in model["numbers"].items() if number}
-    return render_template(
+    return render_report_template(
         "comparison.html",
         title=report["title"],
         report=report,

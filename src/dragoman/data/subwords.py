@@ -6,7 +6,7 @@ are escaped in the text, so that decode(encode(text)) equals the text even if it
 Random segmentations are computed from the scores of the model. The sampler of SentencePiece uses one random stream per
 thread that cannot be restored, so a resumed run would see other tokens. Here a segmentation is a pure function:
 
-    variant v (of VARIANTS) of a word         depends on (rate, word, v) and is cached;
+    variant v (of SEGMENTATIONS_PER_WORD) of a word         depends on (rate, word, v) and is cached;
     the variant of the n-th word of a line    depends on (seed, epoch, line, n).
 
 The rate is the strength of the randomness, in BPE the dropout rate of merges. Words are separated by spaces. No subword
@@ -27,7 +27,7 @@ from dragoman.errors import UserError
 from dragoman.io import hash_stably
 from dragoman.types import UNK
 
-VARIANTS = 64  # number of random segmentations of a word
+SEGMENTATIONS_PER_WORD = 64  # number of random segmentations of a word
 CACHED_VARIANTS = 1 << 18
 LONGEST_CACHED = 32  # characters; longer words are rarely repeated
 UNKNOWN_PENALTY = 10.0  # an unknown character scores this much less than the worst subword, as in SentencePiece
@@ -176,7 +176,7 @@ class SubwordSampler:
         ids: list[int] = []
         for word, number in zip(text.split(" "), generate_uniform(f"{seed} {epoch} {line}")):
             encode = self.encode_cached if len(word) <= LONGEST_CACHED else self.encode_word
-            ids += encode(word, int(number * VARIANTS), rate)
+            ids += encode(word, int(number * SEGMENTATIONS_PER_WORD), rate)
         return ids
 
     def encode_word(self, word: str, variant: int, rate: float) -> list[int]:

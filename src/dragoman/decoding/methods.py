@@ -1,8 +1,8 @@
 """Decoding methods: beam, greedy, diverse, constrained and exhaustive search, sampling, minimum Bayes risk (MBR).
 
-A method is a function that takes a `Request` and returns the results of every sentence, best first. METHODS lists all
-methods with their properties, so that no other module compares the names of methods. To add a method, write a function,
-add its settings to SearchSettings and add a line to METHODS.
+A method is a function that takes a `Request` and returns the results of every sentence, best first. SEARCH_METHODS
+lists all methods with their properties, so that no other module compares the names of methods. To add a method, write a
+function, add its settings to SearchSettings and add a line to SEARCH_METHODS.
 
 MBR decoding returns the hypothesis that is most similar to all other hypotheses of a sentence. The most probable
 hypothesis can be an outlier; a hypothesis that resembles the others rarely is. The similarity is a sentence-level
@@ -30,7 +30,6 @@ from dragoman.decoding.sampling import SampleSearch
 from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, DiverseSettings, SentenceSearches
 from dragoman.errors import UserError
 
-Floats = NDArray[np.float64]
 CHRF_ORDER, BLEU_ORDER = 6, 4  # maximum length of n-grams
 CHRF_BETA = 2.0  # recall has beta times the weight of precision
 
@@ -54,7 +53,7 @@ def rank_by_agreement(
     return sorted(by_text.values(), key=lambda result: -result.score)
 
 
-def count_ngrams(ngram_lists: Sequence[Sequence[str]]) -> Floats:
+def count_ngrams(ngram_lists: Sequence[Sequence[str]]) -> NDArray[np.float64]:
     """Return count_HF: how often each n-gram occurs in each hypothesis, given a list of n-grams per hypothesis."""
     index: dict[str, int] = {}  # n-gram -> column of count_HF
     column_lists = [[index.setdefault(ngram, len(index)) for ngram in ngrams] for ngrams in ngram_lists]
@@ -64,7 +63,7 @@ def count_ngrams(ngram_lists: Sequence[Sequence[str]]) -> Floats:
     return count_HF
 
 
-def count_shared_ngrams(count_HF: Floats) -> Floats:
+def count_shared_ngrams(count_HF: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return match_HH: how many n-grams each pair of hypotheses shares, counted with multiplicity."""
     match_HH = np.empty((len(count_HF), len(count_HF)))
     for row, count_F in enumerate(count_HF):
@@ -73,7 +72,7 @@ def count_shared_ngrams(count_HF: Floats) -> Floats:
     return match_HH
 
 
-def pairwise_chrf(texts: Sequence[str]) -> Floats:
+def pairwise_chrf(texts: Sequence[str]) -> NDArray[np.float64]:
     """Return the chrF of each hypothesis (row) with each hypothesis as its reference (column), from 0 to 1.
 
     It equals that of sacreBLEU: whitespace is ignored, and precision and recall are means over the n-gram lengths that
@@ -95,7 +94,7 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
     return (1 + CHRF_BETA**2) * precision_HH * recall_HH / np.where(denominator_HH > 0, denominator_HH, 1)
 
 
-def pairwise_bleu(texts: Sequence[str]) -> Floats:
+def pairwise_bleu(texts: Sequence[str]) -> NDArray[np.float64]:
     """Return the sentence BLEU of each hypothesis (row) with each hypothesis as its reference (column), from 0 to 1.
 
     It equals that of sacreBLEU with 13a tokens and exponential smoothing: for the k-th n-gram length without a match,
@@ -123,7 +122,7 @@ def pairwise_bleu(texts: Sequence[str]) -> Floats:
     return np.where(matches_HH > 0, np.exp(log_brevity_HH + log_sum_HH / np.maximum(orders_HH, 1)), 0)
 
 
-MBR_METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": pairwise_chrf, "bleu": pairwise_bleu}
+MBR_METRICS: dict[str, Callable[[Sequence[str]], NDArray[np.float64]]] = {"chrf": pairwise_chrf, "bleu": pairwise_bleu}
 
 MAX_PARALLEL_SAMPLES = 32  # samples of one sentence that are decoded at the same time
 MIN_CONSTRAINED_BEAMS, MAX_CONSTRAINED_BEAMS = 8, 64  # per sentence, if settings.beam is not larger
@@ -162,7 +161,7 @@ def decode(request: Request) -> list[list[SearchResult]]:
     sentence is decoded by the method of the settings, and the caller must check which terms the text contains.
     """
     request = replace(request, settings=apply_method_settings(request.settings))
-    method = METHODS[request.settings.method]
+    method = SEARCH_METHODS[request.settings.method]
     if not any(job.constraints.required for job in request.jobs):
         return method.decode(request)
     constrained = decode_constrained(request)
@@ -316,7 +315,7 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # values of settings that the method overrides
 
 
-METHODS = {
+SEARCH_METHODS = {
     "beam": Method(decode_beam, check_beam, is_beam_search=True, needs_full_beam=True),
     "greedy": Method(decode_beam, check_greedy, is_beam_search=True, fixed={"beam": 1, "stop": "enough", "finish": 0}),
     "sample": Method(decode_samples),
@@ -325,7 +324,7 @@ METHODS = {
     "exhaustive": Method(decode_exhaustively, check_exhaustive, is_exact=True),
 }
 SEARCH_REGISTRIES: Registries = {
-    "method": METHODS,
+    "method": SEARCH_METHODS,
     "length_norm": LENGTH_NORMS,
     "stop": STOP_RULES,
     "metric": MBR_METRICS,
@@ -335,10 +334,10 @@ SEARCH_REGISTRIES: Registries = {
 def check_search_settings(settings: SearchSettings) -> None:
     """Raise a UserError for settings that are unknown or that the method does not support."""
     check_names(SEARCH_REGISTRIES, settings, "search")
-    METHODS[settings.method].check(settings)
+    SEARCH_METHODS[settings.method].check(settings)
 
 
 def apply_method_settings(settings: SearchSettings) -> SearchSettings:
     """Return the settings, in which the fixed values of the method replace those of the user."""
-    fixed = METHODS[settings.method].fixed
+    fixed = SEARCH_METHODS[settings.method].fixed
     return settings.model_copy(update=dict(fixed)) if fixed else settings

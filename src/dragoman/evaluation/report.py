@@ -23,7 +23,7 @@ from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
 from dragoman.evaluation.systems import TRAINING_DATA_PREFIX, ScoredSystem
 from dragoman.metrics import significance
-from dragoman.metrics.metrics import METRICS, WORD_OR_CHARACTER, Array
+from dragoman.metrics.metrics import METRICS, WORD_OR_CHARACTER, FloatArray
 
 Result = Mapping[str, Any]  # of one system on one test set, as `Scorer.score` returns it
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
@@ -49,7 +49,7 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
         filled = [column for column in columns if any(column[1:])]
         tests.append({"heading": heading, "table": align_columns(list(zip(*filled, strict=True))), "results": group})
     scores = [score for result in results for score in select_scores(result).values()]
-    text = render_template("scores.txt", tests=tests, short_names=short_names, scores=scores, parts=parts)
+    text = render_report_template("scores.txt", tests=tests, short_names=short_names, scores=scores, parts=parts)
     return Text(text.rstrip(), no_wrap=True, overflow="ignore")
 
 
@@ -172,7 +172,7 @@ class Span(NamedTuple):
     kind: str  # CSS classes: "off" if in no reference, "own" if some other system's output lacks it; both, or ""
 
 
-def render_template(template: str, **context: Any) -> str:
+def render_report_template(template: str, **context: Any) -> str:
     """Render a file of templates/. In HTML pages, all values except the charts are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -192,7 +192,7 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
     headings = [heading for heading, _ in group_by_test([systems[0].result for systems in tests])]
     pairs = zip(headings, tests, strict=True)
     sections = [{"heading": heading, **describe_test(systems, short_names)} for heading, systems in pairs]
-    return render_template("evaluation.html", title=title, tests=sections, short_names=short_names)
+    return render_report_template("evaluation.html", title=title, tests=sections, short_names=short_names)
 
 
 def describe_test(systems: Sequence[ScoredSystem], short_names: Mapping[str, str]) -> dict[str, Any]:
@@ -239,13 +239,13 @@ def render_breakdowns(systems: Sequence[ScoredSystem], short_names: Mapping[str,
 # Lines on which systems differ, and the words in which they differ
 
 
-def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Array:
+def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> FloatArray:
     """Return value_SN: the sentence-level chrF of every line, for each system."""
     chrf = METRICS["chrf"]
     return np.stack([chrf.compute_scores(chrf.check_and_count(lines, references).count_NK) for lines in texts])
 
 
-def find_differing_lines(value_SN: Array, count: int) -> list[int]:
+def find_differing_lines(value_SN: FloatArray, count: int) -> list[int]:
     """Return the lines with the largest differences between each system and the first one, largest difference first.
 
     For each system there are up to `count` lines with a better score and as many with a worse one. For a single system,
@@ -262,7 +262,7 @@ def find_differing_lines(value_SN: Array, count: int) -> list[int]:
     return sorted(chosen, key=lambda line: -np.abs(gap_SN[:, line]).max())
 
 
-def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> dict[str, Any]:
+def compare_line(systems: Sequence[ScoredSystem], value_S: FloatArray, line: int) -> dict[str, Any]:
     """Return what the page shows for one line: source (if known), references, and output and chrF of every system."""
     test = systems[0].output.test
     references = [reference[line] for reference in test.references]

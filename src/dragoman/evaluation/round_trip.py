@@ -22,7 +22,7 @@ from dragoman.evaluation.systems import (
     read_test_sets,
     translate_test_set,
 )
-from dragoman.metrics.metrics import METRICS, TextLines, compute_metrics
+from dragoman.metrics.metrics import METRICS, Lines, compute_metrics
 from dragoman.progress import Report
 
 ROUND_TRIP_METRICS = ("chrf", "bleu")
@@ -41,7 +41,7 @@ class RoundTripLine:
 
 
 def score_round_trip(
-    sources: TextLines, translations: TextLines, back_translations: TextLines, metrics: Sequence[str] = ()
+    sources: Lines, translations: Lines, back_translations: Lines, metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the scores of round trips against their sources, the number of mere copies, and the worst lines."""
     scores = compute_metrics(back_translations, [sources], metrics or ROUND_TRIP_METRICS)

@@ -30,7 +30,7 @@ from dragoman.metrics import significance
 from dragoman.metrics.metrics import (
     METRICS,
     SPACELESS_LANGUAGES,
-    TextLines,
+    Lines,
     compute_f1,
     compute_metrics,
     count_confusion,
@@ -61,8 +61,8 @@ LM_UNITS = {"loss": "nats per token", "perplexity": "per token", "bits_per_chara
 class EvaluationSet:
     """The lines of a test set. `sources` is empty if only hypotheses and references are known."""
 
-    sources: TextLines
-    references: Sequence[TextLines]
+    sources: Lines
+    references: Sequence[Lines]
     name: str = ""
     trees: Sequence[Tree | None] | None = None  # dependency trees of the sources, for models that use them
     tag: str = ""  # of the sources, such as the target language, for runs trained with tags
@@ -79,7 +79,7 @@ class SystemOutput:
     """
 
     test: EvaluationSet
-    texts: TextLines
+    texts: Lines
     metrics: Sequence[str] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -335,7 +335,7 @@ def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     return dict(Counter(kind for output in outputs for kind in dict.fromkeys(map(get_warning_kind, output.warnings))))
 
 
-def score_phenomena(phrases: Sequence[Judged], texts: TextLines) -> dict[str, dict[str, float]]:
+def score_phenomena(phrases: Sequence[Judged], texts: Lines) -> dict[str, dict[str, float]]:
     counts: dict[str, Counter[str]] = {}
     for phrase, text in zip(phrases, texts, strict=True):
         for name, (right, total) in count_correct_phenomena(phrase, text).items():

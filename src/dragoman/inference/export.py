@@ -47,7 +47,7 @@ class Format(NamedTuple):
     sample: int = SAMPLE_LINES
 
 
-FORMATS = {
+EXPORT_FORMATS = {
     "ctranslate2": Format(save_ctranslate2, CTranslate2Engine, QUANTIZATIONS),
     "huggingface": Format(
         lambda predictor, folder, _: save_huggingface(predictor, folder),
@@ -108,7 +108,7 @@ def export(
             print(agreement)
     """
     run, out = Path(run), Path(out)
-    export_format = get_entry(FORMATS, to, "format")
+    export_format = get_entry(EXPORT_FORMATS, to, "format")
     if quantization not in export_format.quantizations:
         raise UserError(
             f"{to} does not support quantization {quantization!r}; it supports {', '.join(export_format.quantizations)}"

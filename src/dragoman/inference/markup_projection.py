@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dragoman.documents.document import MarkedText, Markup, Unit
 from dragoman.inference.markup_spacing import insert_tags
-from dragoman.inference.word_alignment import AlignedText, Span
+from dragoman.inference.word_alignment import AlignedText, WordSpan
 
 UNALIGNED_WARNING = "tags placed by position, since the model has no alignment"
 NO_WORDS_WARNING = "a pair of tags without words"
@@ -25,7 +25,7 @@ NOT_NESTED_WARNING = "tags placed by position, since they are not nested or nest
 ORDER_WARNING = "tags that must keep their order are in another one"
 LONG_WARNING = "tags placed by position, since the text is very long"
 MAX_WEIGHTS = 1 << 22  # weights of words on each other; for those of a longer text, memory and time would be squared
-MAX_NESTING = 200  # pairs in pairs that are placed by alignment, which takes a few calls of a function for each
+MAX_TAG_NESTING = 200  # pairs in pairs that are placed by alignment, which takes a few calls of a function for each
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class TagNode:
 def join_aligned(parts: Sequence[tuple[int, int, AlignedText]], source: str) -> AlignedText:
     """Join the translations of parts of a source, (start, end, translation), with the text between them as it is."""
     pieces, position, length = [], 0, 0
-    source_words: list[Span] = []
-    words: list[Span] = []
+    source_words: list[WordSpan] = []
+    words: list[WordSpan] = []
     blocks = []
     for start, end, part in parts:
         pieces += [source[position:start], part.text]
@@ -113,7 +113,7 @@ def nest_tags(markup: Sequence[Markup]) -> list[TagNode] | None:
             node = TagNode(tag)
             siblings.append(node)
             stack.append(node)
-            if len(stack) > MAX_NESTING:
+            if len(stack) > MAX_TAG_NESTING:
                 return None
         elif tag.kind == "close" and tag.partner is not None:
             if not stack or stack[-1].tag.id != tag.partner:
@@ -210,7 +210,7 @@ class Placement:
         return min(max(word, limits[0]), limits[1])
 
     def place_single(
-        self, node: TagNode, filled: Sequence[Span], limits: tuple[int, int], outer: tuple[int, int]
+        self, node: TagNode, filled: Sequence[WordSpan], limits: tuple[int, int], outer: tuple[int, int]
     ) -> None:
         """Place a tag or a pair without words: at an end of the text, or beside the word aligned to its neighbour.
 

@@ -26,7 +26,7 @@ from dragoman.data.context import attach_to_lines, encode_contexts
 from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_error
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings, check_search_settings
+from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_method_settings, check_search_settings
 from dragoman.decoding.protocol import DecodingConstraints, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
@@ -428,12 +428,12 @@ class Translator(Predictor[Seq2Seq]):
         jobs = [SearchJob([*s.leading_ids, *s.ids], s.max_tokens, s.constraints, s.features) for s in segments]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
-            is_final = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
+            is_final = SEARCH_METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
             if observe and isinstance(engine, TorchEngine) and is_final and not segments[0].constraints.required:
                 results = engine.iter_results(jobs, search, observe)
             else:
                 # Get all results of the beam: some may have the same text, and reranking changes their order.
-                if METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage > 0):
+                if SEARCH_METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage > 0):
                     search = search.model_copy(update={"nbest": search.beam})
                 results = engine.iter_results(jobs, search)
             aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]

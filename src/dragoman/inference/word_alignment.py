@@ -26,15 +26,15 @@ from dragoman.types import SPECIALS, UNK, Hypothesis
 MAX_GAP = 16  # maximum number of bytes before a token that no other token spells
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 ByteSpan = tuple[int, int]
-Span = tuple[int, int]  # first character of a word, and the one after its last
+WordSpan = tuple[int, int]  # first character of a word, and the one after its last
 
 
 class AlignedText(NamedTuple):
     """A translation with the words of both texts and, if known, the weights of its words on those of the source."""
 
     text: str
-    source_words: list[Span]
-    words: list[Span]
+    source_words: list[WordSpan]
+    words: list[WordSpan]
     weight_TS: NDArray[np.float64] | None  # rows sum to at most one
 
 
@@ -73,9 +73,9 @@ def locate_token_bytes(text: str, tokens: Sequence[str]) -> list[ByteSpan]:
     return spans
 
 
-def find_words(text: str, token_starts: set[int]) -> list[Span]:
+def find_words(text: str, token_starts: set[int]) -> list[WordSpan]:
     """Return the words of a text. `token_starts` are the characters with which tokens begin."""
-    words: list[Span] = []
+    words: list[WordSpan] = []
     for match in WORD_OR_MARK.finditer(text):
         start = match.start()
         for position in range(start + 1, match.end()):
@@ -88,7 +88,7 @@ def find_words(text: str, token_starts: set[int]) -> list[Span]:
     return words
 
 
-def align_side(text: str, tokens: Sequence[str]) -> tuple[list[Span], NDArray[np.float64]]:
+def align_side(text: str, tokens: Sequence[str]) -> tuple[list[WordSpan], NDArray[np.float64]]:
     """Return the words of a text and, for each token and word, the fraction of the token's bytes in the word."""
     spans = locate_token_bytes(text, tokens)
     positions = [position for position, character in enumerate(text) if not character.isspace()]

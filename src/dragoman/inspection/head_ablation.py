@@ -25,7 +25,7 @@ from dragoman.modules.attention import CrossAttention, MultiHeadAttention, SelfA
 from dragoman.progress import ProgressBar
 from dragoman.types import Score
 
-GREEDY = {"method": "greedy", "coverage": 0.0}  # whatever the search section of the recipe says
+ABLATION_SEARCH = {"method": "greedy", "coverage": 0.0}  # whatever the search section of the recipe says
 
 
 def list_attention_modules(model: nn.Module) -> dict[str, list[MultiHeadAttention]]:
@@ -97,5 +97,7 @@ def translate_greedily(translator: Translator, corpus: Sequence[AnalysedPair], *
     prepared = prepare_model(translator.model, translator.device, "float32")  # packs a copy of the weights
     engine = TorchEngine(prepared, translator.device, translator.tokenizers.target.decode)
     sources, trees = [pair.source for pair in corpus], list_trees(translator, corpus)
-    outputs = replace(translator, engine=engine).translate(sources, search=GREEDY, trees=trees, tag=tag, align=False)
+    outputs = replace(translator, engine=engine).translate(
+        sources, search=ABLATION_SEARCH, trees=trees, tag=tag, align=False
+    )
     return [output.text for output in outputs]

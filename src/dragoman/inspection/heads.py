@@ -99,7 +99,7 @@ def make_phrasebook_corpus(
     return [analyse_phrase(phrase) for phrase in generate_phrases(split, count, seed=seed, direction=direction)]
 
 
-def choose_direction(translator: Translator) -> str:
+def get_phrasebook_direction(translator: Translator) -> str:
     """Return the direction of the phrasebook in which a model was trained; refuse models of other texts."""
     data = translator.recipe.data
     corpus = next((corpus for corpus in data.train if corpus.phrasebook and corpus.view == "translation"), None)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dragoman.decoding.beam import LENGTH_NORMS, BeamSearch, find_candidates
 from dragoman.decoding.exhaustive import NOT_PROVEN
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
+from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, SearchJob, SearchResult
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import drop_duplicates
@@ -76,10 +76,10 @@ def trace_search(translator: Translator, segment: SourceSegment, options: Decode
     has only their results.
     """
     translator, search = use_torch_engine(translator), options.search
-    if not METHODS[search.method].is_beam_search:
+    if not SEARCH_METHODS[search.method].is_beam_search:
         note = f"there is no tree: search.method={search.method} is not a plain beam search"
         return make_trace(title, translator.decode_segments([segment], options)[0], [note])
-    if METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage):
+    if SEARCH_METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage):
         search = search.model_copy(update={"nbest": search.beam})
     job = SearchJob([*segment.leading_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
     steps: list[list[Candidate]] = []
@@ -153,7 +153,7 @@ def compare_searches(translator: Translator, segment: SourceSegment, options: De
 def run_searches(translator: Translator, segment: SourceSegment, options: DecodeOptions) -> list[SearchTrace]:
     """Return the traces of `compare_searches`."""
     translator, search = use_torch_engine(translator), options.search
-    is_beam_search = METHODS[search.method].is_beam_search
+    is_beam_search = SEARCH_METHODS[search.method].is_beam_search
     is_normalized = search.length_norm != "none" and search.length_penalty > 0
     own = trace_search(translator, segment, options, name_search(search))
     traces, rival = [own], own if is_beam_search else None
@@ -203,7 +203,7 @@ def compare_target(
     logp = sum(prediction.logp for prediction in predictions)
     norm = float(LENGTH_NORMS[search.length_norm](len(predictions), search.length_penalty)[-1])
     given = SearchResultText(target, logp, logp / norm)
-    if METHODS[search.method].is_beam_search and not search.coverage:
+    if SEARCH_METHODS[search.method].is_beam_search and not search.coverage:
         return compare_given(given, trace)
     note = f"scores of {trace.title} are not log-probabilities, so that they cannot be compared with this one"
     return SearchTrace("given target", [given], notes=[note])

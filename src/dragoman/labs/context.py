@@ -14,7 +14,7 @@ import numpy as np
 from dragoman.evaluation.report import compute_line_chrf
 from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
 from dragoman.labs.small_translators import QUICK_WORDS, list_pairs, score_texts, train_translator, translate_texts
-from dragoman.metrics.metrics import Array
+from dragoman.metrics.metrics import FloatArray
 from dragoman.phrasebook.documents import CONTEXT_PRONOUN, DocumentSentence, generate_sentences
 from dragoman.phrasebook.generate import Judged, Phenomenon, count_correct_phenomena, generate_pairs
 from dragoman.phrasebook.views import DROPPED_PRONOUNS, ViewedPhrase, generate_views
@@ -312,7 +312,7 @@ def drop_words(text: str, count: int, random: Random) -> str:
     return " ".join([*words[:start], *words[min(start + count, len(words) - 1) :]])
 
 
-def compute_auc(damaged_N: Array, intact_N: Array) -> float:
+def compute_auc(damaged_N: FloatArray, intact_N: FloatArray) -> float:
     """Return the area under the ROC curve: how often a damaged line has a lower score than an intact one."""
     gap_NN = intact_N[:, None] - damaged_N
     return float(((gap_NN > 0) + 0.5 * (gap_NN == 0)).mean())

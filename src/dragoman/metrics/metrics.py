@@ -30,8 +30,8 @@ from dragoman.config.settings import get_entry, update_metric_name
 from dragoman.errors import UserError
 from dragoman.types import Score, Tree
 
-Array = NDArray[np.float64]
-TextLines = Sequence[str]
+FloatArray = NDArray[np.float64]
+Lines = Sequence[str]
 
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
 EAST_ASIAN_FRACTION = 0.3  # of letters and digits: a text with more is Japanese, Chinese or Korean
@@ -132,18 +132,18 @@ def count_confusion(predicted: Sequence[str], expected: Sequence[str]) -> dict[s
     }
 
 
-def divide_or(part: Array, whole: Array, otherwise: Array | float = 0.0) -> Array:
+def divide_or(part: FloatArray, whole: FloatArray, otherwise: FloatArray | float = 0.0) -> FloatArray:
     """Return part / whole elementwise, and `otherwise` where whole is 0."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), otherwise)
 
 
-def compute_percentages(total_TK: Array) -> Array:
+def compute_percentages(total_TK: FloatArray) -> FloatArray:
     """Return the first count in per cent of the second; 100 if only the second is 0, and 0 if both are."""
     part_T, whole_T = total_TK[..., 0], total_TK[..., 1]
     return 100 * divide_or(part_T, whole_T, np.where(part_T > 0, 1.0, 0.0))
 
 
-def compute_bleu(total_TK: Array) -> Array:
+def compute_bleu(total_TK: FloatArray) -> FloatArray:
     """Compute BLEU from counts: length, reference length, then matching n-grams and all n-grams of each order.
 
     Exponential smoothing, as in sacreBLEU: the first order without a match counts as half a match, the next one as a
@@ -158,7 +158,7 @@ def compute_bleu(total_TK: Array) -> Array:
     return np.where(defined_T, 100 * np.exp(log_precision_T + log_brevity_T), 0.0)
 
 
-def decompose_bleu(total_K: Array) -> dict[str, Any]:
+def decompose_bleu(total_K: FloatArray) -> dict[str, Any]:
     """Return the factors of BLEU: n-gram precisions in per cent, and the brevity penalty with both lengths in tokens.
 
     sacreBLEU computes them from the same counts as `compute_bleu`, with the same smoothing.
@@ -176,7 +176,7 @@ def decompose_bleu(total_K: Array) -> dict[str, Any]:
     }
 
 
-def compute_chrf(total_TK: Array) -> Array:
+def compute_chrf(total_TK: FloatArray) -> FloatArray:
     """Compute chrF from three counts per order: n-grams of the hypothesis, of the reference, and in both.
 
     Precision and recall are means over the orders. Orders for which one side has no n-gram are left out.
@@ -194,7 +194,7 @@ class CountedScore(NamedTuple):
 
     value: float
     signature: str
-    count_NK: Array
+    count_NK: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +207,12 @@ class Metric:
 
     name: str
     title: str
-    count: Callable[[TextLines, Sequence[TextLines]], CountedScore]
-    compute_scores: Callable[[Array], Array] = compute_percentages
+    count: Callable[[Lines, Sequence[Lines]], CountedScore]
+    compute_scores: Callable[[FloatArray], FloatArray] = compute_percentages
     higher_is_better: bool = True
     scores_labels: bool = False  # compares complete lines, so it can score the labels of a classifier too
     extra: str = ""  # the extra of this package that installs the metric's library
-    decompose: Callable[[Array], dict[str, Any]] | None = None  # returns the factors of the score, from sums of counts
+    decompose: Callable[[FloatArray], dict[str, Any]] | None = None  # factors of the score, from sums of counts
     monotonic: bool = True  # whether further references never make a score worse
 
     @property
@@ -223,17 +223,17 @@ class Metric:
             return ""
         return f"{self.name} needs {library}, which is not installed; pip install 'dragoman[{self.extra}]' installs it"
 
-    def __call__(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
+    def __call__(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
         """Return the score of lines from any system; refuse subword text."""
         refuse_subwords(hypotheses)
         return self.compute(hypotheses, references)
 
-    def compute(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
+    def compute(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
         """Return the score of a model's own output, which may look like subword text early in training."""
         counted = self.check_and_count(hypotheses, references)
         return Score(self.name, counted.value, counted.signature)
 
-    def check_and_count(self, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+    def check_and_count(self, hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
         """Return the score and the counts of every line. Refuse references that do not match the hypotheses."""
         if not hypotheses:
             raise UserError("there are no hypotheses to score")
@@ -262,7 +262,7 @@ class Metric:
 
 
 def count_bleu(
-    hypotheses: TextLines, references: Sequence[TextLines], *, tokenize: str = "", lowercase: bool = False
+    hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "", lowercase: bool = False
 ) -> CountedScore:
     """Compute BLEU: precision of n-grams up to 4 words, with a penalty for short outputs. 100 is perfect.
 
@@ -271,7 +271,7 @@ def count_bleu(
     return count_by_sacrebleu(make_sacrebleu(tokenize, references, lowercase=lowercase), hypotheses, references)
 
 
-def count_bleu_moses(language: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_bleu_moses(language: str, hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute BLEU on lower-cased text tokenized by Moses, as papers do with fairseq's BLEU4 and multi-bleu.
 
     Those do not smooth. sacreBLEU does, but only if an order has no match, which does not happen for usable systems.
@@ -282,7 +282,7 @@ def count_bleu_moses(language: str, hypotheses: TextLines, references: Sequence[
     return counted._replace(signature=f"{signature}|sacremoses:{version('sacremoses')}")
 
 
-def count_by_sacrebleu_default(name: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_by_sacrebleu_default(name: str, hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute a metric of sacreBLEU with its default settings.
 
     CHRF is the F-score of character n-grams up to 6, with beta 2 (chrF2); 100 is perfect. TER is the number of edits,
@@ -293,7 +293,7 @@ def count_by_sacrebleu_default(name: str, hypotheses: TextLines, references: Seq
     return count_by_sacrebleu(SACREBLEU_METRICS[name](), hypotheses, references)
 
 
-def count_by_sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_by_sacrebleu(metric: Any, hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute the score of sacreBLEU's `corpus_score`, but in two steps, in order to get the counts of every line."""
     counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
     value = metric._aggregate_and_compute(counts).score
@@ -306,7 +306,7 @@ def make_percentage_score(counts: Iterable[tuple[float, float]], signature: str)
     return CountedScore(float(compute_percentages(count_N2.sum(0))), signature, count_N2)
 
 
-def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute ROUGE: F1 of stemmed words, word pairs or the longest common subsequence, averaged over lines.
 
     100 is perfect. With several references, the best score of each line counts.
@@ -320,14 +320,14 @@ def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines
     return make_percentage_score(((f1, 1) for f1 in f1_scores), signature)
 
 
-def count_exact_matches(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_exact_matches(hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute the percentage of lines that equal a reference. Several spaces equal one. 100 is perfect."""
     lines = zip(hypotheses, zip(*references, strict=True), strict=True)
     counts = [(line.split() in [target.split() for target in targets], 1) for line, targets in lines]
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
-def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_line_errors(hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute the percentage of lines that differ from every reference. 0 is perfect.
 
     Where a line is a word and its tokens are phones, as in grapheme-to-phoneme conversion, the field calls this the
@@ -337,7 +337,7 @@ def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     return make_percentage_score(((1 - correct, 1) for correct, _ in correct_N2), signature)
 
 
-def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_word_errors(hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute insertions, deletions and substitutions of words (tokens between spaces) per 100 words of the reference.
 
     0 is perfect. With several references, each line is compared with the one that needs the fewest edits.
@@ -349,7 +349,7 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
-def count_attachments(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_attachments(hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute the unlabelled attachment score: the percentage of words with the right head. 100 is perfect.
 
     Lines are dependency trees in brackets (Tree.write_brackets). If a hypothesis has not as many words as the
@@ -374,7 +374,7 @@ def compute_edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     return distances[-1]
 
 
-def compute_metrics(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
+def compute_metrics(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
     """Return the scores of a model's own output by the named metrics, by default BLEU, chrF and TER."""
     return [metric.compute(hypotheses, references) for metric in select_metrics(names)]
 
@@ -418,7 +418,7 @@ def metrics_for_task(task: str) -> dict[str, Metric]:
     return METRICS if task == "translate" else {}
 
 
-def refuse_subwords(hypotheses: TextLines) -> None:
+def refuse_subwords(hypotheses: Lines) -> None:
     """Refuse text in which many tokens begin with '▁' (SentencePiece) or end in '@@' (subword-nmt)."""
     tokens = [token for line in hypotheses for token in line.split()]
     marked = sum(token.startswith("▁") or token.endswith("@@") for token in tokens)

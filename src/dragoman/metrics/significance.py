@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dragoman.metrics.metrics import METRICS, Array, CountedScore
+from dragoman.metrics.metrics import METRICS, CountedScore, FloatArray
 
 SEED = 12345  # the default of sacreBLEU
 BOOTSTRAP_TRIALS, RANDOMISATION_TRIALS = 1000, 10_000
@@ -27,7 +27,7 @@ MAX_RANDOM_NUMBERS = 4_000_000  # in memory at a time
 TOLERANCE = 1e-9  # scores that differ by less are equal
 
 Counts = Mapping[str, CountedScore]  # by the name of a metric: the score of a system and its counts per line
-Resamples = Mapping[str, Array]  # by the name of a metric: value_T, the scores of the bootstrap resamples
+Resamples = Mapping[str, FloatArray]  # by the name of a metric: value_T, the scores of the bootstrap resamples
 OnProgress = Callable[[int], object]  # called with the number of trials done so far; `id` by default: no effect
 
 
@@ -44,10 +44,10 @@ class Difference(NamedTuple):
         return max(self.p_bootstrap, self.p_randomisation) < 1 - CONFIDENCE
 
 
-def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP_TRIALS) -> dict[str, Array]:
+def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP_TRIALS) -> dict[str, FloatArray]:
     """Return value_T of each metric: its score on each of `trials` resamples of the lines."""
     rng, lines = np.random.default_rng(SEED), len(next(iter(counts.values())).count_NK)
-    totals: dict[str, list[Array]] = {name: [] for name in counts}
+    totals: dict[str, list[FloatArray]] = {name: [] for name in counts}
     for chunk in split_into_chunks(trials, lines):
         # Number the lines of all trials consecutively, so that one bincount tells how often each trial has each line.
         sampled_TN = rng.integers(lines, size=(chunk, lines)) + lines * np.arange(chunk)[:, None]
@@ -57,7 +57,7 @@ def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP_TRIALS) -> dict[
     return {name: METRICS[name].compute_scores(np.concatenate(parts)) for name, parts in totals.items()}
 
 
-def compute_interval(value_T: Array) -> list[float]:
+def compute_interval(value_T: FloatArray) -> list[float]:
     """Return the bounds of the confidence interval: the central CONFIDENCE of the resamples lie between them."""
     bounds: list[float] = np.quantile(value_T, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     return bounds
@@ -68,7 +68,7 @@ def run_randomisation_test(
 ) -> dict[str, float]:
     """Return the p-value of each metric: how often two systems with randomly swapped lines differ as much as these."""
     rng, lines = np.random.default_rng(SEED), len(next(iter(first.values())).count_NK)
-    gaps: dict[str, list[Array]] = {name: [] for name in first}
+    gaps: dict[str, list[FloatArray]] = {name: [] for name in first}
     done = 0
     for chunk in split_into_chunks(trials, lines):
         swap_TN = rng.integers(2, size=(chunk, lines), dtype=np.int8).astype(np.float64)
@@ -107,7 +107,7 @@ def compare_with_first(
     return differences
 
 
-def compute_p_value(value_T: Array, bound: float) -> float:
+def compute_p_value(value_T: FloatArray, bound: float) -> float:
     """Return the fraction of trials that reach the bound. The observation counts as a trial, so p is never 0."""
     return float(((value_T >= bound - TOLERANCE).sum() + 1) / (len(value_T) + 1))
 

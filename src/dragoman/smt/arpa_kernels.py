@@ -16,7 +16,7 @@ from dragoman.smt.trie import ROOT
 SPACE, TAB, NEWLINE, RETURN, BACKSLASH = (ord(letter) for letter in " \t\n\r\\")
 PLUS, MINUS, POINT, ZERO = (ord(letter) for letter in "+-.0")
 UPPER_UNKNOWN = np.frombuffer(b"<UNK>", np.uint8)  # as some tools write it
-DIGITS = 18  # of a number that a 64-bit integer holds
+MAX_INTEGER_DIGITS = 18  # of a number that a 64-bit integer holds
 FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # of the FNV-1a hash
 # Why a line was refused; 0 if it was not.
 MALFORMED, UNKNOWN_WORD, NO_PREFIX, REPEATED = range(1, 5)
@@ -61,7 +61,7 @@ def parse_integer(data: Array, at: int, end: int) -> tuple[int, int, int]:
     value: Any = 0
     digits = 0
     while at < end and ZERO <= data[at] <= ZERO + 9:
-        if digits < DIGITS:
+        if digits < MAX_INTEGER_DIGITS:
             value = 10 * value + int(data[at]) - ZERO
         digits, at = digits + 1, at + 1
     return value, digits, at
@@ -74,11 +74,11 @@ def parse_number(data: Array, at: int, end: int) -> float:
     if at < end and (data[at] == MINUS or data[at] == PLUS):
         at += 1
     whole, whole_digits, at = parse_integer(data, at, end)
-    value = np.float64(whole) * 10.0 ** max(whole_digits - DIGITS, 0)
+    value = np.float64(whole) * 10.0 ** max(whole_digits - MAX_INTEGER_DIGITS, 0)
     digits = 0
     if at < end and data[at] == POINT:
         fraction, digits, at = parse_integer(data, at + 1, end)
-        value += fraction / 10.0 ** min(digits, DIGITS)
+        value += fraction / 10.0 ** min(digits, MAX_INTEGER_DIGITS)
     if not whole_digits + digits:
         return np.nan
     if at < end and (data[at] == ord("e") or data[at] == ord("E")):

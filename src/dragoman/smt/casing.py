@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 WORD = re.compile(r"\w")
-SENTENCE_END = re.compile(r"[.!?:]\W?$")  # the tokenizer may have added a mark that joins it to the next token
+SENTENCE_FINAL_TOKEN = re.compile(r"[.!?:]\W?$")  # the tokenizer may have added a mark that joins it to the next token
 
 
 @dataclass(frozen=True)
@@ -67,5 +67,5 @@ def find_sentence_starts(tokens: Sequence[str]) -> Iterator[int]:
             if waiting:
                 yield index
             waiting = False
-        elif SENTENCE_END.search(token):
+        elif SENTENCE_FINAL_TOKEN.search(token):
             waiting = True

@@ -22,7 +22,7 @@ from dragoman.hardware import usable_cores
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder_kernels import NgramTrie, Options, SearchLimits
-from dragoman.smt.ngram import BEGIN, END, SPECIAL, UNKNOWN, NgramModel
+from dragoman.smt.ngram import BEGIN, END, SPECIAL_WORDS, UNKNOWN, NgramModel
 from dragoman.smt.phrases import PhraseTable, concatenate_ranges
 from dragoman.smt.settings import FEATURE_NAMES, ORIENTATIONS, PHRASE_FEATURES, DecoderSettings
 from dragoman.smt.trie import ROOT, Trie
@@ -57,7 +57,7 @@ class NgramScorer:
     def score_sentence(self, words: Sequence[str]) -> Iterator[tuple[float, bool]]:
         """Yield the log-probability of each word and of the end of the sentence, and whether the word is unknown."""
         state = self.trie.begin
-        for word in [*(self.ids.get(word, UNKNOWN) if word not in SPECIAL else UNKNOWN for word in words), END]:
+        for word in [*(self.ids.get(word, UNKNOWN) if word not in SPECIAL_WORDS else UNKNOWN for word in words), END]:
             log_prob, state = kernels.score_word(self.trie, state, word)
             yield log_prob, word == UNKNOWN
 

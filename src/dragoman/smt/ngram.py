@@ -28,7 +28,7 @@ from dragoman.smt.arpa_kernels import Lexicon, NgramTable
 from dragoman.smt.compiled import Array
 
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of the words below
-SPECIAL = ("<unk>", "<s>", "</s>")
+SPECIAL_WORDS = ("<unk>", "<s>", "</s>")
 MISSING_UNKNOWN = -100.0  # log10 p(<unk>) where a file has none, as in KenLM
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3 or more, where a text is too small to estimate them
 MIN_PROBABILITY = 1e-99  # ARPA files have the logarithm -99 for zero
@@ -58,7 +58,7 @@ def train_ngrams(lines: Iterable[str], order: int = 5, *, prune: Sequence[int] =
     Its last value applies to all higher orders. Unigrams are never dropped. Discounts come from the counts before
     pruning; what is dropped adds to the weight of backing off, so that probabilities still sum to one.
     """
-    words = {word: index for index, word in enumerate(SPECIAL)}
+    words = {word: index for index, word in enumerate(SPECIAL_WORDS)}
     ids = [index for line in lines for index in (BEGIN, *_encode(line, words), END)]
     if len(ids) == 0:
         raise UserError("a language model needs at least one line of text")
@@ -100,8 +100,8 @@ def train_ngrams(lines: Iterable[str], order: int = 5, *, prune: Sequence[int] =
 
 def _encode(line: str, words: dict[str, int]) -> Iterator[int]:
     for token in line.split():
-        if token in SPECIAL:
-            token = SPECIAL[UNKNOWN]
+        if token in SPECIAL_WORDS:
+            token = SPECIAL_WORDS[UNKNOWN]
         yield words.setdefault(token, len(words))
 
 
@@ -183,11 +183,11 @@ def read_arpa(path: Path) -> NgramModel:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from error
     # A line with the special words is added before the file's bytes, so that they get the first ids. Because of it, the
     # number of newlines before a position is its line number in the file.
-    text = " ".join(SPECIAL).encode() + b"\n" + content
+    text = " ".join(SPECIAL_WORDS).encode() + b"\n" + content
     data = np.frombuffer(text, np.uint8)
     sizes, at = _read_sizes(text, path)
     lexicon, table = _make_tables(text, sizes)
-    words, used, firsts = len(SPECIAL), 0, [1]  # numbers of words and nodes, and the first node of every order
+    words, used, firsts = len(SPECIAL_WORDS), 0, [1]  # numbers of words and nodes, and the first node of every order
     for order, size in enumerate(sizes, 1):
         at = _expect_line(text, at, f"\\{order}-grams:", path)
         at, found, words, used, error_code = kernels.scan_ngrams(data, at, order, lexicon, words, table, used)
@@ -200,7 +200,7 @@ def read_arpa(path: Path) -> NgramModel:
     _expect_line(text, at, "\\end\\", path)
     for word in (BEGIN, END):
         if np.isnan(table.log_prob[1 + word]):
-            raise UserError(f"{str(path)!r} has no 1-gram {SPECIAL[word]}, which every language model needs")
+            raise UserError(f"{str(path)!r} has no 1-gram {SPECIAL_WORDS[word]}, which every language model needs")
     if np.isnan(table.log_prob[1 + UNKNOWN]):
         table.log_prob[1 + UNKNOWN] = MISSING_UNKNOWN
     return NgramModel(_decode_words(text, lexicon, words, path), _split_orders(table, firsts))
@@ -227,10 +227,10 @@ def _read_sizes(text: bytes, path: Path) -> tuple[list[int], int]:
 
 def _make_tables(text: bytes, sizes: list[int]) -> tuple[Lexicon, NgramTable]:
     """Return empty tables for `sizes` n-grams by order, with the special words in the lexicon."""
-    words, nodes = sizes[0] + len(SPECIAL), 1 + len(SPECIAL) + sum(sizes)
+    words, nodes = sizes[0] + len(SPECIAL_WORDS), 1 + len(SPECIAL_WORDS) + sum(sizes)
     lexicon = Lexicon(np.zeros(words, np.int64), np.zeros(words, np.int64), np.full(2 * words, -1, np.int32))
     at = 0
-    for index, word in enumerate(SPECIAL):
+    for index, word in enumerate(SPECIAL_WORDS):
         kernels.add_word(np.frombuffer(text, np.uint8), at, at + len(word), lexicon, index)
         at += len(word) + 1
     table = NgramTable(

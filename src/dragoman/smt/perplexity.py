@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dragoman.data.overlap import DomainShift
 from dragoman.errors import UserError
 from dragoman.smt.decoder import NgramScorer
-from dragoman.smt.ngram import END, SPECIAL, UNKNOWN, read_arpa, train_ngrams
+from dragoman.smt.ngram import END, SPECIAL_WORDS, UNKNOWN, read_arpa, train_ngrams
 
 SHIFT_ORDER = 3  # of the n-gram model that compares two texts
 HELD_OUT_EVERY = 10  # one line in so many of the training text is held out from this model
@@ -96,7 +96,7 @@ def query_kenlm(model: Any, words: Sequence[str]) -> Iterable[tuple[float, bool]
 
     state, following = kenlm.State(), kenlm.State()
     model.BeginSentenceWrite(state)
-    for word in [*(SPECIAL[UNKNOWN] if word in SPECIAL else word for word in words), SPECIAL[END]]:
+    for word in [*(SPECIAL_WORDS[UNKNOWN] if word in SPECIAL_WORDS else word for word in words), SPECIAL_WORDS[END]]:
         result = model.BaseFullScore(state, word, following)
         yield result.log_prob * math.log(10), result.oov
         state, following = following, state

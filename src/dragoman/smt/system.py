@@ -196,7 +196,7 @@ class SystemTrainer:
             inputs["lm_text"] = digest_file(Path(self.settings.lm_text))
         if not path.exists():
             write_text(path, format_json(inputs))
-        elif read_json_file(path) != json.loads(format_json(inputs)):
+        elif read_system_file(path) != json.loads(format_json(inputs)):
             raise UserError(
                 f"{str(self.folder)!r} was begun with other settings or data; restore them, or choose another folder"
             )
@@ -319,7 +319,7 @@ def get_word_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return tokenizer.ids
 
 
-def read_json_file(path: Path) -> Any:
+def read_system_file(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
@@ -332,7 +332,7 @@ def load_system(folder: Path, settings: SmtSettings, tokenizers: Tokenizers) -> 
         if not (folder / name).is_file():
             raise UserError(f"{str(folder / name)!r} is missing, so the run folder is incomplete; copy it again")
     try:
-        casing, tuned = (read_json_file(folder / name) for name in (CASING, WEIGHTS))
+        casing, tuned = (read_system_file(folder / name) for name in (CASING, WEIGHTS))
         weights = np.array([float(tuned["weights"][name]) for name in FEATURE_NAMES])
         casers = [Truecaser(tuple(caser["forms"]), caser["capitals"]) for caser in casing]
         if not np.isfinite(weights).all():

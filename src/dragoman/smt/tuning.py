@@ -28,7 +28,7 @@ BLEU_ORDER = 4
 DECAY = 0.999  # per sentence, of the background statistics (see `optimise_weights`)
 STEP = 0.01  # maximum step size of an update, the constant C of MIRA
 EPOCHS = 30
-DIGITS = 4  # features are compared to this number of decimal places
+COMPARED_DECIMALS = 4  # features are compared to this number of decimal places
 
 
 def count_overlaps(words: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
@@ -155,7 +155,7 @@ def add_candidates(
     out: no update could tell them apart.
     """
     seen: list[set[bytes]] = [set() for _ in references]
-    rounded = np.round(state.features, DIGITS)
+    rounded = np.round(state.features, COMPARED_DECIMALS)
     for sentence, row, counts in zip(state.sentences.tolist(), rounded, state.stats, strict=True):
         seen[sentence].add(row.tobytes() + counts.tobytes())
     sentences, features, stats = [], [], []
@@ -166,7 +166,7 @@ def add_candidates(
             words = tuple(derivation.words)
             if words not in stats_of:
                 stats_of[words] = count_overlaps(words, [reference])
-            key = np.round(derivation.features, DIGITS).tobytes() + stats_of[words].tobytes()
+            key = np.round(derivation.features, COMPARED_DECIMALS).tobytes() + stats_of[words].tobytes()
             if rank == 0:
                 total += stats_of[words]
             if key not in seen[sentence]:

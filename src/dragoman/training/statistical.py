@@ -29,15 +29,14 @@ from dragoman.training.checkpoint import format_current_time
 from dragoman.training.execution import peak_memory
 from dragoman.training.prepare import STATISTICS_LENGTHS, STATISTICS_TEXTS, check_files, read_corpus
 from dragoman.training.start import TrainRequest, check_settings, continue_recipe, holds_run, lock_run
-
-Texts = tuple[list[str], list[str]]  # sources and targets
+from dragoman.types import ParallelTexts
 
 
 class LoadedCorpora(NamedTuple):
     """The pairs of a run, and how many pairs of each corpus are used and left out."""
 
-    train: Texts
-    dev: Texts
+    train: ParallelTexts
+    dev: ParallelTexts
     counts: list[dict[str, Any]]  # as in provenance.json
 
     @property
@@ -159,7 +158,7 @@ class StageMetrics:
 def read_corpora(recipe: Recipe, report: Report) -> LoadedCorpora:
     """Read all pairs of the recipe; leave out those with an empty side or more than data.max_length words."""
     split_words = find_word_tokenizer(recipe.tokenizer.kind).split
-    texts: dict[str, Texts] = {"train": ([], []), "dev": ([], [])}
+    texts: dict[str, ParallelTexts] = {"train": ([], []), "dev": ([], [])}
     counts = []
     for split, (sources, targets) in texts.items():
         for corpus in getattr(recipe.data, split):

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SampleSettings
-from dragoman.decoding.methods import METHODS, SearchSettings, apply_method_settings
+from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_method_settings
 from dragoman.decoding.protocol import BaseSearchSettings, IndexedResults, SearchJob, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
@@ -49,7 +49,7 @@ from dragoman.types import BOS, EOS, PAD, SPECIALS
 
 NARROW_INT8 = 64  # the largest int8 weight for which two products with a uint8 fit int16: 2 * 255 * 64 < 2**15
 TABLE_POSITIONS = 4096  # rows of the sinusoid table: maximum tokens of a source or an output, EOS included
-ACTIVATIONS = {
+CTRANSLATE2_ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
     "swish": "SWISH",
@@ -116,7 +116,7 @@ def make_specification(predictor: Predictor[Model]) -> Any:
     specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
-        "activation": specs.Activation[ACTIVATIONS[settings.activation]],
+        "activation": specs.Activation[CTRANSLATE2_ACTIVATIONS[settings.activation]],
         "relative_position": settings.position == "relative",
         "ffn_glu": settings.activation == "swiglu",
         "rms_norm": settings.norm == "rms",
@@ -340,7 +340,7 @@ class CTranslate2Engine(Engine):
         """Raise a UserError if CTranslate2 cannot decode these jobs as our own search does."""
         defaults, supported = SearchSettings(), SUPPORTED_SEARCH_SETTINGS | IGNORED_SEARCH_SETTINGS
         unsupported = [name for name, value in search if name not in supported and value != getattr(defaults, name)]
-        unsupported += [] if METHODS[search.method].is_beam_search else ["method"]
+        unsupported += [] if SEARCH_METHODS[search.method].is_beam_search else ["method"]
         needed_tokens = max((max(len(job.ids) + 1, job.max_tokens) for job in jobs), default=0)
         if unsupported:
             reason = f"does not support search.{unsupported[0]}={getattr(search, unsupported[0])}"

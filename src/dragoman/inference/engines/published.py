@@ -37,7 +37,8 @@ from dragoman.recipe import Recipe, check_model
 from dragoman.types import BOS, SPECIALS
 
 FORBIDDEN_LOGIT = -1e4  # output bias of a token that is never an output; finite, as label smoothing needs it
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}  # their name -> model.activation
+# Their name -> model.activation.
+HUGGINGFACE_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 MODEL_NAME = re.compile(r"opus-mt-(?:tc-big-)?([a-z]{2,3})-([a-z]{2,3})$", re.IGNORECASE)
 MARIAN_LANGUAGE, M2M_LANGUAGE = re.compile(r">>(.+)<<"), re.compile(r"__(.+)__")
 UNUSED_TOKEN = "<unused-{}>"  # of a row without a token
@@ -94,7 +95,7 @@ def read_published(
     values |= {
         "kind": "transformer",
         "dropout": get_number(config, "dropout", folder / "config.json", 0.1),
-        "activation": ACTIVATIONS[config["activation_function"]],
+        "activation": HUGGINGFACE_ACTIVATIONS[config["activation_function"]],
         "norm_place": "post" if is_marian else "pre",
         "position": "sinusoidal" if is_marian else "fairseq",
         "tied": config.get("tie_word_embeddings", True),
@@ -165,7 +166,7 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
     """Raise a UserError if our models do not support a value of config.json."""
     supported: SupportedValues = {
         "model_type": ("marian", "m2m_100"),
-        "activation_function": tuple(ACTIVATIONS),
+        "activation_function": tuple(HUGGINGFACE_ACTIVATIONS),
         "scale_embedding": (True,),
         "normalize_embedding": (False, None),
         "normalize_before": (False, None),

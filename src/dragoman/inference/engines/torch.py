@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import get_entry
 from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler, round_to_bucket
-from dragoman.decoding.methods import METHODS, Request, SearchSettings, decode
+from dragoman.decoding.methods import SEARCH_METHODS, Request, SearchSettings, decode
 from dragoman.decoding.protocol import IndexedResults, SearchFactory, SearchJob, SearchResult, StepModel
 from dragoman.errors import UserError
 from dragoman.hardware import BATCH_ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
@@ -129,7 +129,7 @@ class TorchEngine(Engine):
         self, jobs: Sequence[SearchJob], search: SearchSettings, observe: Observer | None = None
     ) -> IndexedResults:
         """Yield the index and the results of each job. `observe` is called with the state after every step."""
-        is_plain_beam = METHODS[search.method].is_beam_search and not search.no_repeat
+        is_plain_beam = SEARCH_METHODS[search.method].is_beam_search and not search.no_repeat
         run_search = partial(self.run, is_plain_beam=is_plain_beam, observe=observe)
         results = decode(Request(jobs, search, run_search, self.detokenize))
         if self.device.type == "cpu":
