@@ -105,18 +105,18 @@ def read_published(
         data=DataSettings(
             source_language=languages[0],
             # With several target languages, each is named by its token.
-            target_language="" if languages_of(tokenizers) else languages[1],
+            target_language="" if get_languages(tokenizers) else languages[1],
             max_length=longest,
         ),
         tokenizer=TokenizerSettings(kind="sentencepiece", size=max(8, tokenizers.source.size), joint=is_joint),
         model=parse_settings(TransformerSettings, values, where="model"),
         search=read_search(folder, config),
     )
-    origin = {"name": name, "licence": licence or card_licence(card), "architecture": config["model_type"]}
+    origin = {"name": name, "licence": licence or read_licence(card), "architecture": config["model_type"]}
     return PublishedModel(check_model(recipe), tokenizers, id_map, origin, longest)
 
 
-def languages_of(tokenizers: Tokenizers) -> Mapping[str, str]:
+def get_languages(tokenizers: Tokenizers) -> Mapping[str, str]:
     assert isinstance(tokenizers.source, SentencePieceTokenizer)
     return tokenizers.source.languages
 
@@ -189,7 +189,7 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
     get_number(config, "decoder_start_token_id", folder / "config.json", 0)
 
 
-def arrange(
+def order_tokens(
     tokens: Mapping[int, str], rows: int, pad: int, unk: int, start: int, eos: int
 ) -> tuple[list[str], list[int]]:
     """Return the tokens in our order, and their id of each: SPECIALS, then all other rows of theirs."""
@@ -214,7 +214,7 @@ def build_tokenizer(
         raise UserError(f"the vocabulary in {str(path.parent)!r} has ids above the model's vocab_size {rows}")
     if outside := [f"{name} {i}" for name, i in ids.items() if type(i) is not int or i >= rows]:
         raise UserError(f"{str(path.parent / 'config.json')!r} has the id of {outside[0]}, above its vocab_size {rows}")
-    symbols, order = arrange(tokens, rows, ids["pad"], ids["unk"], ids["start"], ids["eos"])
+    symbols, order = order_tokens(tokens, rows, ids["pad"], ids["unk"], ids["start"], ids["eos"])
     no_text = {symbol for symbol in symbols if symbol.startswith("<unused-")} | {"<s>'", "<mask>"}
     specials = {*options.pop("specials", ()), *no_text} & set(symbols)
     try:
@@ -362,7 +362,7 @@ def read_front_matter(path: Path) -> dict[str, Any]:
     return {}
 
 
-def card_licence(card: Mapping[str, Any]) -> str:
+def read_licence(card: Mapping[str, Any]) -> str:
     licence = card.get("license", "")
     return ", ".join(map(str, licence)) if isinstance(licence, list) else str(licence or "")
 
