@@ -17,19 +17,19 @@ from dragoman.compare.questions import (
     read_questions,
 )
 from dragoman.errors import UserError
-from dragoman.evaluation.figures import LineChart, Point, Series
+from dragoman.evaluation.figures import Chart, Point, Series
 from toy_report import report_of
 
 ROOT = Path(__file__).parents[2]
 QUESTION = Question(title="t", figure="length", better="new", worse="old")
 
 
-def make_chart(new: list[tuple[float, ...]], old: list[tuple[float, ...]], **more: Any) -> LineChart:
+def make_chart(new: list[tuple[float, ...]], old: list[tuple[float, ...]], **more: Any) -> Chart:
     lines = [
         Series(name, [Point(x, f"{x + 1} words", values) for x, values in enumerate(line)])
         for name, line in (("new", new), ("old", old))
     ]
-    return LineChart(lines, "words", "BLEU", "BLEU", **more)
+    return Chart(lines, "words", "BLEU", "BLEU", **more)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_all_lines_are_ranked_without_an_expectation() -> None:
 
 
 def test_no_answer_without_finished_runs() -> None:
-    alone = LineChart([Series("new", [Point(0, "1 words", (1.0,))])], "words", "BLEU", "BLEU")
+    alone = Chart([Series("new", [Point(0, "1 words", (1.0,))])], "words", "BLEU", "BLEU")
     assert describe_outcome(QUESTION, alone) == "No answer: old has no finished run."
-    assert "no run of these models" in describe_outcome(QUESTION, LineChart([], "words", "BLEU", "BLEU"))
+    assert "no run of these models" in describe_outcome(QUESTION, Chart([], "words", "BLEU", "BLEU"))
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -17,7 +17,7 @@ from dragoman.evaluation.figures import (
     MARGIN_BOTTOM,
     MARGIN_LEFT,
     MARGIN_TOP,
-    LineChart,
+    Chart,
     Point,
     Series,
     choose_linear_ticks,
@@ -30,11 +30,11 @@ HEIGHT = 330
 VALUES = st.lists(st.tuples(*[st.floats(0, 1e6)] * 2), min_size=1, max_size=9)
 
 
-def make_chart(*lines: list[tuple[float, ...]], logarithmic: bool = False) -> LineChart:
+def make_chart(*lines: list[tuple[float, ...]], logarithmic: bool = False) -> Chart:
     made = [
         Series(f"model <{n}>", [Point(x, f"{x} words", v) for x, v in enumerate(line)]) for n, line in enumerate(lines)
     ]
-    return LineChart(made, "words & more", "BLEU", "BLEU", logarithmic=logarithmic)
+    return Chart(made, "words & more", "BLEU", "BLEU", logarithmic=logarithmic)
 
 
 def find_texts(svg: str, kind: str) -> list[ElementTree.Element]:
@@ -61,9 +61,11 @@ def test_any_numbers_can_be_plotted(lines: list[list[tuple[float, ...]]], logari
 
 
 def test_categories_are_not_joined() -> None:
-    """A chart that is not joined has a dot and a bar per point inside the plot, and neither lines nor bands."""
+    """A chart that is not connected has a dot and a bar per point inside the plot, and neither lines nor bands."""
     values = [(1.0, 2.0), (3.0,), *[(5.0, 7.0)] * 15]  # more points than a line has dots
-    chart = replace(make_chart(values), ticks=tuple(f"model {number}" for number in range(len(values))), joined=False)
+    chart = replace(
+        make_chart(values), ticks=tuple(f"model {number}" for number in range(len(values))), connected=False
+    )
     root = ElementTree.fromstring(render_chart(chart, height=HEIGHT))
     kinds = [group.get("class") for group in root.iter("g")]
     assert not {"line", "band", "name"} & set(kinds)
@@ -75,7 +77,7 @@ def test_categories_are_not_joined() -> None:
 
 def test_dots_of_several_series_are_side_by_side_with_names_beside_the_plot() -> None:
     """The second series has no point at the last category, and its name is not inside the plot all the same."""
-    chart = replace(make_chart([(1.0,), (2.0,)], [(1.0,)]), ticks=("one", "two"), joined=False)
+    chart = replace(make_chart([(1.0,), (2.0,)], [(1.0,)]), ticks=("one", "two"), connected=False)
     svg = render_chart(chart, height=HEIGHT)
     xs = [float(circle.attrib["cx"]) for circle in ElementTree.fromstring(svg).iter("circle")]
     assert xs[0] + 6 < xs[2] < xs[1]
@@ -131,7 +133,7 @@ def test_labels_overlap_neither_each_other_nor_the_edge(lines: list[list[tuple[f
 
 
 def test_long_name_is_shortened_with_a_tooltip() -> None:
-    svg = render_chart(LineChart([Series("x" * 300, [Point(0, "", (1.0,))])], "x", "y", "y"))
+    svg = render_chart(Chart([Series("x" * 300, [Point(0, "", (1.0,))])], "x", "y", "y"))
     [box] = find_label_boxes(svg).values()
     assert box[2] <= 720
     assert f"<title>{'x' * 300}</title>" in svg
@@ -193,7 +195,7 @@ def test_chart_is_reproducible_and_self_contained() -> None:
 
 @pytest.mark.parametrize("name", ["$x$ and $y$", "<script>alert(1)</script>", "漢字", "a\x07b\u202e"])
 def test_names_are_escaped(name: str) -> None:
-    svg = render_chart(LineChart([Series(name, [Point(0, "", (1.0,))])], name, name, name, (name,)))
+    svg = render_chart(Chart([Series(name, [Point(0, "", (1.0,))])], name, name, name, (name,)))
     [label] = find_texts(svg, "name")
     assert label.text == name.replace("\x07", "")
     assert "<script" not in svg

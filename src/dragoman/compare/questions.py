@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 from dragoman.compare.runs import QUESTIONS_FILE, PlannedRun
 from dragoman.config.settings import AsTuple, Settings, get_entry, parse_settings, parse_yaml, read_text
 from dragoman.errors import UserError
-from dragoman.evaluation.figures import LineChart, Point, Series
+from dragoman.evaluation.figures import Chart, Point, Series
 from dragoman.evaluation.report import SCORE_TITLES, format_bounds
 from dragoman.metrics.metrics import METRICS
 
@@ -44,7 +44,7 @@ class FigureOptions(NamedTuple):
     line_setting: str  # only for the figure "setting": models with the same value of this setting form a line
 
 
-def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> LineChart:
+def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> Chart:
     """Return the figure of a question in report.json, whose section `about` names test sets, metrics and budget.
 
     The default test set is the first one. Scores are those of the first metric. The x axis of learning curves shows
@@ -63,17 +63,17 @@ def make_series(models: Sequence[ModelRecord], find_points: Callable[[ModelRecor
 
 def plot_scores(
     series: list[Series], options: FigureOptions, *, x_title: str, ticks: Sequence[str], unit: str = ""
-) -> LineChart:
+) -> Chart:
     """Return a chart of values on the test set: percentages if a `unit` is given, else scores of the metric."""
     metric = METRICS.get(options.metric)  # None for loss and perplexity of language models, where low is good
     low_is_good = not unit and not (metric and metric.higher_is_better)
     unit = unit or SCORE_TITLES.get(options.metric, options.metric)
-    return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low_is_good)
+    return Chart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low_is_good)
 
 
 def plot_bins(
     models: Sequence[ModelRecord], options: FigureOptions, *, key: str, x_title: str, unit: str = "", suffix: str = ""
-) -> LineChart:
+) -> Chart:
     """Plot values by bin. `key` is "lengths" or "distances": a table in the results of a test, with one row per bin."""
 
     def read_tables(model: ModelRecord) -> list[Any]:
@@ -89,7 +89,7 @@ def plot_bins(
     return plot_scores(make_series(models, find_points), options, x_title=x_title, ticks=ticks, unit=unit)
 
 
-def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str, x_title: str) -> LineChart:
+def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str, x_title: str) -> Chart:
     """Plot the gradient norm of the source or target embeddings by distance (inspection/gradient_flow.py)."""
 
     def find_points(model: ModelRecord) -> list[Point]:
@@ -98,10 +98,10 @@ def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str,
         return [Point(d, f"{d} tokens", tuple(100 * norm for norm in norms)) for d, norms in enumerate(zip(*seeds))]
 
     title = "gradient norm, % of the norm at distance 0"
-    return LineChart(make_series(models, find_points), x_title, title, "% of the gradient", logarithmic=True)
+    return Chart(make_series(models, find_points), x_title, title, "% of the gradient", logarithmic=True)
 
 
-def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
+def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> Chart:
     x_key = CURVE_X_KEYS[options.budget]
 
     def find_points(model: ModelRecord) -> list[Point]:
@@ -114,10 +114,10 @@ def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -
         return points
 
     lines, title = make_series(models, find_points), "validation loss, nats per token"
-    return LineChart(lines, CURVE_X_TITLES[x_key], title, "nats", logarithmic=True, low_is_good=True)
+    return Chart(lines, CURVE_X_TITLES[x_key], title, "nats", logarithmic=True, low_is_good=True)
 
 
-def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
+def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> Chart:
     """Plot scores by a setting, such as model.layers. Models with the same value of `line_setting` form a line."""
     scores_by_line: dict[str, dict[float, tuple[float, ...]]] = {}  # name of a line -> x -> scores of the seeds
     for model in models:
@@ -151,7 +151,7 @@ def find_x_and_line(model: ModelRecord, x_setting: str, line_setting: str) -> tu
     return float(value), f"{line_setting} {find_setting(line_setting)}".lower()  # "true" instead of "True", as in YAML
 
 
-FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] = {
+FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], Chart]] = {
     "curve": plot_learning_curve,
     "length": partial(plot_bins, key="lengths", x_title="words of the source (in brackets: how many sentences)"),
     "distance": partial(
@@ -239,7 +239,7 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
     return {**resolved, "answer": describe_outcome(question, plot_figure(resolved, models, about))}
 
 
-def describe_outcome(question: Question, figure: LineChart) -> str:
+def describe_outcome(question: Question, figure: Chart) -> str:
     """Return the outcome as a sentence with the numbers of the figure.
 
     The sentence states whether `better` beats `worse` at the last point, for how many seeds, and the difference at the

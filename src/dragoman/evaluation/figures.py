@@ -1,8 +1,8 @@
-"""Line charts as inline SVG, rendered by matplotlib.
+"""Charts as inline SVG, rendered by matplotlib: lines, or dots of categories.
 
 A line shows the mean of several values (such as one per seed), a band shows their range, and the name of a line stands
-at its end. Points of categories, such as models, are not joined: each has a bar from the lowest to the highest value,
-and the x axis names them. The style sheet is templates/chart.mplstyle. Colours become CSS variables
+at its end. Points of categories, such as models, are not connected: each has a bar from the lowest to the highest
+value, and the x axis names them. The style sheet is templates/chart.mplstyle. Colours become CSS variables
 (templates/style.css), so that a chart follows the light or dark mode of the page. Text is not converted to paths, so it
 has the font of the page. The same chart always gives the same SVG, without dates and random ids.
 """
@@ -67,7 +67,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LineChart:
+class Chart:
     """The data of a chart. `low_is_good` does not change the chart; compare/questions.py uses it to rank series."""
 
     series: list[Series]
@@ -77,10 +77,10 @@ class LineChart:
     ticks: tuple[str, ...] = ()  # labels of x = 0, 1, 2, ...; if empty, x is a number
     logarithmic: bool = False
     low_is_good: bool = False
-    joined: bool = True  # by lines; False if the x are categories, such as models, so that there are only dots
+    connected: bool = True  # by lines; False if the x are categories, such as models, so that there are only dots
 
 
-def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
+def render_chart(chart: Chart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
     """Return the chart as SVG, with the series in `behind` in grey and without names; "" if there are no points."""
     all_series = [*chart.series, *behind]
     if not any(series.points for series in all_series):
@@ -90,7 +90,7 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
     # Names get at most 40 % of the width. Those of `behind` count too, which aligns charts of parts of the series.
-    is_named = chart.joined or len(chart.series) > 1
+    is_named = chart.connected or len(chart.series) > 1
     name_length = max(len(series.name) for series in all_series) if is_named else 0
     name_length = min(name_length, int(0.4 * width / CHARACTER_WIDTH))
     right = width - 2 * LABEL_GAP - name_length * CHARACTER_WIDTH
@@ -107,19 +107,19 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
             tooltips[f"behind:{number}"] = [series.name]
         lines = []
         for number, series in enumerate(chart.series):
-            shift = 0.0 if chart.joined else CATEGORY_WIDTH * ((number + 0.5) / len(chart.series) - 0.5)
-            lines.append(draw_series(axes, series, number, joined=chart.joined, shift=shift))
+            shift = 0.0 if chart.connected else CATEGORY_WIDTH * ((number + 0.5) / len(chart.series) - 0.5)
+            lines.append(draw_series(axes, series, number, connected=chart.connected, shift=shift))
             tooltips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
             tooltips[f"name:{number}"] = [series.name]
         if is_named:
             names = [name if len(name) <= name_length else f"{name[: name_length - 1]}…" for name, _ in chart.series]
-            draw_labels(axes, lines, names, joined=chart.joined)
+            draw_labels(axes, lines, names, connected=chart.connected)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return convert_to_inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tooltips)
 
 
-def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> None:
+def draw_axes(axes: Axes, chart: Chart, all_series: Sequence[Series]) -> None:
     """Set limits, ticks, grid and titles of both axes."""
     xs = [point.x for series in all_series for point in series.points]
     values = [value for series in all_series for point in series.points for value in point.values]
@@ -135,7 +135,7 @@ def draw_axes(axes: Axes, chart: LineChart, all_series: Sequence[Series]) -> Non
         margin = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
         low, high = (low - margin if low > 0.6 * high else min(0.0, low)), high + margin
         y_ticks = choose_linear_ticks(low, high)
-    if chart.joined:
+    if chart.connected:
         axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
     else:
         axes.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
@@ -188,7 +188,7 @@ def format_tick(value: float) -> str:
     return f"{value:g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
-def draw_series(axes: Axes, series: Series, number: int, *, joined: bool, shift: float = 0.0) -> Line2D:
+def draw_series(axes: Axes, series: Series, number: int, *, connected: bool, shift: float = 0.0) -> Line2D:
     """Draw the means of the points and the ranges of their values, and return the line or the dots of the means.
 
     Joined points are a line in a band, with dots if there are few. Others are dots, each on a bar, moved by `shift`.
@@ -201,22 +201,22 @@ def draw_series(axes: Axes, series: Series, number: int, *, joined: bool, shift:
     )
     colour = LINE_COLOURS[number % len(LINE_COLOURS)]
     style = LINE_STYLES[number // len(LINE_COLOURS) % len(LINE_STYLES)]
-    if not joined:
+    if not connected:
         for x, low, high in zip(xs, lower, upper, strict=True):
             axes.plot([x, x], [low, high], color=colour, alpha=0.4, linewidth=5, gid="range")
     elif any(len(point.values) > 1 for point in series.points):
         axes.fill([*xs, *reversed(xs)], [*upper, *reversed(lower)], color=colour, alpha=0.16, linewidth=0, gid="band")
     dots = []
-    if len(xs) <= MAX_DOTS or not joined:
+    if len(xs) <= MAX_DOTS or not connected:
         dots = axes.plot(xs, means, color=colour, linestyle="none", marker="o", markersize=6, gid=f"dots:{number}")
-    [line] = axes.plot(xs, means, color=colour, linewidth=2, linestyle=style, gid="line") if joined else dots
+    [line] = axes.plot(xs, means, color=colour, linewidth=2, linestyle=style, gid="line") if connected else dots
     return line
 
 
-def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str], *, joined: bool) -> None:
+def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str], *, connected: bool) -> None:
     """Write the name of each line to the right of its end, moved up or down so that names do not overlap.
 
-    Names of dots that are not joined are to the right of the plot, at the height of the last dot.
+    Names of dots that are not connected are to the right of the plot, at the height of the last dot.
     """
     ends = [axes.transData.transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     order = sorted(range(len(lines)), key=lambda number: float(ends[number][1]))
@@ -225,7 +225,7 @@ def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str], *, jo
     for number, label_y in zip(order, label_ys, strict=True):
         colour, (x, y) = lines[number].get_color(), ends[number]
         connector: dict[str, Any] | None = None
-        if joined:
+        if connected:
             connector = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
         else:
             x = plot.x1

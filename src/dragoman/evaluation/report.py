@@ -20,7 +20,7 @@ import numpy as np
 from rich.text import Text
 
 from dragoman.errors import UserError
-from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
+from dragoman.evaluation.figures import LINE_COLOURS, Chart, Point, Series, render_chart
 from dragoman.evaluation.systems import TRAINING_DATA_PREFIX, ScoredSystem
 from dragoman.metrics import significance
 from dragoman.metrics.metrics import METRICS, WORD_OR_CHARACTER, FloatArray
@@ -232,7 +232,7 @@ def render_breakdowns(systems: Sequence[ScoredSystem], short_names: Mapping[str,
             series += [Series(short_names[system.name], points)] if points else []
         ticks = tuple(f"{format_bounds(row)}\n({row[size]:,})" for row in first[breakdown]["buckets"])
         x_title += f" (in brackets: how many {size})"
-        chart = LineChart(series, x_title=x_title, y_title=y_title, unit=y_title, ticks=ticks)
+        chart = Chart(series, x_title=x_title, y_title=y_title, unit=y_title, ticks=ticks)
         yield title, render_chart(chart, width=680)
 
 

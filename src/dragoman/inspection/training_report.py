@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import UserError
-from dragoman.evaluation.figures import LineChart, Point, Series, render_chart
+from dragoman.evaluation.figures import Chart, Point, Series, render_chart
 from dragoman.evaluation.report import align_columns
 from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.model_card import read_records
@@ -204,16 +204,16 @@ def name_layers(count: int) -> tuple[str, ...]:
     return ("embeddings", *(f"layer {number}" for number in range(1, count + 1)))
 
 
-def chart_distance(probes: Probes) -> LineChart:
+def chart_distance(probes: Probes) -> Chart:
     """Return the chart of gradients by distance."""
     series = [
         make_curve(side, ((d, f"distance {d}", [size]) for d, size in enumerate(sizes)))
         for side, sizes in probes.gradient_flow.items()
     ]
-    return LineChart(series, "distance in tokens", "relative gradient", "", logarithmic=True)
+    return Chart(series, "distance in tokens", "relative gradient", "", logarithmic=True)
 
 
-def chart_layers(probes: Probes, value: Callable[[LayerProbe], float], title: str) -> LineChart:
+def chart_layers(probes: Probes, value: Callable[[LayerProbe], float], title: str) -> Chart:
     """Return a chart of one number for each layer of both sides."""
     ticks = name_layers(max(probe.layer for probe in probes.layers))
     series = [
@@ -221,7 +221,7 @@ def chart_layers(probes: Probes, value: Callable[[LayerProbe], float], title: st
         for side in SIDES
         if any(probe.side == side for probe in probes.layers)
     ]
-    return LineChart(series, "layer", title, "", ticks=ticks, logarithmic=True)
+    return Chart(series, "layer", title, "", ticks=ticks, logarithmic=True)
 
 
 def draw_depth(probes: Probes) -> list[Figure]:
@@ -241,7 +241,7 @@ def draw_depth(probes: Probes) -> list[Figure]:
         )
         for one in activations.series
     ]
-    parameters = LineChart(series, "layer", "gradient norm", "", ticks=ticks, logarithmic=True)
+    parameters = Chart(series, "layer", "gradient norm", "", ticks=ticks, logarithmic=True)
     return [
         ("Outputs of layers", render_chart(activations, width=600)),
         ("Parameters", render_chart(parameters, width=600)),
@@ -266,7 +266,7 @@ def draw_entropy(probes: Probes) -> list[Figure]:
             series.append(make_curve(title, ((p.layer - 1, f"layer {p.layer}", p.entropy) for p in some)))
             uniform = ((p.layer - 1, f"layer {p.layer}", [p.maximum]) for p in some)
             maxima.append(make_curve(f"{title}, uniform", uniform))
-    chart = LineChart(series, "layer", "entropy (bits)", "bits", ticks=ticks)
+    chart = Chart(series, "layer", "entropy (bits)", "bits", ticks=ticks)
     return [("", render_chart(chart, behind=maxima))]
 
 
@@ -279,7 +279,7 @@ def draw_spectra(probes: Probes) -> list[Figure]:
             for p in probes.recurrent
             if p.cell == cell
         ]
-        chart = LineChart(series, "number of the singular value", "singular value", "")
+        chart = Chart(series, "number of the singular value", "singular value", "")
         figures.append((cell, render_chart(chart, width=600, height=260)))
     return figures
 
@@ -301,7 +301,7 @@ def draw_history(history: Mapping[int, Probes]) -> list[Figure]:
             for name in last
         ]
         quantity = title.partition(" of ")[0].partition(",")[0].lower()
-        chart = LineChart(series, "step", quantity, "", logarithmic=title != ENTROPY)
+        chart = Chart(series, "step", quantity, "", logarithmic=title != ENTROPY)
         figures.append((title, render_chart(chart, width=920, height=330)))
     return keep_drawn(figures)
 

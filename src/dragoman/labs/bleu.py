@@ -12,7 +12,7 @@ from itertools import islice
 from random import Random
 from statistics import fmean
 
-from dragoman.evaluation.figures import LineChart
+from dragoman.evaluation.figures import Chart
 from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs, realize_plans, split_words
@@ -101,7 +101,7 @@ def measure_paraphrases(condition: str, seed: int, setup: Setup) -> Numbers:
 
 
 def plot_paraphrases(table: Table) -> list[Figure]:
-    def plot(keys: dict[str, str], y_title: str) -> LineChart:
+    def plot(keys: dict[str, str], y_title: str) -> Chart:
         charts = [plot_bars(table, key, y_title=title) for key, title in keys.items()]
         return replace(charts[0], series=[chart.series[0] for chart in charts], y_title=y_title)
 

@@ -224,7 +224,7 @@ PRONOUNS_EXPERIMENT = Experiment(
                 x_title="determined by",
                 y_title="right pronouns, %",
                 ticks=CLUES,
-                joined=False,
+                connected=False,
             ),
         )
     ],

@@ -9,7 +9,7 @@ from itertools import islice
 from random import Random
 from typing import Any, NamedTuple
 
-from dragoman.evaluation.figures import LineChart
+from dragoman.evaluation.figures import Chart
 from dragoman.evaluation.systems import EvaluationSet, SystemOutput, WordCounts, count_words, score_by_frequency
 from dragoman.io import hash_stably
 from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_bars, plot_curves
@@ -261,7 +261,7 @@ def compute_forgotten(trials: Trials) -> float:
     return float(sum(losses[name] for name in SHIFTED) / len(SHIFTED) - losses[HOME])
 
 
-def plot_fine_tuning(table: Table, key: str) -> LineChart:
+def plot_fine_tuning(table: Table, key: str) -> Chart:
     ticks = [f"{count:,}" for count in next(iter(table[HOME].values()))["pairs"]]
     return plot_curves(table, "pairs", key, x_title="fine-tuning pairs", y_title="BLEU", ticks=ticks)
 

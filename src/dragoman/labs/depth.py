@@ -212,7 +212,14 @@ def plot_jacobians(table: Table) -> list[Figure]:
     }
     ticks = ("(I + FFN')(I + Attn')", f"{JACOBIAN_LAYERS} layers", "(I + Attn')(I + FFN')")
     chart = plot_curves(
-        points, range(3), "errors", x_title="product", y_title="difference", ticks=ticks, logarithmic=True, joined=False
+        points,
+        range(3),
+        "errors",
+        x_title="product",
+        y_title="difference",
+        ticks=ticks,
+        logarithmic=True,
+        connected=False,
     )
     caption = "Relative difference between automatic differentiation and the product: of one layer in the right order, "
     return [Figure(caption + "of all layers, and of one layer in the order of the lecture", chart)]

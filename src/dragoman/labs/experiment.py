@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from dragoman.evaluation.figures import LineChart, Point, Series
+from dragoman.evaluation.figures import Chart, Point, Series
 
 T = TypeVar("T")
 Numbers = Mapping[str, Any]  # what a trial measured: numbers and lists of numbers by name
@@ -120,7 +120,7 @@ class Figure(NamedTuple):
     """A chart and its caption."""
 
     caption: str
-    chart: LineChart
+    chart: Chart
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,12 @@ def plot_curves(
     names: Mapping[str, str] | None = None,
     ticks: Sequence[str] = (),
     logarithmic: bool = False,
-    joined: bool = True,
-) -> LineChart:
+    connected: bool = True,
+) -> Chart:
     """Return a chart with a line per condition: the list `key` of its numbers over `xs`, one value per seed.
 
     `xs` may also be the name of another list of the numbers. `names` selects and renames conditions. Values that are
-    not finite are left out. Without `joined`, `xs` are categories, and each condition has dots in place of a line.
+    not finite are left out. Without `connected`, `xs` are categories, and each condition has dots in place of a line.
     """
     series = []
     for condition, name in (names or {name: name for name in table}).items():
@@ -186,10 +186,10 @@ def plot_curves(
                 label = ticks[index].replace("\n", " ") if ticks else f"{x_title} {x:g}"
                 points.append(Point(float(index if ticks else x), label, finite))
         series.append(Series(name, points))
-    return LineChart(series, x_title, y_title, y_title, tuple(ticks), logarithmic=logarithmic, joined=joined)
+    return Chart(series, x_title, y_title, y_title, tuple(ticks), logarithmic=logarithmic, connected=connected)
 
 
-def plot_bars(table: Table, key: str, *, y_title: str) -> LineChart:
+def plot_bars(table: Table, key: str, *, y_title: str) -> Chart:
     """Return a chart of one number per condition: a dot at its mean, on a bar from the lowest to the highest seed."""
     ticks = tuple(
         "\n".join(textwrap.wrap(condition, TICK_LETTERS // len(table), break_long_words=False)) for condition in table
@@ -198,4 +198,4 @@ def plot_bars(table: Table, key: str, *, y_title: str) -> LineChart:
         Point(float(index), condition, tuple(float(trial[key]) for trial in by_seed.values()))
         for index, (condition, by_seed) in enumerate(table.items())
     ]
-    return LineChart([Series(y_title, points)], "", y_title, y_title, ticks, joined=False)
+    return Chart([Series(y_title, points)], "", y_title, y_title, ticks, connected=False)

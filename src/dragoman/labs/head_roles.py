@@ -85,7 +85,7 @@ def plot_head_roles(table: Table) -> list[Figure]:
     rules = {seed: select(trial, "rules") for seed, trial in table[TRANSFORMER].items()}
     series, roles = {**heads, RULES: rules}, list(ROLES)
     chart = plot_curves(
-        series, range(len(roles)), "percent", x_title="role", y_title="queries (%)", ticks=roles, joined=False
+        series, range(len(roles)), "percent", x_title="role", y_title="queries (%)", ticks=roles, connected=False
     )
     return [Figure("Queries whose highest-weighted key is the right word, for the best head of each role", chart)]
 

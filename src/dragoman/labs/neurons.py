@@ -88,7 +88,7 @@ def measure_dedicated_neurons(condition: str, seed: int, setup: Setup) -> Number
 def plot_memory(table: Table) -> list[Figure]:
     ticks = ("of the lexicon", "shuffled")
     chart = plot_curves(
-        table, range(2), "shares", x_title="features", y_title="share of neurons", ticks=ticks, joined=False
+        table, range(2), "shares", x_title="features", y_title="share of neurons", ticks=ticks, connected=False
     )
     return [Figure("Share of neurons whose top nouns have a feature in common", chart)]
 

@@ -12,7 +12,7 @@ import torch
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import SearchJob, SearchResult
-from dragoman.evaluation.figures import LineChart
+from dragoman.evaluation.figures import Chart
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.predictor import eval_mode
 from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_curves
@@ -352,7 +352,7 @@ def measure_norms(condition: str, seed: int, setup: Setup) -> Numbers:
 
 
 def plot_norms(table: Table) -> list[Figure]:
-    def plot(key: str, y_title: str) -> LineChart:
+    def plot(key: str, y_title: str) -> Chart:
         ticks = ("none", "GNMT", "by length")
         return plot_curves(table, range(len(NORMS)), key, x_title="normalization", y_title=y_title, ticks=ticks)
 
@@ -441,7 +441,7 @@ def measure_stopping(condition: str, seed: int, setup: Setup) -> Numbers:
 
 
 def plot_stopping(table: Table) -> list[Figure]:
-    def plot(key: str, y_title: str) -> LineChart:
+    def plot(key: str, y_title: str) -> Chart:
         by_n = key.startswith("n_")
         values, name = (FINISHED, "completed hypotheses n") if by_n else (LIMITS, "maximum length T")
         return plot_curves(table, values, key, x_title=name, y_title=y_title, ticks=[str(value) for value in values])
