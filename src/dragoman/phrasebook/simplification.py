@@ -56,18 +56,18 @@ class Simplifier:
         phrases, adverbials, relatives = dict(clause.phrases), dict(clause.adverbials), []
         for name in ADJUNCT_PHRASES:
             if name in phrases and not self.has_antecedent(phrases[name]):
-                self.drop("adverbial", phrases.pop(name))
+                self.record_change("adverbial", phrases.pop(name))
         for name in ADJUNCT_ADVERBIALS:
             if name in adverbials and adverbials[name].english not in UNCERTAIN:
-                self.drop("adverbial", adverbials.pop(name))
+                self.record_change("adverbial", adverbials.pop(name))
         for name, phrase in phrases.items():
             if phrase.relative and phrase.determiner in ANTECEDENT_DETERMINERS:
                 relatives += self.simplify_clause(make_main_clause(phrase.relative, phrase))
-                self.drop("relative", phrase.relative)
+                self.record_change("relative", phrase.relative)
                 phrase = replace(phrase, relative=None)
             phrases[name] = self.simplify_noun_phrase(phrase)
         comparison = clause.comparison and self.simplify_noun_phrase(clause.comparison)
-        self.drop("degree", clause.degree)
+        self.record_change("degree", clause.degree)
         opening = clause.opening if clause.opening in phrases.keys() | adverbials.keys() else ""
         changed = replace(clause, phrases=phrases, adverbials=adverbials, opening=opening, degree=None)
         return [replace(changed, comparison=comparison), *relatives]
@@ -77,15 +77,15 @@ class Simplifier:
         if phrase.pronoun or phrase.determiner not in ANTECEDENT_DETERMINERS:
             return phrase
         for name in ("adjective", "colour"):
-            self.drop("adjective", getattr(phrase, name))
+            self.record_change("adjective", getattr(phrase, name))
         phrase = replace(phrase, adjective=None, colour=None, degree=None)
         modifier = phrase.possessor or phrase.postmodifier  # the grammar never has both
         if modifier is None or self.has_antecedent(modifier):
             return phrase
-        self.drop("modifier", modifier)
+        self.record_change("modifier", modifier)
         return replace(phrase, possessor=None, postmodifier=None)
 
-    def drop(self, change: str, dropped: object) -> None:
+    def record_change(self, change: str, dropped: object) -> None:
         """Record that a part of the plan is left out, unless the plan does not have it."""
         if dropped is not None:
             self.changes[change] = None
