@@ -169,13 +169,13 @@ def test_simplification_keeps_words_and_drops_only_what_it_names(direction: str)
     seen: set[str] = set()
     for phrase in generate("simplify", 1000, direction=direction):
         source, target = split_words(phrase.pair.source.lower()), split_words(phrase.pair.target.lower())
-        seen.update(phrase.changes)
-        assert phrase.changes
+        seen.update(phrase.simplifications)
+        assert phrase.simplifications
         assert phrase.pair.source != phrase.pair.target
-        if set(phrase.changes) <= {"adjective", "degree", "adverbial", "modifier"}:
+        if set(phrase.simplifications) <= {"adjective", "degree", "adverbial", "modifier"}:
             assert len(target) < len(source)
             assert phrase.pair.target.count(".") <= 1
-        if "clause" in phrase.changes or "relative" in phrase.changes:
+        if "clause" in phrase.simplifications or "relative" in phrase.simplifications:
             assert sum(phrase.pair.target.count(mark) for mark in ".?") >= 2
     assert seen == {"adjective", "adverbial", "clause", "degree", "modifier", "relative"}
 
@@ -230,14 +230,14 @@ def test_one_reference_punishes_right_translations(direction: str) -> None:
     for phrase in phrases:
         texts = (phrase.pair.target, *phrase.pair.alternatives)
         assert len(set(texts)) == len(texts)
-        assert len(phrase.changes) == len(phrase.pair.alternatives)
+        assert len(phrase.variations) == len(phrase.pair.alternatives)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_word_order_changes_no_word(direction: str) -> None:
     seen = set()
     for phrase in generate("paraphrases", 500, direction=direction):
-        for text, change in zip(phrase.pair.alternatives, phrase.changes, strict=True):
+        for text, change in zip(phrase.pair.alternatives, phrase.variations, strict=True):
             seen.update(change.split("+"))
             words, others = (sorted(w.lower() for w in split_words(t) if w != ",") for t in (phrase.pair.target, text))
             if change in ("word-order", "clause-order"):

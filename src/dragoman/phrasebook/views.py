@@ -33,7 +33,8 @@ class ViewedPhrase:
 
     pair: Pair
     target_words: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()  # simplifications that were made; or the variations of each alternative target
+    simplifications: tuple[str, ...] = ()  # those that were made
+    variations: tuple[str, ...] = ()  # of each alternative target, joined by "+"
     phenomena: tuple[Phenomenon, ...] = ()  # positions in `target_words`, to be judged by `judge_phenomena`
 
 
@@ -66,7 +67,7 @@ def view_simplification(plan: SentencePlan, source: Realizer, _: Realizer) -> Vi
         texts.append(realizer.text)
         words += realizer.words
     pair = Pair(source.text, " ".join(texts))
-    return ViewedPhrase(pair, tuple(words), tuple(simplifier.changes)) if simplifier.changes else None
+    return ViewedPhrase(pair, tuple(words), simplifications=tuple(simplifier.changes)) if simplifier.changes else None
 
 
 def hash_simplification(plan: SentencePlan) -> int:
@@ -83,7 +84,7 @@ def view_paraphrases(plan: SentencePlan, source: Realizer, target: Realizer) -> 
     if not paraphrases:
         return None
     pair = Pair(source.text, target.text, alternatives=tuple(paraphrases))
-    return ViewedPhrase(pair, tuple(target.words), tuple(paraphrases.values()))
+    return ViewedPhrase(pair, tuple(target.words), variations=tuple(paraphrases.values()))
 
 
 def view_dropped_pronouns(plan: SentencePlan, source: Realizer, target: Realizer) -> ViewedPhrase | None:
