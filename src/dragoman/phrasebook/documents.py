@@ -24,12 +24,12 @@ from dragoman.io import hash_stably
 from dragoman.phrasebook.english import English
 from dragoman.phrasebook.generate import (
     MAX_REPEATS,
-    PERCENTILES,
     Phenomenon,
     Phrase,
     SentenceSet,
     analyse,
     check_request,
+    is_in_split,
 )
 from dragoman.phrasebook.german import German
 from dragoman.phrasebook.grammar import COORDINATED_TENSES, Grammar, NoFittingWord
@@ -93,11 +93,8 @@ class DocumentGrammar(Grammar):
         return self.sample_clause("main", tense, "second", front=self.random() < 0.2, role=role, filler=pronoun)
 
     def is_in_split(self) -> bool:
-        """Return whether the words sampled for the current sentence belong to the split (see `realize_plans`)."""
-        if self.split == "unseen":
-            return self.found_held_out
-        low, high = PERCENTILES[self.split]
-        return low <= (self.content_hash & (2**64 - 1)) * 100 >> 64 < high
+        """Return whether the words sampled for the current sentence belong to the split (see `convert_plans`)."""
+        return self.found_held_out if self.split == "unseen" else is_in_split(self.content_hash, self.split)
 
 
 def generate_sentences(
@@ -123,7 +120,7 @@ def generate_document_pairs(
 
 
 def analyse_documents(split: str, count: int, seed: int, direction: str) -> Iterator[DocumentSentence]:
-    """Yield the sentences of documents, at least `count`, until no new document is found."""
+    """Yield the sentences of documents, at least `count`; raise a UserError if the split has not so many."""
     grammar = DocumentGrammar(split, seed)
     seen = [SentenceSet(count), SentenceSet(count)]  # the English and the German documents
     number = repeats = 0
