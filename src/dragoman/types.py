@@ -30,10 +30,10 @@ class Tree(NamedTuple):
     words: tuple[str, ...]  # "" for words that correspond to no letters of the sentence
     heads: tuple[int, ...]  # the head of each word: words are numbered from 1, as in CoNLL-U, and 0 is the root
 
-    def write_brackets(self) -> str:
+    def to_brackets(self) -> str:
         """Return the tree as text, in which each bracket contains one word and, in further brackets, its dependents.
 
-        assert Tree(("The", "man", "sleeps", "."), (2, 3, 0, 3)).write_brackets() == "( ( The ) man ) sleeps ( . )"
+        assert Tree(("The", "man", "sleeps", "."), (2, 3, 0, 3)).to_brackets() == "( ( The ) man ) sleeps ( . )"
 
         The tree has to be projective: a word and all words that depend on it, directly or not, stand together.
         """
@@ -48,8 +48,8 @@ class Tree(NamedTuple):
         return " ".join(write_subtree(self.heads.index(0) + 1))
 
     @classmethod
-    def read_brackets(cls, text: str) -> Tree:
-        """Return the tree that `write_brackets` writes as this text.
+    def from_brackets(cls, text: str) -> Tree:
+        """Return the tree that `to_brackets` returns as this text.
 
         The text may have errors, since models write it. Of several words in a bracket, the first is the head of the
         others. Brackets without a word are ignored, and brackets that are still open at the end are closed there.

@@ -104,7 +104,7 @@ def test_trees_are_read_back_as_heads(direction: str) -> None:
     phrases = generate_phrases("train", 400, direction=direction)
     for phrase, viewed in zip(phrases, generate("tree", 400, direction=direction), strict=True):
         assert viewed.pair.source == phrase.source
-        assert Tree.read_brackets(viewed.pair.target) == phrase.tree
+        assert Tree.from_brackets(viewed.pair.target) == phrase.tree
         assert [word for word in viewed.target_words if word not in "()"] == list(phrase.source_words)
 
 
@@ -120,7 +120,7 @@ def test_trees_are_read_back_as_heads(direction: str) -> None:
     ],
 )
 def test_trees_with_errors_are_read_too(text: str, words: str, heads: tuple[int, ...]) -> None:
-    assert Tree.read_brackets(text) == Tree(tuple(words.split()), heads)
+    assert Tree.from_brackets(text) == Tree(tuple(words.split()), heads)
 
 
 def test_attachment_score_counts_right_heads() -> None:

@@ -352,13 +352,13 @@ def count_word_errors(hypotheses: Lines, references: Sequence[Lines]) -> Counted
 def count_attachments(hypotheses: Lines, references: Sequence[Lines]) -> CountedScore:
     """Compute the unlabelled attachment score: the percentage of words with the right head. 100 is perfect.
 
-    Lines are dependency trees in brackets (Tree.write_brackets). If a hypothesis has not as many words as the
+    Lines are dependency trees in brackets (Tree.to_brackets). If a hypothesis has not as many words as the
     reference, none of its heads is right. With several references, the best score of each line counts.
     """
     counts = []
     for line, *targets in zip(hypotheses, *references, strict=True):
-        found = list(zip(*Tree.read_brackets(line)))
-        trees = [list(zip(*Tree.read_brackets(target))) for target in targets]
+        found = list(zip(*Tree.from_brackets(line)))
+        trees = [list(zip(*Tree.from_brackets(target))) for target in targets]
         right = [sum(map(eq, found, tree)) if len(found) == len(tree) else 0 for tree in trees]
         counts.append(max(zip(right, map(len, trees)), key=lambda count: (count[0] / max(count[1], 1), -count[1])))
     return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|labels:no|punct:yes")

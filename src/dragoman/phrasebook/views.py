@@ -53,7 +53,7 @@ def view_translation(_: SentencePlan, source: Realizer, target: Realizer) -> Vie
 def view_tree(plan: SentencePlan, source: Realizer, _: Realizer) -> ViewedPhrase:
     """Parse the source sentence: write its dependency tree in brackets."""
     tree = Tree(tuple(source.words), source.list_heads(source.locate_nodes(), root=plan.root.head))
-    brackets = tree.write_brackets()
+    brackets = tree.to_brackets()
     return ViewedPhrase(Pair(source.text, brackets), tuple(brackets.split()))
 
 
