@@ -16,7 +16,7 @@ from dragoman.phrasebook.documents import (
     generate_document_phrases,
     generate_sentences,
 )
-from dragoman.phrasebook.generate import SPLITS, count_correct_phenomena, generate_pairs
+from dragoman.phrasebook.generate import PHRASEBOOK_SPLITS, count_correct_phenomena, generate_pairs
 from dragoman.phrasebook.lexicon import load_lexicon
 
 GENDERS = {noun.forms[1][0][0]: noun.gender for noun in load_lexicon().nouns}  # German nominative singular
@@ -25,7 +25,7 @@ FORMS = {"er": 0, "ihn": 0, "sie": 1, "es": 2}
 
 @pytest.fixture(scope="module")
 def sentences() -> dict[str, list[DocumentSentence]]:
-    return {split: list(generate_sentences(split, 800)) for split in SPLITS}
+    return {split: list(generate_sentences(split, 800)) for split in PHRASEBOOK_SPLITS}
 
 
 def test_the_pronoun_has_the_gender_of_its_antecedent(sentences: dict[str, list[DocumentSentence]]) -> None:
@@ -57,10 +57,10 @@ def test_the_measure_tells_right_pronouns_from_wrong_ones(sentences: dict[str, l
 
 def test_no_sentence_is_in_two_splits(sentences: dict[str, list[DocumentSentence]]) -> None:
     """Neither of two splits of documents, nor of documents and other sentences of the phrasebook."""
-    books = {split: {pair.source for pair in generate_pairs(split, 2000)} for split in SPLITS}
+    books = {split: {pair.source for pair in generate_pairs(split, 2000)} for split in PHRASEBOOK_SPLITS}
     texts = {split: {sentence.phrase.source for sentence in some} for split, some in sentences.items()}
-    for a in SPLITS:
-        for b in SPLITS:
+    for a in PHRASEBOOK_SPLITS:
+        for b in PHRASEBOOK_SPLITS:
             assert a == b or not texts[a] & (texts[b] | books[b])
 
 

@@ -17,7 +17,7 @@ from dragoman.errors import UserError
 from dragoman.phrasebook import generate
 from dragoman.phrasebook.generate import (
     DIRECTIONS,
-    SPLITS,
+    PHRASEBOOK_SPLITS,
     Phenomenon,
     Phrase,
     count_correct_phenomena,
@@ -37,7 +37,7 @@ PUNCTUATION = {",", ".", "?"}
 
 @pytest.fixture(scope="module")
 def sample() -> dict[str, list[Phrase]]:
-    return {split: list(generate_phrases(split, 1500, seed=7)) for split in SPLITS}
+    return {split: list(generate_phrases(split, 1500, seed=7)) for split in PHRASEBOOK_SPLITS}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def plans() -> dict[str, list[SentencePlan]]:
 
 def test_golden_sentences() -> None:
     """The sentences in the file were generated and proofread; after a change of the grammar, proofread them again."""
-    written = [f"{p.source}\t{p.target}" for split in SPLITS for p in generate_phrases(split, 12, seed=1)]
+    written = [f"{p.source}\t{p.target}" for split in PHRASEBOOK_SPLITS for p in generate_phrases(split, 12, seed=1)]
     assert written == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
@@ -85,7 +85,7 @@ def test_directions_mirror_each_other() -> None:
 # ---- splits
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", PHRASEBOOK_SPLITS)
 def test_no_sentence_is_repeated_on_either_side(sample: dict[str, list[Phrase]], split: str) -> None:
     for side in ("source", "target"):
         texts = [getattr(phrase, side) for phrase in sample[split]]
@@ -95,11 +95,12 @@ def test_no_sentence_is_repeated_on_either_side(sample: dict[str, list[Phrase]],
 def test_splits_share_no_sentence_on_either_side() -> None:
     """Short sentences are often sampled again, so thousands from two seeds would show an overlap."""
     texts = {
-        s: [p for seed in (1, 2) for p in generate_pairs(s, 4000 if s == "train" else 1200, seed=seed)] for s in SPLITS
+        s: [p for seed in (1, 2) for p in generate_pairs(s, 4000 if s == "train" else 1200, seed=seed)]
+        for s in PHRASEBOOK_SPLITS
     }
     for side in ("source", "target"):
         sets = {split: {getattr(pair, side) for pair in pairs} for split, pairs in texts.items()}
-        assert all(not sets[a] & sets[b] for a in SPLITS for b in SPLITS if a < b)
+        assert all(not sets[a] & sets[b] for a in PHRASEBOOK_SPLITS for b in PHRASEBOOK_SPLITS if a < b)
 
 
 def test_every_text_has_one_translation() -> None:

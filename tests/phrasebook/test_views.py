@@ -13,7 +13,7 @@ from dragoman.errors import UserError
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import (
     DIRECTIONS,
-    SPLITS,
+    PHRASEBOOK_SPLITS,
     generate_pairs,
     generate_phrases,
     judge_phenomena,
@@ -46,9 +46,11 @@ def test_the_view_translation_has_the_pairs_of_the_phrasebook(direction: str) ->
 @pytest.mark.parametrize("view", VIEWS)
 def test_splits_share_no_source_and_train_shares_no_target(view: str) -> None:
     counts = {"train": 2000, "dev": 200, "test": 200, "unseen": 200}
-    pairs = {split: [phrase.pair for phrase in generate(view, counts[split], split=split)] for split in SPLITS}
-    for one in SPLITS:
-        for other in SPLITS[SPLITS.index(one) + 1 :]:
+    pairs = {
+        split: [phrase.pair for phrase in generate(view, counts[split], split=split)] for split in PHRASEBOOK_SPLITS
+    }
+    for one in PHRASEBOOK_SPLITS:
+        for other in PHRASEBOOK_SPLITS[PHRASEBOOK_SPLITS.index(one) + 1 :]:
             assert not {pair.source for pair in pairs[one]} & {pair.source for pair in pairs[other]}
             if {one, other} not in ({"dev", "unseen"}, {"test", "unseen"}):
                 assert not {pair.target for pair in pairs[one]} & {pair.target for pair in pairs[other]}

@@ -8,7 +8,7 @@ by less than 4 express one meaning together (realization.py).
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
-from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
+from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, PlanToken, Realizer
 
 OBJECT_PRONOUN_FORMS = {"I": "me", "we": "us", "he": "him", "she": "her", "they": "them"}
 PAST_MODALS = {"can": "could", "must": "had", "want": "wanted"}  # "had" to; grammar.py samples no others in the past
@@ -76,7 +76,7 @@ class English(Realizer):
             self.write_predicate(clause, clause.predicate)
         self.write_constituents(clause, ("manner", "place", "circumstance", "time"), head)
 
-    def conjugate(self, clause: Clause, head: int, *, needs_do: bool) -> tuple[Token, list[Token]]:
+    def conjugate(self, clause: Clause, head: int, *, needs_do: bool) -> tuple[PlanToken, list[PlanToken]]:
         """Return the token of the finite verb, and the tokens of the verb forms after it (infinitives, participle)."""
         node, verb, tense, modal, person = clause.node, clause.verb, clause.tense, clause.modal, clause.subject.person
         auxiliary = node + Offset.AUXILIARY
@@ -107,7 +107,7 @@ class English(Realizer):
 
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
         node = phrase.node
-        adjectives: list[Token] = []
+        adjectives: list[PlanToken] = []
         if phrase.degree:
             adjectives.append((phrase.degree.english[0], node + Offset.DEGREE, node + Offset.ADJECTIVE))
         if phrase.adjective:

@@ -29,7 +29,7 @@ from dragoman.phrasebook.grammar import Grammar, NoFittingWord
 from dragoman.phrasebook.realization import Realizer, SentencePlan
 from dragoman.types import Pair, Tree
 
-SPLITS = ("train", "dev", "test", "unseen")
+PHRASEBOOK_SPLITS = ("train", "dev", "test", "unseen")
 DIRECTIONS = ("en-de", "de-en")
 PERCENTILES = {"train": (0, 84), "dev": (84, 92), "test": (92, 100)}  # of the hash of the content words
 SENTENCE_COUNT = 10**18  # lower bound of the number of possible sentences, without relative clauses, questions and more
@@ -105,7 +105,7 @@ def generate_pairs(
 
 def check_request(split: str, count: int, direction: str) -> None:
     """Raise a UserError for an unknown split or direction, or a count out of range."""
-    get_entry(dict.fromkeys(SPLITS), split, "split of the phrasebook")
+    get_entry(dict.fromkeys(PHRASEBOOK_SPLITS), split, "split of the phrasebook")
     get_entry(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
     if count <= 0:
         raise UserError(f"the number of phrases must be at least 1, not {count}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dragoman.phrasebook.lexicon import PLURAL, Noun
-from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
+from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, PlanToken, Realizer
 
 Paradigm = tuple[tuple[str, ...], ...]  # forms or endings
 
@@ -49,7 +49,7 @@ DETERMINERS: dict[str, tuple[Paradigm, Paradigm]] = {  # English -> German forms
     )
     for english, stem in stems.items()
 }
-PRONOUNS = {  # nominative, accusative, dative
+PRONOUN_FORMS = {  # nominative, accusative, dative
     "I": ("ich", "mich", "mir"),
     "we": ("wir", "uns", "uns"),
     "who": ("wer", "wen", "wem"),
@@ -136,7 +136,7 @@ class German(Realizer):
         if clause.predicate:
             self.write_predicate(clause, clause.predicate)
 
-    def conjugate(self, clause: Clause, head: int) -> tuple[Token, list[Token]]:
+    def conjugate(self, clause: Clause, head: int) -> tuple[PlanToken, list[PlanToken]]:
         """Return the token of the finite verb, and the tokens of the verb forms at the end of the clause."""
         node, verb, tense, person = clause.node, clause.verb, clause.tense, clause.phrases["subject"].person
         auxiliary = node + Offset.AUXILIARY
@@ -185,6 +185,6 @@ class German(Realizer):
 
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
         if phrase.noun is None:
-            return PRONOUNS[phrase.pronoun][case]
+            return PRONOUN_FORMS[phrase.pronoun][case]
         gender = PLURAL if phrase.plural else phrase.noun.gender
         return (RELATIVE_PRONOUN if phrase.pronoun == "relative" else THIRD_PERSON)[gender][case]

@@ -28,7 +28,7 @@ from dragoman.phrasebook.lexicon import (
 )
 from dragoman.phrasebook.realization import BLOCK_SIZE, Clause, ClauseKind, NounPhrase, Offset, SentencePlan
 
-Choice = TypeVar("Choice")
+Picked = TypeVar("Picked")
 
 
 POSSESSIVES = ("my", "our", "his", "her")
@@ -446,7 +446,7 @@ class Grammar:
         self.noun_phrases.append(phrase)
         return phrase
 
-    def pick(self, choices: Sequence[Choice]) -> Choice:
+    def pick(self, choices: Sequence[Picked]) -> Picked:
         return choices[int(self.random() * len(choices))]
 
     def is_allowed(self, word: Noun | Verb | Adjective, constructions: tuple[str, ...]) -> bool:

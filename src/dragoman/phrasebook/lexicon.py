@@ -36,7 +36,7 @@ from dragoman.io import hash_stably
 
 NOMINATIVE, ACCUSATIVE, DATIVE, GENITIVE = range(4)
 MASCULINE, FEMININE, NEUTER, PLURAL = range(4)
-ROLES = ("subject", "dative", "accusative", "prepositional")
+ARGUMENT_ROLES = ("subject", "dative", "accusative", "prepositional")
 CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE, "dative": DATIVE, "possessor": GENITIVE}  # of German, by role
 
 # To test generalization, some words are held out from one construction: the training data contains the word and the
@@ -50,7 +50,7 @@ CONSTRUCTIONS = {
 }
 HELD_OUT_FRACTION = {"noun": 0.55, "verb": 0.55, "adjective": 0.4}  # of the words
 
-Row = dict[str, str]  # a row of a .tsv table: column -> cell
+TableRow = dict[str, str]  # a row of a .tsv table: column -> cell
 
 
 class Preposition(NamedTuple):
@@ -76,7 +76,7 @@ class Adverbial(NamedTuple):
 class Noun:
     """A noun, or the name of a person."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: TableRow) -> None:
         self.lemma = row["english"]
         base = row["german"]
         genitive, plural = (
@@ -108,7 +108,7 @@ class Noun:
 class Adjective:
     """An adjective. `positive` and `comparative` are (English, German) pairs."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: TableRow) -> None:
         self.lemma, german = row["english"], row["german"]
         self.positive = (self.lemma, german)
         self.comparative = (row["comparative"] or f"more {self.lemma}", row["german_comparative"])
@@ -124,7 +124,7 @@ class Adjective:
 class Verb:
     """A verb with its English and German forms."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: TableRow) -> None:
         self.lemma = row["english"]
         base, *particle = re.split("[-_]", self.lemma)
         self.english_base, self.particle = base, "".join(particle)
@@ -145,10 +145,11 @@ class Verb:
 class Frame:
     """A valency frame: one combination of arguments that a verb can take."""
 
-    def __init__(self, row: Row, verb: Verb, nouns: tuple[Noun, ...], clause: str = "") -> None:
+    def __init__(self, row: TableRow, verb: Verb, nouns: tuple[Noun, ...], clause: str = "") -> None:
         self.verb = verb
         self.clause = clause  # introduces the clausal complement, if the frame has one: "that", "whether" or "to"
-        self.fillers = {role: select_nouns(nouns, *row[role].split()) for role in ROLES}  # empty: no such argument
+        # Empty: no such argument
+        self.fillers = {role: select_nouns(nouns, *row[role].split()) for role in ARGUMENT_ROLES}
         self.preposition = Preposition.parse(row["preposition"]) if row["preposition"] else None
         self.predicates = frozenset(row["predicates"].split())  # adjectives that complete the verb: remains calm
         self.adjuncts = frozenset(row["adjuncts"].split())  # of place, company, manner
@@ -180,7 +181,7 @@ def add_s(word: str) -> str:
     return word + "s"
 
 
-def read_table(name: str) -> list[Row]:
+def read_table(name: str) -> list[TableRow]:
     """Read NAME.tsv from this package; its first line names the columns."""
     text = Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -208,9 +209,9 @@ class BilingualLexicon:
             verb = Verb(row)
             self.verbs.append(verb)
             # A verb has one frame with noun phrases, unless it takes only clauses, and one frame for each clause type.
-            without_objects = row | dict.fromkeys((*ROLES[1:], "preposition", "adjuncts"), "")
+            without_objects = row | dict.fromkeys((*ARGUMENT_ROLES[1:], "preposition", "adjuncts"), "")
             clauses = row["clauses"].split()
-            if any(row[role] for role in ROLES[1:]) or not clauses:
+            if any(row[role] for role in ARGUMENT_ROLES[1:]) or not clauses:
                 self.all_frames.append(Frame(row, verb, self.nouns))
             self.all_frames += [Frame(without_objects, verb, self.nouns, clause) for clause in clauses]
         self.index_frames()
@@ -236,7 +237,7 @@ class BilingualLexicon:
             "which": transitive,
             "where": [frame for frame in self.frames if "place" in frame.adjuncts],
         }
-        self.frames_by_role: dict[str, dict[Noun, list[Frame]]] = {role: {} for role in ROLES}
+        self.frames_by_role: dict[str, dict[Noun, list[Frame]]] = {role: {} for role in ARGUMENT_ROLES}
         for role, by_noun in self.frames_by_role.items():
             # Pronouns as objects of ditransitive verbs would need an order that english.py lacks: gives it to the man.
             for frame in self.frames if role == "subject" else not_ditransitive:

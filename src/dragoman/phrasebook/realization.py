@@ -120,7 +120,7 @@ ADVERBIAL_OFFSETS = {
 }
 
 # Word, node, node of the head. For the head of a clause, the third is unused: see `Realizer.governors`.
-Token = tuple[str, int, int]
+PlanToken = tuple[str, int, int]
 
 
 class Realizer(ABC):
@@ -134,7 +134,7 @@ class Realizer(ABC):
     commas_enclose_clauses: ClassVar[bool]  # whether commas enclose every relative and complement clause
 
     def __init__(self) -> None:
-        self.tokens: list[Token] = []
+        self.tokens: list[PlanToken] = []
         self.also_means: dict[int, int] = {}  # node of a word -> node of its second meaning: im, cannot, kein
         self.governors: dict[int, int] = {}  # node of the head of a clause -> node that the clause depends on
         self.phenomena: list[tuple[str, tuple[int, ...]]] = []  # name, nodes
