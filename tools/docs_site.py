@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 from dragoman.cli.main import app
 from dragoman.config.reference import Setting, load_settings_reference
 from dragoman.labs.registry import EXPERIMENTS
-from dragoman.labs.report import write_markdown, write_markdown_index
+from dragoman.labs.report import render_markdown, render_markdown_index
 from dragoman.labs.runner import read_results
 
 ROOT = Path(__file__).parents[1]
@@ -56,9 +56,9 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "reference/commands.md", content="\n".join(write_commands())))
     texts = [path.read_text(encoding="utf-8") for path in Path(config.docs_dir).rglob("*.md")]
     results = read_results(LAB_RESULTS)
-    files.append(File.generated(config, "labs/index.md", content="\n".join(write_markdown_index(results))))
+    files.append(File.generated(config, "labs/index.md", content="\n".join(render_markdown_index(results))))
     for name, experiment in EXPERIMENTS.items():
-        texts.append("\n".join(write_markdown(experiment, results.get(name))))
+        texts.append("\n".join(render_markdown(experiment, results.get(name))))
         files.append(File.generated(config, f"labs/{name}.md", content=texts[-1]))
     # The colours of charts are variables of the style sheet of pages, up to its rules for elements.
     variables = CHART_STYLE.read_text(encoding="utf-8").partition("\nbody ")[0]

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.labs.agreement import (
     EXPERIMENTS,
-    PLACE_PREPOSITIONS,
+    NOUN_PREPOSITIONS,
     VANILLA_RNN,
     VERBS,
     assign_word_ids,
@@ -21,7 +21,7 @@ from dragoman.labs.agreement import (
 from dragoman.labs.experiment import Experiment
 from lab_runs import check_quick_run
 
-PREPOSITIONS = ("of", *PLACE_PREPOSITIONS)
+PREPOSITIONS = ("of", *NOUN_PREPOSITIONS)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dragoman.labs.context import (
-    ATTENTION_LSTM,
     CLUES,
     COPY_SOURCE,
     DROPPED,
@@ -18,7 +17,6 @@ from dragoman.labs.context import (
     GOOD_BACK,
     NO_CONTEXT,
     PRONOUNS,
-    SIMPLIFYING_TRANSFORMER,
     WITH_PRONOUNS,
     compute_auc,
     drop_words,
@@ -27,6 +25,7 @@ from dragoman.labs.context import (
     list_dropped_pronouns,
 )
 from dragoman.labs.experiment import Experiment, Setup
+from dragoman.labs.small_translators import LSTM_ATTENTION, TRANSFORMER
 from lab_runs import Facts, check_quick_run
 
 FACTS: dict[str, Facts] = {
@@ -41,7 +40,7 @@ FACTS: dict[str, Facts] = {
     "simplification": lambda trials: {
         "a copy has most of the words": trials[COPY_SOURCE]["bleu"] > 30,
         "a copy simplifies nothing": trials[COPY_SOURCE]["exact"] == 0,
-        "both models simplify": min(trials[name]["exact"] for name in (ATTENTION_LSTM, SIMPLIFYING_TRANSFORMER)) > 2,
+        "both models simplify": min(trials[name]["exact"] for name in (LSTM_ATTENTION, TRANSFORMER)) > 2,
     },
     "round-trip": lambda trials: {
         "each lost word lowers chrF": trials[GOOD_BACK]["reference_chrf"]

@@ -10,7 +10,7 @@ from dragoman.labs.data_questions import (
     COPYING,
     DOMAINS,
     EXPERIMENTS,
-    WORDS,
+    WHOLE_WORDS,
     correlate_ranks,
     invent_names,
     measure_rare_words,
@@ -22,7 +22,7 @@ from lab_runs import Facts, check_quick_run
 
 FACTS: dict[str, Facts] = {
     "rare-words": lambda trials: {
-        "a vocabulary of words has no names": trials[WORDS]["names"] == 0,
+        "a vocabulary of words has no names": trials[WHOLE_WORDS]["names"] == 0,
         "a copying model writes them all the same": trials[COPYING]["names"] > 20,
     },
     "domain": lambda trials: {

@@ -25,7 +25,7 @@ from dragoman.labs import runner
 from dragoman.labs.experiment import CONFIRMED, DEPENDS, NOT_CONFIRMED, Check, Experiment, Table, find_interval
 from dragoman.labs.memory import RECURRENT_POWERS
 from dragoman.labs.registry import EXPERIMENTS
-from dragoman.labs.report import write_markdown, write_markdown_index, write_site
+from dragoman.labs.report import render_markdown, render_markdown_index, write_site
 from dragoman.labs.runner import Trial, TrialsFailed, read_results, replace_infinite, restore_infinite, run_experiments
 
 NAME = RECURRENT_POWERS.name
@@ -222,9 +222,9 @@ def test_the_site_has_all_results(tmp_path: Path) -> None:
 
 
 def test_the_documentation_lists_every_experiment() -> None:
-    page = "\n".join(write_markdown_index({}))
+    page = "\n".join(render_markdown_index({}))
     assert all(f"[{name}]({name}.md)" in page for name in EXPERIMENTS)
-    assert "no full run" in "\n".join(write_markdown(RECURRENT_POWERS, None))
+    assert "no full run" in "\n".join(render_markdown(RECURRENT_POWERS, None))
 
 
 def test_every_experiment_has_a_kept_result() -> None:
@@ -236,7 +236,7 @@ def test_every_experiment_has_a_kept_result() -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_an_experiment_is_described(experiment: Experiment) -> None:
     assert EXPERIMENTS[experiment.name] is experiment
-    for text in ("title", "lecture", "claim", "method", "predict", "lesson"):
+    for text in ("title", "lecture", "claim", "method", "predict", "conclusion"):
         assert getattr(experiment, text).strip()
     checks = experiment.checks
     assert checks

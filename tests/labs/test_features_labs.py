@@ -8,7 +8,15 @@ from itertools import islice
 from pathlib import Path
 
 from dragoman.labs.experiment import Trials
-from dragoman.labs.features import BEFORE, NUMBER, PROBING, PROPERTIES, WORD, analyse_plan, find_layer
+from dragoman.labs.features import (
+    PART_BEFORE,
+    PART_OF_SPEECH,
+    PROBED_PROPERTIES,
+    PROBING,
+    SUBJECT_NUMBER,
+    analyse_plan,
+    find_layer,
+)
 from dragoman.phrasebook.english import English
 from dragoman.phrasebook.generate import realize_plans
 from dragoman.phrasebook.realization import BLOCK_SIZE
@@ -18,11 +26,11 @@ from lab_runs import check_quick_run
 def test_quick_version(tmp_path: Path) -> None:
     def tell(trials: Trials) -> Mapping[str, bool]:
         numbers = trials["Transformer"]
-        majority = dict(zip(PROPERTIES, numbers["majority"], strict=True))
+        majority = dict(zip(PROBED_PROPERTIES, numbers["majority"], strict=True))
         return {
-            "plural subjects are as frequent as others": majority[NUMBER] == 0.5,
-            "the number of the subject cannot be read from embeddings": abs(numbers[NUMBER][0] - 0.5) < 0.15,
-            "part of speech can be read from embeddings": numbers[WORD][0] > majority[WORD] + 0.02,
+            "plural subjects are as frequent as others": majority[SUBJECT_NUMBER] == 0.5,
+            "the number of the subject cannot be read from embeddings": abs(numbers[SUBJECT_NUMBER][0] - 0.5) < 0.15,
+            "part of speech can be read from embeddings": numbers[PART_OF_SPEECH][0] > majority[PART_OF_SPEECH] + 0.02,
         }
 
     check_quick_run(PROBING, tmp_path, tell, decides=False)
@@ -48,7 +56,11 @@ def test_no_word_of_the_main_clause_tells_the_number_of_its_subject() -> None:
 
 
 def test_the_layer_of_a_property_needs_a_gain() -> None:
-    majority = [0.5] * len(PROPERTIES)
-    numbers = {"majority": majority, NUMBER: [0.5, 0.6, 0.89, 0.9, 0.7], BEFORE: [0.5, 0.54, 0.51, 0.5, 0.5]}
-    assert find_layer(numbers, NUMBER) == 2
-    assert math.isnan(find_layer(numbers, BEFORE))
+    majority = [0.5] * len(PROBED_PROPERTIES)
+    numbers = {
+        "majority": majority,
+        SUBJECT_NUMBER: [0.5, 0.6, 0.89, 0.9, 0.7],
+        PART_BEFORE: [0.5, 0.54, 0.51, 0.5, 0.5],
+    }
+    assert find_layer(numbers, SUBJECT_NUMBER) == 2
+    assert math.isnan(find_layer(numbers, PART_BEFORE))

@@ -9,15 +9,18 @@ import numpy as np
 
 from dragoman.inspection.heads import HeadReport, ScoredHeads
 from dragoman.labs.experiment import Trials
-from dragoman.labs.head_roles import HEAD_ROLES, LSTM, MODELS, ROLES, UNTRAINED, find_role
+from dragoman.labs.head_roles import HEAD_ROLES, ROLE_MODELS, ROLE_SCORES, UNTRAINED, find_role
+from dragoman.labs.small_translators import LSTM_ATTENTION
 from lab_runs import check_quick_run
 
 
 def test_quick_version(tmp_path: Path) -> None:
     def tell(trials: Trials) -> Mapping[str, bool]:
         return {
-            "an LSTM has no heads of self-attention": trials[LSTM]["percent"][1:] == [0.0] * (len(ROLES) - 1),
-            "the rule for alignment depends on the sentences alone": len({trials[m]["rules"][0] for m in MODELS}) == 1,
+            "an LSTM has no heads of self-attention": trials[LSTM_ATTENTION]["percent"][1:]
+            == [0.0] * (len(ROLE_SCORES) - 1),
+            "the rule for alignment depends on the sentences alone": len({trials[m]["rules"][0] for m in ROLE_MODELS})
+            == 1,
             "an untrained model does not align": trials[UNTRAINED]["aligned word"] < trials[UNTRAINED]["rules"][0],
         }
 

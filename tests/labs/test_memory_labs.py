@@ -11,14 +11,14 @@ import pytest
 from dragoman.labs import memory
 from dragoman.labs.experiment import Experiment, Setup
 from dragoman.labs.memory import (
+    ATTENTIVE_LSTM,
     EXPERIMENTS,
     LARGE_CLIPPED,
     LARGE_FREE,
-    LSTM,
-    LSTM_ATTENTION,
+    PLAIN_LSTM,
+    REACH_TRANSFORMER,
     SMALL_CLIPPED,
     SMALL_FREE,
-    TRANSFORMER,
     VANILLA,
 )
 from lab_runs import Facts, check_quick_run
@@ -31,12 +31,12 @@ FACTS: dict[str, Facts] = {
     },
     "reach": lambda trials: {
         "gates and attention recall the first token": min(
-            min(trials[name]["accuracies"]) for name in (LSTM, LSTM_ATTENTION, TRANSFORMER)
+            min(trials[name]["accuracies"]) for name in (PLAIN_LSTM, ATTENTIVE_LSTM, REACH_TRANSFORMER)
         )
         > 0.9,
-        "the gradient vanishes faster without gates": trials[LSTM]["gradients"][-1]
+        "the gradient vanishes faster without gates": trials[PLAIN_LSTM]["gradients"][-1]
         > 1000 * trials[VANILLA]["gradients"][-1],
-        "it does not vanish with attention": trials[TRANSFORMER]["gradients"][-1] > 0.1,
+        "it does not vanish with attention": trials[REACH_TRANSFORMER]["gradients"][-1] > 0.1,
     },
 }
 

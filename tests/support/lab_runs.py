@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dragoman.labs.experiment import CONFIRMED, Experiment, Trials
-from dragoman.labs.report import render_result, write_markdown
-from dragoman.labs.runner import Result, run_experiments
+from dragoman.labs.report import render_markdown, render_result
+from dragoman.labs.runner import LabResult, run_experiments
 
 Facts = Callable[[Trials], Mapping[str, bool]]  # statements about the trials of a quick run, and whether they hold
 
 
 def check_quick_run(
     experiment: Experiment, folder: Path, facts: Facts | None = None, *, decides: bool = True
-) -> Result:
+) -> LabResult:
     """Run an experiment quickly and return its result. A law must be confirmed; figures and pages must render.
 
     `facts` are statements that even the quick version shows on any CPU, such as that the easy case is learned. They
@@ -35,9 +35,9 @@ def check_quick_run(
     assert figures
     assert all(figure.chart.series and all(series.points for series in figure.chart.series) for figure in figures)
     assert experiment.title in render_result(result).replace("&#39;", "'")
-    kept = Result.from_json(json.loads(json.dumps(result.to_json())))
+    kept = LabResult.from_json(json.loads(json.dumps(result.to_json())))
     assert kept.verdict == result.verdict
-    page = "\n".join(write_markdown(experiment, kept))
+    page = "\n".join(render_markdown(experiment, kept))
     assert page.count("<svg") == len(figures)
     assert "](../../src/dragoman/labs/" in page
     return result

@@ -12,20 +12,30 @@ from random import Random
 from typing import Any
 
 from dragoman.io import hash_stably
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_bars, plot_curves
+from dragoman.labs.experiment import (
+    Check,
+    Experiment,
+    LabFigure,
+    Numbers,
+    Setup,
+    Table,
+    Trials,
+    plot_categories,
+    plot_curves,
+)
 from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch, measure_accuracy
 from dragoman.phrasebook.english import ENGLISH_BE
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun, load_lexicon
 from dragoman.types import Batch
 
 ATTRACTOR_SHARE = 0.01  # of the training sentences with nouns after the subject
-DEPTHS = (1, 2, 4, 6)  # nouns after the subject, each with a preposition
-QUICK_DEPTHS = (1, 2)
+NOUNS_AFTER = (1, 2, 4, 6)  # nouns after the subject, each with a preposition
+QUICK_NOUNS_AFTER = (1, 2)
 MOST_NOUNS_BEFORE = 2  # nouns before the subject, each with a preposition; half of them are plural
 ADJECTIVE_SHARE = 0.5  # of the nouns
 TEST_PERCENT = 20  # of the pairs of a subject and the noun after it: they occur in the test only
 VERBS = ENGLISH_BE["present"][1:]  # is, are
-PLACE_PREPOSITIONS = ("near", "behind")
+NOUN_PREPOSITIONS = ("near", "behind")
 
 
 def inflect(noun: Noun, plural: bool) -> str:
@@ -51,7 +61,7 @@ def list_adjectives() -> list[str]:
 def assign_word_ids() -> dict[str, int]:
     """Return the token ids of all words of the experiment."""
     forms = (inflect(noun, plural) for noun in list_nouns() for plural in (False, True))
-    words = dict.fromkeys(chain(("the", "of"), PLACE_PREPOSITIONS, VERBS, list_adjectives(), forms))
+    words = dict.fromkeys(chain(("the", "of"), NOUN_PREPOSITIONS, VERBS, list_adjectives(), forms))
     return {word: index for index, word in enumerate(words, FIRST_ID)}
 
 
@@ -73,10 +83,10 @@ def write_subject(random: Random, *, plural: bool, attracts: bool, depth: int, t
         subject, after[0] = random.choices(nouns, k=2)
     words = []
     for noun in random.choices(nouns, k=random.randint(0, MOST_NOUNS_BEFORE)):
-        words += [random.choice(PLACE_PREPOSITIONS), *write_noun_phrase(random, noun, plural=random.random() < 0.5)]
+        words += [random.choice(NOUN_PREPOSITIONS), *write_noun_phrase(random, noun, plural=random.random() < 0.5)]
     words += write_noun_phrase(random, subject, plural=plural)
     for noun in after:
-        preposition = random.choice(("of", *PLACE_PREPOSITIONS))
+        preposition = random.choice(("of", *NOUN_PREPOSITIONS))
         words += [preposition, *write_noun_phrase(random, noun, plural=plural != attracts)]
     return words
 
@@ -113,7 +123,7 @@ def sample_training_batch(seed: int, longest: int, step: int) -> Batch:
 RNN: Mapping[str, Any] = {"kind": "rnn", "width": 32, "bidirectional": False, "dropout": 0.0, "attention": "none"}
 VANILLA_RNN, GRU_RNN, LSTM_RNN, ATTENTIVE_RNN = "vanilla RNN", "GRU", "LSTM", "LSTM with attention"
 SELF_ATTENTION_MODEL = "Transformer"
-ARCHITECTURES: dict[str, Mapping[str, Any]] = {
+AGREEMENT_MODELS: dict[str, Mapping[str, Any]] = {
     VANILLA_RNN: {**RNN, "cell": "vanilla"},
     GRU_RNN: {**RNN, "cell": "gru"},
     LSTM_RNN: {**RNN, "cell": "lstm"},
@@ -124,8 +134,8 @@ ARCHITECTURES: dict[str, Mapping[str, Any]] = {
 
 def measure_attraction(condition: str, seed: int, setup: Setup) -> Numbers:
     """Train a model to add the verb; measure its accuracy with and without attractors, by depth."""
-    model = build_small_model(ARCHITECTURES[condition], vocabulary=FIRST_ID + len(assign_word_ids()), seed=seed)
-    depths, steps = setup.pick((QUICK_DEPTHS, 200), (DEPTHS, 1500))
+    model = build_small_model(AGREEMENT_MODELS[condition], vocabulary=FIRST_ID + len(assign_word_ids()), seed=seed)
+    depths, steps = setup.pick((QUICK_NOUNS_AFTER, 200), (NOUNS_AFTER, 1500))
     sample = partial(sample_training_batch, seed, depths[-1])
     fit(model, sample, steps=steps, lr=setup.pick(1e-2, 2e-3), device=setup.device)
     random = Random(hash_stably(f"attractor test {seed}".encode()))
@@ -144,14 +154,14 @@ def measure_attraction(condition: str, seed: int, setup: Setup) -> Numbers:
     }
 
 
-def plot_attraction(table: Table) -> list[Figure]:
+def plot_attraction(table: Table) -> list[LabFigure]:
     curves = partial(plot_curves, table, "depths", x_title="nouns after the subject", y_title="accuracy")
     return [
-        Figure("Accuracy where all nouns after the subject have the other number", curves("attracted")),
-        Figure("Accuracy where all nouns after the subject have the same number", curves("plain")),
-        Figure(
+        LabFigure("Accuracy where all nouns after the subject have the other number", curves("attracted")),
+        LabFigure("Accuracy where all nouns after the subject have the same number", curves("plain")),
+        LabFigure(
             "Accuracy lost through attractors, in points, averaged over all distances",
-            plot_bars(table, "drop", y_title="accuracy lost"),
+            plot_categories(table, "drop", y_title="accuracy lost"),
         ),
     ]
 
@@ -175,12 +185,12 @@ ATTRACTOR = Experiment(
     "without, with pairs of nouns that were not trained. Measured: the accuracy that attractors cost, in points. "
     "Recurrent encoders read from left to right.",
     predict="Which architecture loses most, and does it lose more if six nouns follow the subject instead of one?",
-    conditions=tuple(ARCHITECTURES),
+    conditions=tuple(AGREEMENT_MODELS),
     measure=measure_attraction,
     checks=(
         Check(
             "accuracy without attractors, one noun after the subject, lowest of all architectures",
-            lambda trials: min(trials[name]["plain"][0] for name in ARCHITECTURES),
+            lambda trials: min(trials[name]["plain"][0] for name in AGREEMENT_MODELS),
             at_least=0.9,
             control=True,
         ),
@@ -194,16 +204,16 @@ ATTRACTOR = Experiment(
         Check("how much less the Transformer loses", partial(compare_drops, SELF_ATTENTION_MODEL), at_least=5),
     ),
     plot=plot_attraction,
-    lesson="Attractors are so rare in training that the number of the nearest noun is nearly always right, and that "
-    "is what most models learn. Where all nouns after the subject agree, every architecture is right. Where they do "
-    "not, the vanilla RNN and the LSTM follow them in almost all sentences, already after one noun, so that distance "
-    "cannot make it worse. The Transformer is right in a quarter of the sentences after one noun and in 3 to 4 % "
-    "after six; so distance matters even to attention. With attention, two of three LSTMs are right in half of the "
-    "sentences, which guessing would be too, and one in all; of three GRUs, two are right in half. Three seeds do not "
-    "settle by how much attention helps an LSTM. A first version, with the subject always in second place, at most "
-    "three nouns and 5 % of attractors, told nothing: after 1,500 steps all architectures were right in 98 % of the "
-    "sentences or more. So the training data matters as much as the architecture. All models have the same learning "
-    "rate.",
+    conclusion="Attractors are so rare in training that the number of the nearest noun is nearly always right, and "
+    "that is what most models learn. Where all nouns after the subject agree, every architecture is right. Where they "
+    "do not, the vanilla RNN and the LSTM follow them in almost all sentences, already after one noun, so that "
+    "distance cannot make it worse. The Transformer is right in a quarter of the sentences after one noun and in 3 to "
+    "4 % after six; so distance matters even to attention. With attention, two of three LSTMs are right in half of "
+    "the sentences, which guessing would be too, and one in all; of three GRUs, two are right in half. Three seeds do "
+    "not settle by how much attention helps an LSTM. A first version, with the subject always in second place, at "
+    "most three nouns and 5 % of attractors, told nothing: after 1,500 steps all architectures were right in 98 % of "
+    "the sentences or more. So the training data matters as much as the architecture. All models have the same "
+    "learning rate.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (ATTRACTOR,)}

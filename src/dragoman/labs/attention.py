@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dragoman.inference.predictor import eval_mode
 from dragoman.kernels.attention import AttentionMask
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_categories, plot_curves
 from dragoman.labs.small_models import (
     FIRST_ID,
     REVERSALS,
@@ -60,14 +60,14 @@ def measure_saturation(condition: str, seed: int, setup: Setup) -> Numbers:  # n
     return {"largest": largest, "entropy": entropies, "gradient": gradients}
 
 
-def plot_saturation(table: Table) -> list[Figure]:
+def plot_saturation(table: Table) -> list[LabFigure]:
     ticks = tuple(map(str, HEAD_WIDTHS))
 
-    def plot(key: str, y_title: str, *, logarithmic: bool = False) -> Figure:
+    def plot(key: str, y_title: str, *, logarithmic: bool = False) -> LabFigure:
         chart = plot_curves(
             table, HEAD_WIDTHS, key, x_title="head width", y_title=y_title, ticks=ticks, logarithmic=logarithmic
         )
-        return Figure(f"{y_title[0].upper()}{y_title[1:]}, by head width", chart)
+        return LabFigure(f"{y_title[0].upper()}{y_title[1:]}, by head width", chart)
 
     return [
         plot("largest", f"largest of {KEYS} attention weights"),
@@ -113,7 +113,7 @@ SATURATION = Experiment(
         ),
     ),
     plot=plot_saturation,
-    lesson="Without scaling, the standard deviation of the scores is the square root of the width, and attention "
+    conclusion="Without scaling, the standard deviation of the scores is the square root of the width, and attention "
     "becomes a choice of one key. The typical gradient then vanishes; the mean over queries falls less, as a few "
     "queries have two keys with almost the same score. With scaling, all three measures hardly depend on the width. "
     "This holds for random vectors, as at the start of training.",
@@ -144,11 +144,13 @@ def measure_scaled_training(condition: str, seed: int, setup: Setup) -> Numbers:
     }
 
 
-def plot_scaled_training(table: Table) -> list[Figure]:
+def plot_scaled_training(table: Table) -> list[LabFigure]:
     losses = plot_curves(table, "steps", "losses", x_title="steps", y_title="training loss")
     return [
-        Figure("Training loss of one-head Transformers, by scaling and width", losses),
-        Figure("Accuracy on other random sentences at the end", plot_bars(table, "accuracy", y_title="accuracy")),
+        LabFigure("Training loss of one-head Transformers, by scaling and width", losses),
+        LabFigure(
+            "Accuracy on other random sentences at the end", plot_categories(table, "accuracy", y_title="accuracy")
+        ),
     ]
 
 
@@ -190,9 +192,9 @@ SCALED_TRAINING = Experiment(
         ),
     ),
     plot=plot_scaled_training,
-    lesson="Unscaled models learn more slowly at both widths: their mean loss is 1.4 to 1.7 times that of scaled ones "
-    "at width 32 and 1.7 to 6.5 times at width 256. The narrow head is affected too, because the initial scores of a "
-    "head of 32 have a standard deviation of almost 3, which is not small. But one of the three scaled models of "
+    conclusion="Unscaled models learn more slowly at both widths: their mean loss is 1.4 to 1.7 times that of scaled "
+    "ones at width 32 and 1.7 to 6.5 times at width 256. The narrow head is affected too, because the initial scores "
+    "of a head of 32 have a standard deviation of almost 3, which is not small. But one of the three scaled models of "
     "width 256 did not learn the task either, so that three seeds do not settle how much accuracy is lost. The "
     "learning rate is the same for all models and was not tuned for each. Almost half of the test sentences occur in "
     "the training data, which is the same for all models. That the scaled model learns became a control after the "
@@ -202,12 +204,12 @@ SCALED_TRAINING = Experiment(
 
 # `causal-mask`
 
-COPIED = 5  # tokens that are copied
+COPIED_COUNT = 5  # tokens that are copied
 COPIED_TOKENS = 10  # distinct tokens
 COPY_TASKS = ("copy", "cipher")
 SEPARATOR = FIRST_ID + COPIED_TOKENS
 # Nothing predicts the tokens before the separator: no model that reads from left to right has a lower loss.
-LOWEST_LOSS = COPIED * math.log(COPIED_TOKENS) / (2 * COPIED + 2)
+LOWEST_LOSS = COPIED_COUNT * math.log(COPIED_TOKENS) / (2 * COPIED_COUNT + 2)
 
 
 def sample_copies(task: str, seed: int, step: int, rows: int = 64) -> Batch:
@@ -217,7 +219,7 @@ def sample_copies(task: str, seed: int, step: int, rows: int = 64) -> Batch:
     from the end of the vocabulary as the token's id is from the start.
     """
     rng = np.random.default_rng((seed, step))
-    first_NT = rng.integers(FIRST_ID, SEPARATOR, (rows, COPIED))
+    first_NT = rng.integers(FIRST_ID, SEPARATOR, (rows, COPIED_COUNT))
     second_NT = FIRST_ID + SEPARATOR - 1 - first_NT if task == "cipher" else first_NT
     lines = [[*first, SEPARATOR, *second] for first, second in zip(first_NT, second_NT, strict=True)]
     return make_batch([()] * rows, lines, example_format="lines")
@@ -260,8 +262,8 @@ def measure_causal_mask(condition: str, seed: int, setup: Setup) -> Numbers:
         losses = fit(model, lambda step: sample_copies(task, seed, step), steps=steps, lr=2e-3, device=setup.device)
     binned = np.array(losses).reshape(LOSS_BINS, -1).mean(1)
     test = sample_copies(task, seed, steps, 256).to(torch.device(setup.device))
-    prompt = COPIED + 2  # BOS, the tokens and the separator
-    generated_NT = generate_greedily(model, test.target_in_BT[:, :prompt], COPIED)
+    prompt = COPIED_COUNT + 2  # BOS, the tokens and the separator
+    generated_NT = generate_greedily(model, test.target_in_BT[:, :prompt], COPIED_COUNT)
     return {
         "steps": ((np.arange(LOSS_BINS) + 1) * steps // LOSS_BINS).tolist(),
         "losses": binned.tolist(),
@@ -270,11 +272,11 @@ def measure_causal_mask(condition: str, seed: int, setup: Setup) -> Numbers:
     }
 
 
-def plot_causal_mask(table: Table) -> list[Figure]:
+def plot_causal_mask(table: Table) -> list[LabFigure]:
     losses = plot_curves(table, "steps", "losses", x_title="steps", y_title="training loss")
     return [
-        Figure(f"Training loss; without knowledge of later tokens, it is at least {LOWEST_LOSS:.2f}", losses),
-        Figure("Accuracy of generated tokens", plot_bars(table, "accuracy", y_title="accuracy")),
+        LabFigure(f"Training loss; without knowledge of later tokens, it is at least {LOWEST_LOSS:.2f}", losses),
+        LabFigure("Accuracy of generated tokens", plot_categories(table, "accuracy", y_title="accuracy")),
     ]
 
 
@@ -322,12 +324,12 @@ CAUSAL_MASK = Experiment(
         ),
     ),
     plot=plot_causal_mask,
-    lesson="Without the mask, the training loss falls to almost 0, far below what is possible without the future, so "
-    "that it says nothing about the model. What generation loses depends on the task. If the answer itself stands in "
-    "the first half, the model still copies when the future is missing. If it has to be looked up in a substitution, "
-    "one model of three generates 35 % right tokens, one 52 % and one 98 %. The task copy came first; the cipher was "
-    "added, with the same threshold, after copying had turned out not to suffer. Most test lines occur in "
-    "training too, usually once.",
+    conclusion="Without the mask, the training loss falls to almost 0, far below what is possible without the future, "
+    "so that it says nothing about the model. What generation loses depends on the task. If the answer itself stands "
+    "in the first half, the model still copies when the future is missing. If it has to be looked up in a "
+    "substitution, one model of three generates 35 % right tokens, one 52 % and one 98 %. The task copy came first; "
+    "the cipher was added, with the same threshold, after copying had turned out not to suffer. Most test lines occur "
+    "in training too, usually once.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (SATURATION, SCALED_TRAINING, CAUSAL_MASK)}

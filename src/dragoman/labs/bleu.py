@@ -13,13 +13,13 @@ from random import Random
 from statistics import fmean
 
 from dragoman.evaluation.figures import Chart
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_categories, plot_curves
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs, realize_plans, split_words
 from dragoman.phrasebook.german import German
 from dragoman.types import Pair
 
-LECTURE = "002, Lecture 7: Evaluation"
+BLEU_LECTURE = "002, Lecture 7: Evaluation"
 
 # `paraphrases`
 
@@ -100,23 +100,23 @@ def measure_paraphrases(condition: str, seed: int, setup: Setup) -> Numbers:
     return {**numbers, "bleu_one_reference": one, "bleu_all_references": all_other}
 
 
-def plot_paraphrases(table: Table) -> list[Figure]:
+def plot_paraphrases(table: Table) -> list[LabFigure]:
     def plot(keys: dict[str, str], y_title: str) -> Chart:
-        charts = [plot_bars(table, key, y_title=title) for key, title in keys.items()]
+        charts = [plot_categories(table, key, y_title=title) for key, title in keys.items()]
         return replace(charts[0], series=[chart.series[0] for chart in charts], y_title=y_title)
 
     scores = plot({"bleu_right": "right paraphrase", "bleu_wrong": "one wrong word"}, "BLEU")
     wins = plot({"bleu_wrong_wins": "BLEU", "chrf_wrong_wins": "chrF"}, "share of sentences")
     return [
-        Figure("BLEU of right paraphrases and of translations with one wrong word, against one reference", scores),
-        Figure("How often the wrong translation has the higher score", wins),
+        LabFigure("BLEU of right paraphrases and of translations with one wrong word, against one reference", scores),
+        LabFigure("How often the wrong translation has the higher score", wins),
     ]
 
 
 PARAPHRASES = Experiment(
     name="paraphrases",
     title="Can a wrong translation have a higher BLEU than a right one?",
-    lecture=LECTURE,
+    lecture=BLEU_LECTURE,
     claim="BLEU is useful but imperfect. There are many valid ways to translate a sentence, so a good translation can "
     "get a poor BLEU score because it has low n-gram overlap with the human translation.",
     method="Sentences of the phrasebook with two translations: a right one with another word order, and the reference "
@@ -143,7 +143,7 @@ PARAPHRASES = Experiment(
         ),
     ),
     plot=plot_paraphrases,
-    lesson="BLEU counts shared n-grams. A moved constituent breaks many of them, a dropped negation or a changed "
+    conclusion="BLEU counts shared n-grams. A moved constituent breaks many of them, a dropped negation or a changed "
     "number few, so the wrong translation usually wins. By chrF it wins as often, in 97 to 99 % of the sentences. "
     "Further references help only as far as they contain the n-grams of the new order.",
 )
@@ -152,12 +152,12 @@ PARAPHRASES = Experiment(
 
 LENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of the outputs, relative to the references
 UNCHANGED = LENGTHS[:4]  # share of words that are not swapped or replaced
-CUT, SWAPPED, REPLACED = "shortened or padded", "words swapped", "words replaced"
+RESIZED, SWAPPED, REPLACED = "shortened or padded", "words swapped", "words replaced"
 
 
 def change_words(words: list[str], condition: str, amount: float, random: Random) -> list[str]:
     """Return words with another length (`amount` is relative), or with a share of 1 - `amount` exchanged."""
-    if condition == CUT:
+    if condition == RESIZED:
         size = max(round(amount * len(words)), 1)
         return [*words[:size], *random.choices(words, k=max(size - len(words), 0))]
     changed = list(words)
@@ -176,7 +176,7 @@ def measure_parts(condition: str, seed: int, setup: Setup) -> Numbers:
     references = [" ".join(split_words(pair.target)) for pair in pairs]
     random = Random(seed)
     numbers: dict[str, list[float]] = {name: [] for name in ("bleu", "penalty", "precision", "error")}
-    for amount in LENGTHS if condition == CUT else UNCHANGED:
+    for amount in LENGTHS if condition == RESIZED else UNCHANGED:
         texts = [" ".join(change_words(line.split(), condition, amount, random)) for line in references]
         counted = metric.check_and_count(texts, [references])
         parts = metric.decompose(counted.count_NK.sum(0))
@@ -188,29 +188,29 @@ def measure_parts(condition: str, seed: int, setup: Setup) -> Numbers:
     return dict(numbers)
 
 
-def plot_parts(table: Table) -> list[Figure]:
+def plot_parts(table: Table) -> list[LabFigure]:
     ticks = [f"{amount:g}" for amount in LENGTHS]
     charts = {
         key: plot_curves(table, LENGTHS, key, x_title="length or unchanged share", y_title=title, ticks=ticks)
         for key, title in (("bleu", "BLEU"), ("penalty", "brevity penalty"), ("precision", "mean precision"))
     }
     return [
-        Figure("BLEU", charts["bleu"]),
-        Figure("Brevity penalty", charts["penalty"]),
-        Figure("Geometric mean of the precisions, in per cent", charts["precision"]),
+        LabFigure("BLEU", charts["bleu"]),
+        LabFigure("Brevity penalty", charts["penalty"]),
+        LabFigure("Geometric mean of the precisions, in per cent", charts["precision"]),
     ]
 
 
 BLEU_PARTS = Experiment(
     name="bleu-parts",
     title="What does BLEU consist of?",
-    lecture=LECTURE,
+    lecture=BLEU_LECTURE,
     claim="BLEU compares the machine-written translation to one or several human-written translations, and computes a "
     "similarity score.",
     method="References of the phrasebook are shortened or padded, their words swapped or replaced. The product of a "
     "penalty for short outputs and the geometric mean of the four n-gram precisions is compared with the metric.",
     predict="The first half of every reference: which precision does it have, and which BLEU?",
-    conditions=(CUT, SWAPPED, REPLACED),
+    conditions=(RESIZED, SWAPPED, REPLACED),
     measure=measure_parts,
     checks=(
         Check(
@@ -220,15 +220,15 @@ BLEU_PARTS = Experiment(
         ),
         Check(
             "least precision of beginnings of the references",
-            lambda trials: min(trials[CUT]["precision"][:4]),
+            lambda trials: min(trials[RESIZED]["precision"][:4]),
             at_least=100 - 1e-6,
         ),
-        Check("brevity penalty of half the length", lambda trials: trials[CUT]["penalty"][1], at_most=0.5),
-        Check("brevity penalty of 1.5 times the length", lambda trials: trials[CUT]["penalty"][-1], at_least=1.0),
+        Check("brevity penalty of half the length", lambda trials: trials[RESIZED]["penalty"][1], at_most=0.5),
+        Check("brevity penalty of 1.5 times the length", lambda trials: trials[RESIZED]["penalty"][-1], at_least=1.0),
     ),
     plot=plot_parts,
-    lesson="The parts give the metric to rounding. The beginning of a reference has a precision of 100 %, so only the "
-    "brevity penalty punishes what is missing; superfluous words are punished by the precisions alone.",
+    conclusion="The parts give the metric to rounding. The beginning of a reference has a precision of 100 %, so only "
+    "the brevity penalty punishes what is missing; superfluous words are punished by the precisions alone.",
     law=True,
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from dragoman.inspection.heads import make_phrasebook_corpus
 from dragoman.io import hash_stably
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, Trials, plot_curves
 from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch, measure_accuracy, train_run
 from dragoman.metrics.metrics import METRICS
 from dragoman.types import Batch
@@ -90,7 +90,7 @@ def measure_bottleneck(condition: str, seed: int, setup: Setup) -> Numbers:
     return {"lengths": lengths, "scores": scores, "longest": scores[-1], "drop": scores[0] - scores[-1]}
 
 
-def plot_bottleneck(table: Table) -> list[Figure]:
+def plot_bottleneck(table: Table) -> list[LabFigure]:
     chart = plot_curves(
         table,
         "lengths",
@@ -98,7 +98,7 @@ def plot_bottleneck(table: Table) -> list[Figure]:
         x_title="words of the source, at least (quick version: tokens)",
         y_title="BLEU (quick: % right)",
     )
-    return [Figure("Quality by the length of the source", chart)]
+    return [LabFigure("Quality by the length of the source", chart)]
 
 
 def compare_longest(better: str, worse: str) -> Callable[[Trials], float]:
@@ -143,12 +143,12 @@ BOTTLENECK = Experiment(
         ),
     ),
     plot=plot_bottleneck,
-    lesson="The last state translates the longest sources at 11 to 13 BLEU, attention at 61 to 97. Dot, multiplicative "
-    "and additive attention are as good on long sources as on short ones; a score of reduced rank loses 5 to 18 "
-    "points. The last state can lose only 16 to 19, because it has no more than 30 on short sources. The mean of all "
-    "states is better, but loses most: the decoder has to choose a state, not only to see all of them. Additive scores "
-    "learn most from the same number of updates, a score of reduced rank least. It matters little whether the context "
-    "enters the cell or the output.",
+    conclusion="The last state translates the longest sources at 11 to 13 BLEU, attention at 61 to 97. Dot, "
+    "multiplicative and additive attention are as good on long sources as on short ones; a score of reduced rank "
+    "loses 5 to 18 points. The last state can lose only 16 to 19, because it has no more than 30 on short sources. "
+    "The mean of all states is better, but loses most: the decoder has to choose a state, not only to see all of "
+    "them. Additive scores learn most from the same number of updates, a score of reduced rank least. It matters "
+    "little whether the context enters the cell or the output.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (BOTTLENECK,)}

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from dragoman.evaluation.report import compute_line_chrf
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
-from dragoman.labs.small_translators import QUICK_WORDS, list_pairs, score_texts, train_translator, translate_texts
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_categories, plot_curves
+from dragoman.labs.small_translators import (
+    LSTM_ATTENTION,
+    QUICK_WORDS,
+    TRANSFORMER,
+    list_pairs,
+    score_texts,
+    train_translator,
+    translate_texts,
+)
 from dragoman.metrics.metrics import FloatArray
 from dragoman.phrasebook.documents import CONTEXT_PRONOUN, DocumentSentence, generate_sentences
 from dragoman.phrasebook.generate import Judged, Phenomenon, count_correct_phenomena, generate_pairs
@@ -26,7 +34,7 @@ def train_on_words(
 ) -> Any:
     """Train a small system with words as tokens, which learns the phrasebook within minutes on a CPU."""
     model: dict[str, Any] = {"width": setup.pick(64, 128), "layers": 1, "dropout": 0.0}
-    if system == "Transformer":
+    if system == TRANSFORMER:
         model |= {"feedforward_width": 256, "layers": setup.pick(1, 2)}
     tokenizer = {"kind": "word", "size": 8000}
     train = {"tokens": setup.pick(512, 1024), "lr": setup.pick(3e-2, 1e-2)}
@@ -84,7 +92,7 @@ def measure_context(condition: str, seed: int, setup: Setup) -> Numbers:
         for sentence in document
     ]
     name, steps = condition.replace(" ", "-"), setup.pick(100, 400)
-    translator = train_on_words(pairs, "Transformer", name, seed, setup, steps=steps, context=context)
+    translator = train_on_words(pairs, TRANSFORMER, name, seed, setup, steps=steps, context=context)
     lines = []
     for first, second in test:
         previous = (first.phrase.source,) if context else ()
@@ -126,14 +134,14 @@ CONTEXT = Experiment(
         ),
     ),
     plot=lambda table: [
-        Figure("Right pronouns by context", plot_bars(table, "pronouns", y_title="right pronouns, %")),
-        Figure("BLEU of all sentences by context", plot_bars(table, "bleu", y_title="BLEU")),
+        LabFigure("Right pronouns by context", plot_categories(table, "pronouns", y_title="right pronouns, %")),
+        LabFigure("BLEU of all sentences by context", plot_categories(table, "bleu", y_title="BLEU")),
     ],
-    lesson="Without the first sentence the pronoun is a guess between three genders; with it, all can be right. BLEU "
-    "rises by 5 to 6 points while right pronouns rise from about 40 to 100 %, because a pronoun is one word of many: "
-    "it needs a measure of its own. A sentence of another document does not help and makes learning slower, so the "
-    "gain comes from the noun, not from longer sources. Documents of two short sentences are the simplest case. Quick "
-    "versions train too briefly for all.",
+    conclusion="Without the first sentence the pronoun is a guess between three genders; with it, all can be right. "
+    "BLEU rises by 5 to 6 points while right pronouns rise from about 40 to 100 %, because a pronoun is one word of "
+    "many: it needs a measure of its own. A sentence of another document does not help and makes learning slower, so "
+    "the gain comes from the noun, not from longer sources. Documents of two short sentences are the simplest case. "
+    "Quick versions train too briefly for all.",
 )
 
 # `pronouns`
@@ -176,7 +184,7 @@ def measure_pronouns(condition: str, seed: int, setup: Setup) -> Numbers:
         for phrases in (train, test)
     )
     name, steps = condition.replace(" ", "-"), setup.pick(100, 700)
-    translator = train_on_words(pairs, "Transformer", name, seed, setup, steps=steps)
+    translator = train_on_words(pairs, TRANSFORMER, name, seed, setup, steps=steps)
     texts = translate_texts(translator, test_pairs)
     accuracy = measure_phenomena([phrase for phrase, _ in test], texts)
     return {"accuracy": [accuracy[clue] for clue in CLUES], "bleu": score_texts(texts, test_pairs)["bleu"]}
@@ -215,7 +223,7 @@ PRONOUNS_EXPERIMENT = Experiment(
         ),
     ),
     plot=lambda table: [
-        Figure(
+        LabFigure(
             "Right pronouns by what determines them in the source without pronouns",
             plot_curves(
                 table,
@@ -228,7 +236,7 @@ PRONOUNS_EXPERIMENT = Experiment(
             ),
         )
     ],
-    lesson="What the verb form says is learned, and most pronouns that refer to a noun of the sentence are too. If "
+    conclusion="What the verb form says is learned, and most pronouns that refer to a noun of the sentence are too. If "
     "nothing determines the pronoun, the information has to come from elsewhere, such as the previous sentence. Such "
     "pronouns are right in 55 to 59 %, too near to the threshold of 60 % for three seeds to decide. That is more than "
     "chance: always the most frequent pronoun would be right in 27 %, and the most frequent one of the right number, "
@@ -239,7 +247,6 @@ PRONOUNS_EXPERIMENT = Experiment(
 # `simplification`
 
 COPY_SOURCE = "copy of the source"
-ATTENTION_LSTM, SIMPLIFYING_TRANSFORMER = "LSTM with attention", "Transformer"
 
 
 def list_simplifications(split: str, count: int, setup: Setup, *, seed: int = 1) -> list[Pair]:
@@ -271,28 +278,27 @@ SIMPLIFICATION = Experiment(
     "Measured: BLEU, and the percentage of sentences that are simplified exactly as the rules do.",
     predict="A copy already has most words of the simple sentence. Which BLEU does it have? How many sentences do the "
     "models simplify exactly?",
-    conditions=(COPY_SOURCE, ATTENTION_LSTM, SIMPLIFYING_TRANSFORMER),
+    conditions=(COPY_SOURCE, LSTM_ATTENTION, TRANSFORMER),
     measure=measure_simplification,
     checks=(
         Check(
             "lead of the worse model over a copy of the source, BLEU",
             lambda trials: (
-                min(trials[system]["bleu"] for system in (ATTENTION_LSTM, SIMPLIFYING_TRANSFORMER))
-                - trials[COPY_SOURCE]["bleu"]
+                min(trials[system]["bleu"] for system in (LSTM_ATTENTION, TRANSFORMER)) - trials[COPY_SOURCE]["bleu"]
             ),
             at_least=10.0,
         ),
         Check(
             "exact simplifications of the better model, %",
-            lambda trials: max(trials[system]["exact"] for system in (ATTENTION_LSTM, SIMPLIFYING_TRANSFORMER)),
+            lambda trials: max(trials[system]["exact"] for system in (LSTM_ATTENTION, TRANSFORMER)),
             at_least=50.0,
         ),
     ),
     plot=lambda table: [
-        Figure("BLEU against the simplified sentences", plot_bars(table, "bleu", y_title="BLEU")),
-        Figure("Exact simplifications", plot_bars(table, "exact", y_title="exact, %")),
+        LabFigure("BLEU against the simplified sentences", plot_categories(table, "bleu", y_title="BLEU")),
+        LabFigure("Exact simplifications", plot_categories(table, "exact", y_title="exact, %")),
     ],
-    lesson="A copy has a high BLEU and chrF without simplifying anything, so such scores mean little without this "
+    conclusion="A copy has a high BLEU and chrF without simplifying anything, so such scores mean little without this "
     "baseline; its exact matches are 0. Both models learn the rules, also for other combinations of content words. "
     "They learn one fixed way to simplify; people simplify a text in many ways. Quick versions are too short to beat "
     "the copy.",
@@ -302,7 +308,7 @@ SIMPLIFICATION = Experiment(
 
 POOR_BACK, GOOD_BACK = "back system, short training", "back system, long training"
 DROPPED_WORDS = (1, 2, 3)  # numbers of neighbouring words that are left out of a translation
-SCORES = {"round_trip": "round trip", "reference": "reference", "length": "length ratio"}
+COMPARED_SCORES = {"round_trip": "round trip", "reference": "reference", "length": "length ratio"}
 
 
 def drop_words(text: str, count: int, random: Random) -> str:
@@ -325,8 +331,8 @@ def measure_round_trip(condition: str, seed: int, setup: Setup) -> Numbers:
     test = list_pairs("test", setup.pick(100, 300), setup)
     name, steps = condition.replace(",", "").replace(" ", "-"), setup.pick(100, 900)
     back_steps = steps if condition == GOOD_BACK else steps // 4
-    forward = train_on_words(pairs, "Transformer", f"forward-{name}", seed, setup, steps=steps)
-    backward = train_on_words(reverse, "Transformer", name, seed, setup, steps=back_steps)
+    forward = train_on_words(pairs, TRANSFORMER, f"forward-{name}", seed, setup, steps=steps)
+    backward = train_on_words(reverse, TRANSFORMER, name, seed, setup, steps=back_steps)
     sources, references = [pair.source for pair in test], [pair.target for pair in test]
     complete = translate_texts(forward, test)
     scores = []
@@ -346,23 +352,23 @@ def measure_round_trip(condition: str, seed: int, setup: Setup) -> Numbers:
         "forward_bleu": score_texts(complete, test)["bleu"],
         "round_trip_chrf": [float(score["round_trip"].mean()) for score in scores],
         "reference_chrf": [float(score["reference"].mean()) for score in scores],
-        **{name: [compute_auc(score[name], intact[name]) for score in damaged] for name in SCORES},
+        **{name: [compute_auc(score[name], intact[name]) for score in damaged] for name in COMPARED_SCORES},
     }
 
 
-def plot_round_trip(table: Table) -> list[Figure]:
+def plot_round_trip(table: Table) -> list[LabFigure]:
     """Return a chart of the AUC of each score, and one of the mean chrF, by number of dropped words."""
     trials = {"round trip, " + condition.split(", ")[1]: table[condition] for condition in (GOOD_BACK, POOR_BACK)}
     curves = {name: {seed: {"auc": n["round_trip"]} for seed, n in by_seed.items()} for name, by_seed in trials.items()}
     for key in ("reference", "length"):
-        curves[SCORES[key]] = {seed: {"auc": numbers[key]} for seed, numbers in table[GOOD_BACK].items()}
+        curves[COMPARED_SCORES[key]] = {seed: {"auc": numbers[key]} for seed, numbers in table[GOOD_BACK].items()}
     auc = plot_curves(curves, DROPPED_WORDS, "auc", x_title="words dropped", y_title="AUC", ticks=WORD_TICKS)
     chrf = plot_curves(
         table, (0, *DROPPED_WORDS), "round_trip_chrf", x_title="words dropped", y_title="chrF", ticks=("0", *WORD_TICKS)
     )
     return [
-        Figure("How well scores tell damaged from complete translations (0.5: chance, 1: perfectly)", auc),
-        Figure("Mean chrF of round trips by number of dropped words", chrf),
+        LabFigure("How well scores tell damaged from complete translations (0.5: chance, 1: perfectly)", auc),
+        LabFigure("Mean chrF of round trips by number of dropped words", chrf),
     ]
 
 
@@ -399,10 +405,11 @@ ROUND_TRIP = Experiment(
         ),
     ),
     plot=plot_round_trip,
-    lesson="With a good back system, the round trip finds missing words nearly as well as a reference does, and better "
-    "than the ratio of lengths. With a poor one its errors look like missing words, and the ratio of lengths is better "
-    "as soon as two words are missing, as also in quick versions. A back system can restore a word that the rest of "
-    "the sentence implies, so such losses stay hidden. The damage here is artificial; wrong words were not tested.",
+    conclusion="With a good back system, the round trip finds missing words nearly as well as a reference does, and "
+    "better than the ratio of lengths. With a poor one its errors look like missing words, and the ratio of lengths "
+    "is better as soon as two words are missing, as also in quick versions. A back system can restore a word that the "
+    "rest of the sentence implies, so such losses stay hidden. The damage here is artificial; wrong words were not "
+    "tested.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (CONTEXT, PRONOUNS_EXPERIMENT, SIMPLIFICATION, ROUND_TRIP)}

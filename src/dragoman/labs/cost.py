@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from dragoman.kernels.attention import RowLayout
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, Trials, plot_curves
 from dragoman.labs.small_models import FIRST_ID, build_small_model, count_flops
 from dragoman.models.base import Model
 from dragoman.models.registry import Cost
 
 WIDTH = 32
-TRANSFORMER = {"backbone": "transformer", "heads": 2, "kernel": "reference"}  # this kernel keeps all scores in memory
+# The reference kernel keeps all scores in memory.
+ATTENTION_ENCODER = {"backbone": "transformer", "heads": 2, "kernel": "reference"}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "recurrent": {"backbone": "rnn", "cell": "vanilla", "bidirectional": False},
-    "full": {**TRANSFORMER, "attention": "full"},
-    "linformer": {**TRANSFORMER, "attention": "linformer", "rank": 32, "max_length": 1 << 14},
-    "bigbird": {**TRANSFORMER, "attention": "bigbird", "block": 16},
-    "local": {**TRANSFORMER, "attention": "local", "window": 16},
+    "full": {**ATTENTION_ENCODER, "attention": "full"},
+    "linformer": {**ATTENTION_ENCODER, "attention": "linformer", "rank": 32, "max_length": 1 << 14},
+    "bigbird": {**ATTENTION_ENCODER, "attention": "bigbird", "block": 16},
+    "local": {**ATTENTION_ENCODER, "attention": "local", "window": 16},
 }
 EFFICIENT = ("linformer", "bigbird", "local")
 
@@ -106,13 +107,13 @@ def measure_counts(condition: str, seed: int, setup: Setup) -> Numbers:  # noqa:
     return numbers | {f"{key}_exponent": fit_exponent(COUNTED_LENGTHS, numbers[key]) for key in ("flops", "saved")}
 
 
-def plot_lengths(table: Table, key: str, y_title: str, lengths: Sequence[int] = COUNTED_LENGTHS) -> Figure:
+def plot_lengths(table: Table, key: str, y_title: str, lengths: Sequence[int] = COUNTED_LENGTHS) -> LabFigure:
     ticks = tuple(f"{length:,}" for length in lengths)
     chart = plot_curves(table, lengths, key, x_title="tokens", y_title=y_title, ticks=ticks, logarithmic=True)
-    return Figure(f"{y_title[0].upper()}{y_title[1:]}, by the length of the text", chart)
+    return LabFigure(f"{y_title[0].upper()}{y_title[1:]}, by the length of the text", chart)
 
 
-def plot_counts(table: Table) -> list[Figure]:
+def plot_counts(table: Table) -> list[LabFigure]:
     return [
         plot_lengths(table, "depth", "operations in series"),
         plot_lengths(table, "flops", "million FLOPs between tokens"),
@@ -172,7 +173,7 @@ COST = Experiment(
         ),
     ),
     plot=plot_counts,
-    lesson="The counts grow as the lecture says, and the counted FLOPs are exactly those of the usual formula. The "
+    conclusion="The counts grow as the lecture says, and the counted FLOPs are exactly those of the usual formula. The "
     "quadratic memory belongs to the formula of attention, not to attention itself: fused kernels, which Dragoman uses "
     "for long texts, compute the same attention without keeping the scores.",
     law=True,
@@ -186,7 +187,7 @@ THREADS = 2  # of PyTorch, whatever the number of cores: the time of large matri
 
 
 @contextmanager
-def limit_threads() -> Iterator[None]:
+def use_threads() -> Iterator[None]:
     """Let PyTorch use THREADS threads, and afterwards as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
@@ -196,7 +197,7 @@ def limit_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@limit_threads()
+@use_threads()
 def measure_times(condition: str, seed: int, setup: Setup) -> Numbers:
     """Measure a forward and backward pass: elapsed time and CPU time of all threads, and on a GPU its peak memory.
 
@@ -224,7 +225,7 @@ def measure_times(condition: str, seed: int, setup: Setup) -> Numbers:
     return numbers | {"exponent": fit_exponent(lengths[-2:], elapsed[-2:])}
 
 
-def plot_times(table: Table) -> list[Figure]:
+def plot_times(table: Table) -> list[LabFigure]:
     lengths = next(iter(table["full"].values()))["lengths"]
     figures = [
         plot_lengths(table, "ms", "elapsed milliseconds for forward and backward pass", lengths),
@@ -265,7 +266,7 @@ COST_TIME = Experiment(
         ),
     ),
     plot=plot_times,
-    lesson="From 4,096 to 8,192 tokens, full attention takes four times as long, the recurrent encoder 2.2 to 2.3 "
+    conclusion="From 4,096 to 8,192 tokens, full attention takes four times as long, the recurrent encoder 2.2 to 2.3 "
     "times and the others about twice as long or less. At 512 and 1,024 tokens it is faster than the recurrent "
     "encoder, which has to wait for every step; from 2,048 tokens on it is slower, 6 to 7 times at 8,192. Where they "
     "cross depends on the machine. Part of the time of the short texts is overhead that does not depend on the length.",

@@ -12,8 +12,18 @@ from typing import Any, NamedTuple
 from dragoman.evaluation.figures import Chart
 from dragoman.evaluation.systems import EvaluationSet, SystemOutput, WordCounts, count_words, score_by_frequency
 from dragoman.io import hash_stably
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_bars, plot_curves
-from dragoman.labs.small_translators import score_texts, train_translator, translate_texts
+from dragoman.labs.experiment import (
+    Check,
+    Experiment,
+    LabFigure,
+    Numbers,
+    Setup,
+    Table,
+    Trials,
+    plot_categories,
+    plot_curves,
+)
+from dragoman.labs.small_translators import TRANSFORMER, score_texts, train_translator, translate_texts
 from dragoman.phrasebook.generate import generate_pairs, split_words
 from dragoman.phrasebook.lexicon import load_lexicon
 from dragoman.types import Pair
@@ -47,10 +57,10 @@ class Vocabulary(NamedTuple):
     train: Mapping[str, Any] = {}
 
 
-WORDS, COPIED, COPYING = "words", "words, <unk> copied", "words, copying model"
+WHOLE_WORDS, COPIED, COPYING = "words", "words, <unk> copied", "words, copying model"
 BPE, CHARACTERS, BYTES = "BPE", "characters", "bytes"
 VOCABULARIES: Mapping[str, Vocabulary] = {
-    WORDS: Vocabulary("word"),
+    WHOLE_WORDS: Vocabulary("word"),
     COPIED: Vocabulary("word", unknown="copy"),
     COPYING: Vocabulary("word", unknown="copy", model={"copying": True}, train={"mask_copied": 0.1}),
     BPE: Vocabulary("bpe", length=1.5),
@@ -104,7 +114,7 @@ def measure_vocabulary(condition: str, seed: int, setup: Setup) -> Numbers:
     steps, tokens = setup.pick(30, 2_000), setup.pick(256, 1_024)
     translator = train_translator(
         pairs,
-        "Transformer",
+        TRANSFORMER,
         re.sub(r"\W+", "-", condition),
         seed,
         setup,
@@ -141,35 +151,37 @@ RARE_WORDS = Experiment(
     conditions=tuple(VOCABULARIES),
     measure=measure_vocabulary,
     checks=(
-        Check("right names with words, %", lambda trials: trials[WORDS]["names"], at_most=5.0),
+        Check("right names with words, %", lambda trials: trials[WHOLE_WORDS]["names"], at_most=5.0),
         Check(
             "lead of BPE over words, % of names",
-            lambda trials: trials[BPE]["names"] - trials[WORDS]["names"],
+            lambda trials: trials[BPE]["names"] - trials[WHOLE_WORDS]["names"],
             at_least=50.0,
         ),
         Check(
             "lead of BPE over words, % of forms seen at most once",
-            lambda trials: trials[BPE]["forms"] - trials[WORDS]["forms"],
+            lambda trials: trials[BPE]["forms"] - trials[WHOLE_WORDS]["forms"],
             at_least=10.0,
         ),
         Check(
             "lead of BPE over the best way to treat unknown words, BLEU",
-            lambda trials: trials[BPE]["bleu"] - max(trials[name]["bleu"] for name in (WORDS, COPIED, COPYING)),
+            lambda trials: trials[BPE]["bleu"] - max(trials[name]["bleu"] for name in (WHOLE_WORDS, COPIED, COPYING)),
             at_least=0.0,
         ),
     ),
     plot=lambda table: [
-        Figure("Names that are right", plot_bars(table, "names", y_title="right names, %")),
-        Figure("Inflected forms seen at most once in training", plot_bars(table, "forms", y_title="right forms, %")),
-        Figure("BLEU on sentences with names", plot_bars(table, "bleu", y_title="BLEU")),
-        Figure("chrF on sentences with names", plot_bars(table, "chrf", y_title="chrF")),
+        LabFigure("Names that are right", plot_categories(table, "names", y_title="right names, %")),
+        LabFigure(
+            "Inflected forms seen at most once in training", plot_categories(table, "forms", y_title="right forms, %")
+        ),
+        LabFigure("BLEU on sentences with names", plot_categories(table, "bleu", y_title="BLEU")),
+        LabFigure("chrF on sentences with names", plot_categories(table, "chrf", y_title="chrF")),
     ],
-    lesson="A vocabulary of words loses every name, and with it 18 BLEU. Copying the source word in place of `<unk>` "
-    "gets 98 % of the names back, a model that can copy 99 % or more, BPE as many without any rule. So BPE leads the "
-    "best of these by 0.3 to 1.1 BLEU only, which three seeds do not settle. Forms of common "
-    "words that were seen at most once are different: copying does not help, as German is not English. BPE writes a "
-    "quarter of them, characters and bytes 35 to 45 %. Yet characters and bytes translate worse on the whole: their "
-    "sequences are longer, and the same number of updates teaches them less.",
+    conclusion="A vocabulary of words loses every name, and with it 18 BLEU. Copying the source word in place of "
+    "`<unk>` gets 98 % of the names back, a model that can copy 99 % or more, BPE as many without any rule. So BPE "
+    "leads the best of these by 0.3 to 1.1 BLEU only, which three seeds do not settle. Forms of common words that "
+    "were seen at most once are different: copying does not help, as German is not English. BPE writes a quarter of "
+    "them, characters and bytes 35 to 45 %. Yet characters and bytes translate worse on the whole: their sequences "
+    "are longer, and the same number of updates teaches them less.",
 )
 
 # `domain`
@@ -216,7 +228,7 @@ def measure_domain(condition: str, seed: int, setup: Setup) -> Numbers:
     assert shift is not None
     translator = train_translator(
         pairs,
-        "Transformer",
+        TRANSFORMER,
         name,
         seed,
         setup,
@@ -227,7 +239,7 @@ def measure_domain(condition: str, seed: int, setup: Setup) -> Numbers:
         if count:
             translator = train_translator(
                 more_pairs[:count],
-                "Transformer",
+                TRANSFORMER,
                 f"{name}-{count}",
                 seed,
                 setup,
@@ -298,20 +310,21 @@ DOMAIN = Experiment(
         Check("forgotten of the domain of training, BLEU", compute_forgotten, at_least=1.0, aside=True),
     ),
     plot=lambda table: [
-        Figure(
+        LabFigure(
             "Distance from the training sources",
-            plot_bars(table, "ratio", y_title="ratio of perplexities"),
+            plot_categories(table, "ratio", y_title="ratio of perplexities"),
         ),
-        Figure("BLEU before fine-tuning", plot_bars(table, "before", y_title="BLEU")),
-        Figure("BLEU on the domain of the fine-tuning pairs", plot_fine_tuning(table, "bleu")),
-        Figure("BLEU on the domain of training", plot_fine_tuning(table, "home_bleu")),
+        LabFigure("BLEU before fine-tuning", plot_categories(table, "before", y_title="BLEU")),
+        LabFigure("BLEU on the domain of the fine-tuning pairs", plot_fine_tuning(table, "bleu")),
+        LabFigure("BLEU on the domain of training", plot_fine_tuning(table, "home_bleu")),
     ],
-    lesson="Sentences far from the training text are translated worse: new words cost half of the BLEU, new structures "
-    "three quarters. Questions are by far the farthest by perplexity, yet not the worst, so the distance ranks the "
-    "domains only roughly. Of what was lost, fine-tuning on 300 pairs recovers a third or more for questions and for "
-    "new words, but only about a tenth for subordinate clauses. On the domain of training it costs less than a point "
-    "for new words and 7 to 12 points for subordinate clauses. The first check was added after the run, and the others "
-    "became asides then, as the lecture claims no more than that there is a loss; the verdict had been 'depends'.",
+    conclusion="Sentences far from the training text are translated worse: new words cost half of the BLEU, new "
+    "structures three quarters. Questions are by far the farthest by perplexity, yet not the worst, so the distance "
+    "ranks the domains only roughly. Of what was lost, fine-tuning on 300 pairs recovers a third or more for "
+    "questions and for new words, but only about a tenth for subordinate clauses. On the domain of training it costs "
+    "less than a point for new words and 7 to 12 points for subordinate clauses. The first check was added after the "
+    "run, and the others became asides then, as the lecture claims no more than that there is a loss; the verdict had "
+    "been 'depends'.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (RARE_WORDS, DOMAIN)}

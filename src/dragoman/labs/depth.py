@@ -21,7 +21,7 @@ from torch import Tensor
 from dragoman.inference.predictor import eval_mode
 from dragoman.inspection.probes import measure_probes, record_outputs
 from dragoman.kernels.attention import RowLayout
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, Trials, plot_curves
 from dragoman.labs.small_models import (
     FIRST_ID,
     build_small_model,
@@ -45,9 +45,9 @@ def sample_order_batch(seed: int, step: int, *, texts: int) -> Batch:
     """Return texts with the words 0 and 1, labelled 1 if word 0 comes first."""
     generator = torch.Generator().manual_seed(seed * 2 * TEST_STEP + step)
     words_NS = torch.randint(2, 2 + OTHER_WORDS, (texts, TEXT_LENGTH), generator=generator)
-    places_N2 = 1 + torch.rand(texts, TEXT_LENGTH - 1, generator=generator).argsort(1)[:, :2]
-    words_NS.scatter_(1, places_N2, torch.tensor([[0, 1]]).expand(texts, 2))
-    labels_N1 = (places_N2[:, :1] < places_N2[:, 1:]).long()
+    positions_N2 = 1 + torch.rand(texts, TEXT_LENGTH - 1, generator=generator).argsort(1)[:, :2]
+    words_NS.scatter_(1, positions_N2, torch.tensor([[0, 1]]).expand(texts, 2))
+    labels_N1 = (positions_N2[:, :1] < positions_N2[:, 1:]).long()
     return make_batch((words_NS + FIRST_ID).tolist(), labels_N1.tolist(), example_format="labels")
 
 
@@ -99,9 +99,9 @@ def find_deepest_trained(trials: Trials, names: tuple[str, ...]) -> float:
     return max(trained, default=0) / layers[-1]
 
 
-def plot_depth(table: Table) -> list[Figure]:
+def plot_depth(table: Table) -> list[LabFigure]:
     chart = plot_curves(table, "layers", "accuracy", x_title="layers", y_title="accuracy")
-    return [Figure("Accuracy on unseen texts by the number of layers; guessing gives 0.5", chart)]
+    return [LabFigure("Accuracy on unseen texts by the number of layers; guessing gives 0.5", chart)]
 
 
 DEPTH = Experiment(
@@ -141,9 +141,9 @@ DEPTH = Experiment(
         ),
     ),
     plot=plot_depth,
-    lesson="With residual connections and pre-norm 48 layers learn the task, with post-norm 12 in all trials and 20 or "
-    "24 in one each, and without norms 6. Without residual connections 6 layers do, except in one of the trials with "
-    "post-norm, 12 in one of the three trials without norms, and 20 in none: residual connections help, but only "
+    conclusion="With residual connections and pre-norm 48 layers learn the task, with post-norm 12 in all trials and "
+    "20 or 24 in one each, and without norms 6. Without residual connections 6 layers do, except in one of the trials "
+    "with post-norm, 12 in one of the three trials without norms, and 20 in none: residual connections help, but only "
     "together with a norm, and 20 to 30 layers are more than could be trained here without them. Learning rate, "
     "warm-up, initialization and the number of updates move the limit, so the number of layers is no constant of "
     "nature: an earlier measurement, on a GPU and without 20 and 30 layers, had 12 in two of the three trials without "
@@ -204,7 +204,7 @@ def measure_jacobians(condition: str, seed: int, setup: Setup) -> Numbers:  # no
     return {"layer_error": error, "stack_error": stack_error, "swapped_error": swapped}
 
 
-def plot_jacobians(table: Table) -> list[Figure]:
+def plot_jacobians(table: Table) -> list[LabFigure]:
     names = ("layer_error", "stack_error", "swapped_error")
     points = {
         condition: {seed: {"errors": [numbers[name] for name in names]} for seed, numbers in seeds.items()}
@@ -222,7 +222,7 @@ def plot_jacobians(table: Table) -> list[Figure]:
         connected=False,
     )
     caption = "Relative difference between automatic differentiation and the product: of one layer in the right order, "
-    return [Figure(caption + "of all layers, and of one layer in the order of the lecture", chart)]
+    return [LabFigure(caption + "of all layers, and of one layer in the order of the lecture", chart)]
 
 
 RESIDUAL_JACOBIAN = Experiment(
@@ -256,10 +256,10 @@ RESIDUAL_JACOBIAN = Experiment(
         ),
     ),
     plot=plot_jacobians,
-    lesson="The identity holds to rounding, but matrices do not commute: the feed-forward network, which comes last in "
-    "the forward pass, comes first in the product: (I + FFN')(I + Attn'). What is confirmed is the product in this "
-    "order, not in that of the lecture. With pre-norm, each F' contains the Jacobian of the norm. With post-norm the "
-    "identity does not hold, because the norm is applied to the sum.",
+    conclusion="The identity holds to rounding, but matrices do not commute: the feed-forward network, which comes "
+    "last in the forward pass, comes first in the product: (I + FFN')(I + Attn'). What is confirmed is the product in "
+    "this order, not in that of the lecture. With pre-norm, each F' contains the Jacobian of the norm. With post-norm "
+    "the identity does not hold, because the norm is applied to the sum.",
     law=True,
 )
 
@@ -277,10 +277,10 @@ def measure_layer_gradients(condition: str, seed: int, setup: Setup) -> Numbers:
     return {"gradients": gradients, "ratio": gradients[0] / gradients[-1] if gradients[-1] else math.nan}
 
 
-def plot_layer_gradients(table: Table) -> list[Figure]:
+def plot_layer_gradients(table: Table) -> list[LabFigure]:
     layers = range(1, GRADIENT_LAYERS + 1)
     chart = plot_curves(table, layers, "gradients", x_title="layer", y_title="gradient norm", logarithmic=True)
-    return [Figure("Gradient norm by layer before training; the loss is computed from the last layer", chart)]
+    return [LabFigure("Gradient norm by layer before training; the loss is computed from the last layer", chart)]
 
 
 LAYER_GRADIENTS = Experiment(
@@ -317,13 +317,13 @@ LAYER_GRADIENTS = Experiment(
         ),
     ),
     plot=plot_layer_gradients,
-    lesson="Without residual connections and norms the gradient vanishes on its way down, to 1e-10. With norms it does "
-    "not, at least 0.2 arrives: a norm divides small activations by their small deviation, which multiplies the "
+    conclusion="Without residual connections and norms the gradient vanishes on its way down, to 1e-10. With norms it "
+    "does not, at least 0.2 arrives: a norm divides small activations by their small deviation, which multiplies the "
     "gradient by as much. So vanishing gradients are not the reason if such a stack fails to learn. With residual "
     "connections and norms the gradient of the first layer is of the same order as that of the last: 2.1 to 2.4 times "
     "as large with pre-norm, 0.3 to 0.7 times with post-norm. Residual connections without norms make it explode, to "
-    "1e6 to 1e7 times. A first version took only the smallest of the three, which hid the explosion; its three "
-    "checks were replaced by these six after the run.",
+    "1e6 to 1e7 times. A first version took only the smallest of the three, which hid the explosion; its three checks "
+    "were replaced by these six after the run.",
 )
 
 # `variance`
@@ -346,22 +346,22 @@ def measure_variance(condition: str, seed: int, setup: Setup) -> Numbers:
     log_variance = torch.tensor(variances, dtype=torch.double).log()
     x = torch.arange(layers, dtype=torch.double)
     x, log_variance = x - x.mean(), log_variance - log_variance.mean()
-    slope = float((x @ log_variance) / (x @ x))
-    residual = log_variance - slope * x
+    rate = float((x @ log_variance) / (x @ x))
+    residual = log_variance - rate * x
     total = float(log_variance.square().sum())
     return {
         "variances": variances,
         "growth": variances[-1] / variances[0],
-        "factor": math.exp(slope),  # 1 + alpha, of one layer
+        "factor": math.exp(rate),  # 1 + alpha, of one layer
         "explained": 1 - float(residual.square().sum()) / total if total > 0 else 0.0,
         "correlation": max(correlations),
     }
 
 
-def plot_variance(table: Table) -> list[Figure]:
+def plot_variance(table: Table) -> list[LabFigure]:
     layers = range(1, 1 + len(next(iter(next(iter(table.values())).values()))["variances"]))
     chart = plot_curves(table, layers, "variances", x_title="layer", y_title="variance", logarithmic=True)
-    return [Figure("Variance of the token states by layer, before training", chart)]
+    return [LabFigure("Variance of the token states by layer, before training", chart)]
 
 
 VARIANCE = Experiment(
@@ -402,7 +402,7 @@ VARIANCE = Experiment(
         ),
     ),
     plot=plot_variance,
-    lesson="Without norms the growth is exponential, and so far as three trials tell, the modules are nearly "
+    conclusion="Without norms the growth is exponential, and so far as three trials tell, the modules are nearly "
     "uncorrelated with their inputs: 0.15 to 0.18, too near to the threshold of 0.2 to decide. With pre-norm each "
     "module adds about the same variance, so the growth is linear; with post-norm the variance stays at 1.",
 )
@@ -471,7 +471,7 @@ def measure_landscape(condition: str, seed: int, setup: Setup) -> Numbers:
     }
 
 
-def plot_landscape(table: Table) -> list[Figure]:
+def plot_landscape(table: Table) -> list[LabFigure]:
     positions = torch.linspace(-RADIUS, RADIUS, POINTS).tolist()
     mean = plot_curves(table, positions, "rises", x_title="position", y_title="rise of the loss")
     one = plot_curves(
@@ -482,8 +482,8 @@ def plot_landscape(table: Table) -> list[Figure]:
         y_title="loss",
     )
     return [
-        Figure("Rise of the loss around the minimum, mean of all directions", mean),
-        Figure("The loss along one direction", one),
+        LabFigure("Rise of the loss around the minimum, mean of all directions", mean),
+        LabFigure("The loss along one direction", one),
     ]
 
 
@@ -523,12 +523,13 @@ LANDSCAPE = Experiment(
     ),
     plot=plot_landscape,
     seeds=5,
-    lesson="In all five trials the loss rises more without residual connections, by a factor of 1.3 to 6.5, and more "
-    "points are concave, by 11 to 17 percentage points. But the factors differ so much that the intervals contain the "
-    "thresholds. Encoders of 6 layers agree in the three of five trials that reached a minimum: factors of 1.6 to 3.4. "
-    "At distance 1, which the first version measured, there was no difference: there the noise is as large as the "
-    "weights. The picture of the lecture shows a convolutional network with 56 layers on images. A slice along a "
-    "random direction says little about the path of the optimizer, and the two stacks compute different functions.",
+    conclusion="In all five trials the loss rises more without residual connections, by a factor of 1.3 to 6.5, and "
+    "more points are concave, by 11 to 17 percentage points. But the factors differ so much that the intervals "
+    "contain the thresholds. Encoders of 6 layers agree in the three of five trials that reached a minimum: factors "
+    "of 1.6 to 3.4. At distance 1, which the first version measured, there was no difference: there the noise is as "
+    "large as the weights. The picture of the lecture shows a convolutional network with 56 layers on images. A slice "
+    "along a random direction says little about the path of the optimizer, and the two stacks compute different "
+    "functions.",
 )
 
 EXPERIMENTS = {

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dragoman.evaluation.figures import Chart, Point, Series
 
-T = TypeVar("T")
+Chosen = TypeVar("Chosen")
 Numbers = Mapping[str, Any]  # what a trial measured: numbers and lists of numbers by name
 Trials = Mapping[str, Numbers]  # the trials of one seed: condition -> numbers
 Table = Mapping[str, Mapping[int, Numbers]]  # all trials: condition -> seed -> numbers
@@ -45,7 +45,7 @@ class Setup:
     folder: Path
     device: str = "cpu"
 
-    def pick(self, quick: T, full: T) -> T:
+    def pick(self, quick: Chosen, full: Chosen) -> Chosen:
         """Return the value for a quick or for a full run, such as the number of training steps."""
         return quick if self.quick else full
 
@@ -116,7 +116,7 @@ def find_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-class Figure(NamedTuple):
+class LabFigure(NamedTuple):
     """A chart and its caption."""
 
     caption: str
@@ -140,8 +140,8 @@ class Experiment:
     conditions: tuple[str, ...]
     measure: Callable[[str, int, Setup], Numbers]
     checks: tuple[Check, ...]
-    plot: Callable[[Table], list[Figure]]
-    lesson: str  # what the kept results of the full run show, with their limits
+    plot: Callable[[Table], list[LabFigure]]
+    conclusion: str  # what the kept results of the full run show, with their limits
     law: bool = False
     seeds: int = 3
 
@@ -189,7 +189,7 @@ def plot_curves(
     return Chart(series, x_title, y_title, y_title, tuple(ticks), logarithmic=logarithmic, connected=connected)
 
 
-def plot_bars(table: Table, key: str, *, y_title: str) -> Chart:
+def plot_categories(table: Table, key: str, *, y_title: str) -> Chart:
     """Return a chart of one number per condition: a dot at its mean, on a bar from the lowest to the highest seed."""
     ticks = tuple(
         "\n".join(textwrap.wrap(condition, TICK_LETTERS // len(table), break_long_words=False)) for condition in table

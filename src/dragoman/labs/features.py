@@ -19,27 +19,27 @@ from numpy.typing import NDArray
 
 from dragoman.inference.predictor import eval_mode
 from dragoman.inspection.probes import record_outputs
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, Trials, plot_curves
 from dragoman.labs.small_models import make_batch, train_run
 from dragoman.phrasebook.generate import convert_plans
 from dragoman.phrasebook.lexicon import load_lexicon
 from dragoman.phrasebook.realization import Realizer, SentencePlan
 
-WORD, BEFORE, DEPTH, NUMBER = PROPERTIES = (
+PART_OF_SPEECH, PART_BEFORE, TREE_DEPTH, SUBJECT_NUMBER = PROBED_PROPERTIES = (
     "part of speech",
     "part of speech of the word before",
     "tree depth",
     "number of the subject",
 )
 # Properties that are compared: both of the first are properties of the word itself, those of the second of other words.
-LOW_HIGH_PAIRS = ((WORD, DEPTH), (BEFORE, NUMBER))
-MODELS = ("LSTM", "Transformer")
+LOW_HIGH_PAIRS = ((PART_OF_SPEECH, TREE_DEPTH), (PART_BEFORE, SUBJECT_NUMBER))
+PROBED_MODELS = ("LSTM", "Transformer")
 PROBE_LAYERS = 4  # of the encoder
 RIDGE = 1e-2  # L2 regularization of a probe, relative to the mean variance of a component
 MAX_DEPTH = 4  # deeper words count as this deep
 PROBE_SENTENCES = {"train": 600, "test": 300}
 PROBE_SEED = 9  # of the sentences; the models are trained on those of another seed
-REACHED = 0.95  # fraction of the best gain from which a layer counts as having the property
+SHARE_OF_GAIN = 0.95  # fraction of the best gain from which a layer counts as having the property
 LEAST_GAIN = 0.05  # of the best layer over the most frequent class; below, no layer counts as having the property
 
 
@@ -125,16 +125,16 @@ def select_states(
 
     There are as many plural subjects as others, which are more frequent in the phrasebook.
     """
-    if name == NUMBER:
+    if name == SUBJECT_NUMBER:
         verb_NC = np.stack([rows[one.main_verb] for rows, one in zip(states, sentences)])
         plural_N = np.array([one.plural_subject for one in sentences])
         plural, singular = np.flatnonzero(plural_N), np.flatnonzero(plural_N == 0)
         kept = np.concatenate([plural, singular[: len(plural)]])
         return verb_NC[kept], plural_N[kept]
-    if name == BEFORE:
+    if name == PART_BEFORE:
         parts = [one.part_of_speech[:-1] for one in sentences]
         return np.concatenate([rows[1:] for rows in states]), np.concatenate(parts)
-    classes = [one.tree_depth if name == DEPTH else one.part_of_speech for one in sentences]
+    classes = [one.tree_depth if name == TREE_DEPTH else one.part_of_speech for one in sentences]
     return np.concatenate(states), np.concatenate(classes)
 
 
@@ -159,8 +159,8 @@ def measure_probing(condition: str, seed: int, setup: Setup) -> Numbers:
     for split, count in PROBE_SENTENCES.items():
         sentences = list(convert_plans(analyse_plan, split, setup.pick(count, 6 * count), PROBE_SEED, "en-de"))
         data[split] = (sentences, collect_states(translator, sentences))
-    numbers: dict[str, list[float]] = {name: [] for name in (*PROPERTIES, "majority")}
-    for name in PROPERTIES:
+    numbers: dict[str, list[float]] = {name: [] for name in (*PROBED_PROPERTIES, "majority")}
+    for name in PROBED_PROPERTIES:
         for layer in range(PROBE_LAYERS + 1):
             train, test = (select_states(name, sentences, states[layer]) for sentences, states in data.values())
             numbers[name].append(measure_probe(train, test))
@@ -173,11 +173,11 @@ def find_layer(numbers: Numbers, name: str) -> float:
 
     If even the best layer gains next to nothing, no layer has the property: NaN.
     """
-    majority, accuracies = numbers["majority"][PROPERTIES.index(name)], numbers[name]
+    majority, accuracies = numbers["majority"][PROBED_PROPERTIES.index(name)], numbers[name]
     gain = max(accuracies) - majority
     if gain < LEAST_GAIN:
         return math.nan
-    return next(layer for layer, accuracy in enumerate(accuracies) if accuracy >= majority + REACHED * gain)
+    return next(layer for layer, accuracy in enumerate(accuracies) if accuracy >= majority + SHARE_OF_GAIN * gain)
 
 
 def compare_layers(model: str, low: str, high: str) -> Callable[[Trials], float]:
@@ -187,17 +187,17 @@ def compare_layers(model: str, low: str, high: str) -> Callable[[Trials], float]
 
 def compare_with_untrained(model: str) -> Callable[[Trials], float]:
     """Return the function that tells how much better the number of the subject can be read from a trained model."""
-    return lambda trials: max(trials[model][NUMBER]) - max(trials[f"untrained {model}"][NUMBER])
+    return lambda trials: max(trials[model][SUBJECT_NUMBER]) - max(trials[f"untrained {model}"][SUBJECT_NUMBER])
 
 
-def plot_probing(table: Table) -> list[Figure]:
+def plot_probing(table: Table) -> list[LabFigure]:
     layers = range(PROBE_LAYERS + 1)
     return [
-        Figure(
+        LabFigure(
             f"Accuracy of a linear probe for the {name}, by layer (0: embeddings)",
             plot_curves(table, layers, name, x_title="layer of the encoder", y_title="accuracy"),
         )
-        for name in PROPERTIES
+        for name in PROBED_PROPERTIES
     ]
 
 
@@ -219,7 +219,7 @@ PROBING = Experiment(
     "training are the control.",
     predict="From which layer on can the number of the subject be read at the verb? Can it be read from a model that "
     "was not trained?",
-    conditions=tuple(f"{prefix}{model}" for model in MODELS for prefix in ("", "untrained ")),
+    conditions=tuple(f"{prefix}{model}" for model in PROBED_MODELS for prefix in ("", "untrained ")),
     measure=measure_probing,
     checks=(
         *(
@@ -228,7 +228,7 @@ PROBING = Experiment(
                 compare_layers(model, low, high),
                 at_least=1,
             )
-            for model in MODELS
+            for model in PROBED_MODELS
             for low, high in LOW_HIGH_PAIRS
         ),
         *(
@@ -238,17 +238,17 @@ PROBING = Experiment(
                 at_least=0.05,
                 control=True,
             )
-            for model in MODELS
+            for model in PROBED_MODELS
         ),
     ),
     plot=plot_probing,
-    lesson="The number of the subject is learned: in the embedding of the verb it is at chance, and it is read best "
-    "from the third or fourth layer of the trained models (accuracy 0.83 in the LSTM, 0.74 in the Transformer), hardly "
-    "from the untrained Transformer, and with 0.60 to 0.64 from the untrained LSTM. In the Transformer, the part of "
-    "speech is read best from the lowest layers and the tree depth from the highest. But the part of speech of the "
-    "word before, a low-level feature of another word, comes nearly as late as the number of the subject: the layer of "
-    "a feature depends on where its information comes from, not only on its level. In the LSTM, part of speech and "
-    "tree depth are read from the same layer in two of three seeds.",
+    conclusion="The number of the subject is learned: in the embedding of the verb it is at chance, and it is read "
+    "best from the third or fourth layer of the trained models (accuracy 0.83 in the LSTM, 0.74 in the Transformer), "
+    "hardly from the untrained Transformer, and with 0.60 to 0.64 from the untrained LSTM. In the Transformer, the "
+    "part of speech is read best from the lowest layers and the tree depth from the highest. But the part of speech "
+    "of the word before, a low-level feature of another word, comes nearly as late as the number of the subject: the "
+    "layer of a feature depends on where its information comes from, not only on its level. In the LSTM, part of "
+    "speech and tree depth are read from the same layer in two of three seeds.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (PROBING,)}

@@ -11,22 +11,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.inspection.heads import HeadReport, make_phrasebook_corpus, score_heads
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, Trials, plot_curves
 from dragoman.labs.small_models import train_run
+from dragoman.labs.small_translators import LSTM_ATTENTION, TRANSFORMER
 
-LSTM, TRANSFORMER, UNTRAINED = "LSTM with attention", "Transformer", "untrained Transformer"
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    LSTM: {"kind": "rnn", "cell": "lstm", "layers": 1, "attention": "additive"},
+UNTRAINED = "untrained Transformer"
+ROLE_MODELS: Mapping[str, Mapping[str, Any]] = {
+    LSTM_ATTENTION: {"kind": "rnn", "cell": "lstm", "layers": 1, "attention": "additive"},
     TRANSFORMER: {"kind": "transformer", "layers": 2, "heads": 4, "position": "rotary"},
     UNTRAINED: {"kind": "transformer", "layers": 2, "heads": 4, "position": "rotary"},
 }
-ROLES = {  # role -> (name in HEAD_SCORES, part of the model)
+ROLE_SCORES = {  # role -> (name in HEAD_SCORES, part of the model)
     "aligned word": [("alignment", "cross")],
     "previous word": [("previous", "encoder"), ("previous", "decoder")],
     "next word": [("next", "encoder")],
     "antecedent": [("antecedent", "encoder"), ("antecedent", "decoder"), ("predicted", "decoder")],
 }
-RULES = "best fixed rule"
+BEST_RULE = "best fixed rule"
 
 
 def find_role(choosing: HeadReport, testing: HeadReport, role: str) -> tuple[float, float]:
@@ -36,7 +37,7 @@ def find_role(choosing: HeadReport, testing: HeadReport, role: str) -> tuple[flo
     without self-attention have no heads for some roles: 0.
     """
     best = (float("-inf"), 0.0, 0.0)
-    for name, part in ROLES[role]:
+    for name, part in ROLE_SCORES[role]:
         scored = next((one for one in choosing.scores if (one.name, one.part) == (name, part)), None)
         tested = next((one for one in testing.scores if (one.name, one.part) == (name, part)), None)
         if scored and tested:
@@ -52,7 +53,7 @@ def measure_head_roles(condition: str, seed: int, setup: Setup) -> Numbers:
     recipe = {
         "data": {"train": {"phrasebook": setup.pick(2000, 20_000)}},
         "tokenizer": {"kind": "word", "size": 4000, "joint": False},
-        "model": {**MODELS[condition], "width": setup.pick(48, 128), "dropout": 0.1},
+        "model": {**ROLE_MODELS[condition], "width": setup.pick(48, 128), "dropout": 0.1},
         "train": {"steps": steps, "tokens": setup.pick(512, 1024), "optimizer": "muon", "lr": setup.pick(2e-2, 1e-2)}
         | {"warmup": min(steps, 50), "schedule": "cosine"},
     }
@@ -60,8 +61,8 @@ def measure_head_roles(condition: str, seed: int, setup: Setup) -> Numbers:
     choosing, testing = (
         score_heads(translator, make_phrasebook_corpus(setup.pick(60, 1000), split=split)) for split in ("dev", "test")
     )
-    found = {role: find_role(choosing, testing, role) for role in ROLES}
-    heads, rules = ([found[role][index] for role in ROLES] for index in (0, 1))
+    found = {role: find_role(choosing, testing, role) for role in ROLE_SCORES}
+    heads, rules = ([found[role][index] for role in ROLE_SCORES] for index in (0, 1))
     return {"percent": heads, "rules": rules, **{role: percent for role, (percent, _) in found.items()}}
 
 
@@ -69,13 +70,13 @@ def compare_with_rule(model: str, role: str) -> Any:
     """Return a function that subtracts the percentage of the best fixed rule from that of the best head."""
 
     def subtract(trials: Trials) -> float:
-        index = list(ROLES).index(role)
+        index = list(ROLE_SCORES).index(role)
         return float(trials[model]["percent"][index] - trials[model]["rules"][index])
 
     return subtract
 
 
-def plot_head_roles(table: Table) -> list[Figure]:
+def plot_head_roles(table: Table) -> list[LabFigure]:
     def select(trial: Numbers, key: str) -> Numbers:
         """Leave out the roles for which the model has no heads."""
         pairs = zip(trial[key], trial["rules"], strict=True)
@@ -83,11 +84,11 @@ def plot_head_roles(table: Table) -> list[Figure]:
 
     heads = {name: {seed: select(trial, "percent") for seed, trial in trials.items()} for name, trials in table.items()}
     rules = {seed: select(trial, "rules") for seed, trial in table[TRANSFORMER].items()}
-    series, roles = {**heads, RULES: rules}, list(ROLES)
+    series, roles = {**heads, BEST_RULE: rules}, list(ROLE_SCORES)
     chart = plot_curves(
         series, range(len(roles)), "percent", x_title="role", y_title="queries (%)", ticks=roles, connected=False
     )
-    return [Figure("Queries whose highest-weighted key is the right word, for the best head of each role", chart)]
+    return [LabFigure("Queries whose highest-weighted key is the right word, for the best head of each role", chart)]
 
 
 HEAD_ROLES = Experiment(
@@ -102,12 +103,12 @@ HEAD_ROLES = Experiment(
     "the best rule that ignores the words, such as the word at the same position; a Transformer after one step of "
     "training is a second baseline.",
     predict="How many per cent of the words are aligned as the gold links say? Is there a head for antecedents?",
-    conditions=tuple(MODELS),
+    conditions=tuple(ROLE_MODELS),
     measure=measure_head_roles,
     checks=(
         Check(
             "LSTM: aligned words, percentage points above the best rule",
-            compare_with_rule(LSTM, "aligned word"),
+            compare_with_rule(LSTM_ATTENTION, "aligned word"),
             at_least=20,
         ),
         Check(
@@ -129,11 +130,11 @@ HEAD_ROLES = Experiment(
         ),
     ),
     plot=plot_head_roles,
-    lesson="Alignment comes for free: the best head links 88 to 93 % of the words as the gold analysis does, in the "
-    "Transformer as in the LSTM, where the word at the same position would be right in 53 %. Heads for the previous "
-    "word are found in all trials, but their strength differs between seeds: they are right in 29 to 73 %, a head of "
-    "an untrained model in 16 to 20 %. No head goes to antecedents: the best one finds 21 to 38 %, more than in an "
-    "untrained model, but a rule that ignores the words finds 39 %. These are two layers of width 128 after 500 "
+    conclusion="Alignment comes for free: the best head links 88 to 93 % of the words as the gold analysis does, in "
+    "the Transformer as in the LSTM, where the word at the same position would be right in 53 %. Heads for the "
+    "previous word are found in all trials, but their strength differs between seeds: they are right in 29 to 73 %, a "
+    "head of an untrained model in 16 to 20 %. No head goes to antecedents: the best one finds 21 to 38 %, more than "
+    "in an untrained model, but a rule that ignores the words finds 39 %. These are two layers of width 128 after 500 "
     "updates; larger Transformers after longer training are on the page about attention heads, with the effect of "
     "removing each head.",
 )

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_bars, plot_curves
-from dragoman.labs.small_translators import SYSTEMS, list_pairs, score_texts, train_translator, translate_texts
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_categories, plot_curves
+from dragoman.labs.small_translators import (
+    LSTM_ATTENTION,
+    NO_ATTENTION,
+    SMT,
+    SYSTEMS,
+    TRANSFORMER,
+    list_pairs,
+    score_texts,
+    train_translator,
+    translate_texts,
+)
 from dragoman.phrasebook.generate import split_words
 from dragoman.types import Pair
 
@@ -37,10 +47,10 @@ def measure_data_sizes(condition: str, seed: int, setup: Setup) -> Numbers:
     return {"sizes": list(sizes), "bleu": [score["bleu"] for score in scores], "chrf": [s["chrf"] for s in scores]}
 
 
-def plot_data_sizes(table: Table) -> list[Figure]:
+def plot_data_sizes(table: Table) -> list[LabFigure]:
     ticks = [f"{size:,}" for size in next(iter(next(iter(table.values())).values()))["sizes"]]
     return [
-        Figure(caption, plot_curves(table, "sizes", key, x_title="training pairs", y_title=title, ticks=ticks))
+        LabFigure(caption, plot_curves(table, "sizes", key, x_title="training pairs", y_title=title, ticks=ticks))
         for key, title, caption in (
             ("bleu", "BLEU", "BLEU by number of training pairs"),
             ("chrf", "chrF", "chrF by number of training pairs"),
@@ -48,8 +58,7 @@ def plot_data_sizes(table: Table) -> list[Figure]:
     ]
 
 
-ATTENTION, NO_ATTENTION, TRANSFORMER = "LSTM with attention", "LSTM without attention", "Transformer"
-NEURAL = (NO_ATTENTION, ATTENTION, TRANSFORMER)
+NEURAL = (NO_ATTENTION, LSTM_ATTENTION, TRANSFORMER)
 DATA_SIZE = Experiment(
     name="data-size",
     title="Which system wins with little data, and which with much?",
@@ -66,30 +75,30 @@ DATA_SIZE = Experiment(
     checks=(
         Check(
             "lead of the statistical system over the best neural one with the fewest pairs, BLEU",
-            lambda trials: trials["SMT"]["bleu"][0] - max(trials[system]["bleu"][0] for system in NEURAL),
+            lambda trials: trials[SMT]["bleu"][0] - max(trials[system]["bleu"][0] for system in NEURAL),
             at_least=0.0,
         ),
         Check(
             "lead of the best neural system over the statistical one with the most pairs, BLEU",
-            lambda trials: max(trials[system]["bleu"][-1] for system in NEURAL) - trials["SMT"]["bleu"][-1],
+            lambda trials: max(trials[system]["bleu"][-1] for system in NEURAL) - trials[SMT]["bleu"][-1],
             at_least=0.0,
         ),
         Check(
             "gain of the LSTM by attention with the most pairs, BLEU",
-            lambda trials: trials[ATTENTION]["bleu"][-1] - trials[NO_ATTENTION]["bleu"][-1],
+            lambda trials: trials[LSTM_ATTENTION]["bleu"][-1] - trials[NO_ATTENTION]["bleu"][-1],
             at_least=0.0,
         ),
     ),
     plot=plot_data_sizes,
-    lesson="With 500 pairs the statistical system is far ahead: a phrase that was seen once can be used at once. With "
-    "2,000 pairs the Transformer has overtaken it, with 8,000 the LSTM with attention; without attention, the LSTM is "
-    "still behind with 32,000. The phrasebook is regular, so fewer pairs are needed than for real languages. "
+    conclusion="With 500 pairs the statistical system is far ahead: a phrase that was seen once can be used at once. "
+    "With 2,000 pairs the Transformer has overtaken it, with 8,000 the LSTM with attention; without attention, the "
+    "LSTM is still behind with 32,000. The phrasebook is regular, so fewer pairs are needed than for real languages. "
     "Quick versions train neural systems too briefly to show where they overtake.",
 )
 
 # `layers`
 
-DEPTHS = {
+LAYER_COUNTS = {
     "1 + 1": (1, 1),
     "2 + 1": (2, 1),
     "2 + 2": (2, 2),
@@ -101,12 +110,12 @@ DEPTHS = {
 
 def measure_layers(condition: str, seed: int, setup: Setup) -> Numbers:
     """Return the quality of an LSTM with attention by its numbers of encoder and decoder layers."""
-    encoder_layers, decoder_layers = DEPTHS[condition]
+    encoder_layers, decoder_layers = LAYER_COUNTS[condition]
     pairs = list_pairs("train", setup.pick(2_000, 20_000), setup, seed=seed)
     dev, test = list_pairs("dev", DEV_PAIRS, setup), list_pairs("test", setup.pick(60, 300), setup)
     model = {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers, "input_feeding": False}
     name, steps = condition.replace(" + ", "-"), setup.pick(30, 1200)
-    translator = train_translator(pairs, ATTENTION, name, seed, setup, steps=steps, dev=dev, model=model)
+    translator = train_translator(pairs, LSTM_ATTENTION, name, seed, setup, steps=steps, dev=dev, model=model)
     return {**score_texts(translate_texts(translator, test), test), "parameters": translator.parameter_count}
 
 
@@ -119,7 +128,7 @@ LAYERS = Experiment(
     method="LSTMs with attention of equal width and with 1 to 8 encoder and decoder layers learn from the same pairs "
     "of the phrasebook for the same number of steps, without input feeding. Measured: BLEU and chrF on test sentences.",
     predict="Which of the six combinations is best, and does the deepest one train at all?",
-    conditions=tuple(DEPTHS),
+    conditions=tuple(LAYER_COUNTS),
     measure=measure_layers,
     checks=(
         Check(
@@ -139,13 +148,13 @@ LAYERS = Experiment(
         ),
     ),
     plot=lambda table: [
-        Figure("BLEU by encoder + decoder layers", plot_bars(table, "bleu", y_title="BLEU")),
-        Figure("chrF by encoder + decoder layers", plot_bars(table, "chrf", y_title="chrF")),
+        LabFigure("BLEU by encoder + decoder layers", plot_categories(table, "bleu", y_title="BLEU")),
+        LabFigure("chrF by encoder + decoder layers", plot_categories(table, "chrf", y_title="chrF")),
     ],
-    lesson="Two layers on each side are enough: 1 + 1 is 16 points worse, and more than 2 + 2 brings nothing. Eight "
-    "layers on each side learn so slowly without residual connections that they are no better than one. The phrasebook "
-    "is simpler than the news that Britz et al. translated, which may explain why the fourth decoder layer brings "
-    "nothing.",
+    conclusion="Two layers on each side are enough: 1 + 1 is 16 points worse, and more than 2 + 2 brings nothing. "
+    "Eight layers on each side learn so slowly without residual connections that they are no better than one. The "
+    "phrasebook is simpler than the news that Britz et al. translated, which may explain why the fourth decoder layer "
+    "brings nothing.",
 )
 
 # `baselines`
@@ -199,7 +208,7 @@ BASELINES = Experiment(
     "IBM Model 1 finds in the training pairs. Trained systems are a phrase-based one, an LSTM with attention and a "
     "Transformer, all on the same pairs. Measured: BLEU and chrF.",
     predict="Which BLEU has a copy of the English source as a German translation? Which chrF? And the dictionary?",
-    conditions=(COPY, DICTIONARY, "SMT", ATTENTION, TRANSFORMER),
+    conditions=(COPY, DICTIONARY, SMT, LSTM_ATTENTION, TRANSFORMER),
     measure=measure_baseline,
     checks=(
         Check("BLEU of a copy of the source", lambda trials: trials[COPY]["bleu"], at_most=5.0),
@@ -211,17 +220,19 @@ BASELINES = Experiment(
         Check(
             "lead of the worst trained system over word-by-word translation, BLEU",
             lambda trials: (
-                min(trials[system]["bleu"] for system in ("SMT", ATTENTION, TRANSFORMER)) - trials[DICTIONARY]["bleu"]
+                min(trials[system]["bleu"] for system in (SMT, LSTM_ATTENTION, TRANSFORMER))
+                - trials[DICTIONARY]["bleu"]
             ),
             at_least=10.0,
         ),
     ),
     plot=lambda table: [
-        Figure("BLEU of baselines and trained systems", plot_bars(table, "bleu", y_title="BLEU")),
-        Figure("chrF of baselines and trained systems", plot_bars(table, "chrf", y_title="chrF")),
+        LabFigure("BLEU of baselines and trained systems", plot_categories(table, "bleu", y_title="BLEU")),
+        LabFigure("chrF of baselines and trained systems", plot_categories(table, "chrf", y_title="chrF")),
     ],
-    lesson="A copy has a BLEU near 0 but a chrF well above it, since the languages share letters and names: a score "
-    "means little without a baseline. A system that has not learned more than a dictionary is not yet a translator.",
+    conclusion="A copy has a BLEU near 0 but a chrF well above it, since the languages share letters and names: a "
+    "score means little without a baseline. A system that has not learned more than a dictionary is not yet a "
+    "translator.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (DATA_SIZE, LAYERS, BASELINES)}

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 
 from dragoman.inspection.gradient_flow import measure_gradient_flow
 from dragoman.io import hash_stably
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_bars, plot_curves
+from dragoman.labs.experiment import (
+    Check,
+    Experiment,
+    LabFigure,
+    Numbers,
+    Setup,
+    Table,
+    Trials,
+    plot_categories,
+    plot_curves,
+)
 from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch, measure_accuracy
 from dragoman.models.base import Model
 from dragoman.modules.recurrent import CELLS, Cell, CellSettings
@@ -62,15 +72,17 @@ def measure_powers(condition: str, seed: int, setup: Setup) -> Numbers:  # noqa:
     return {"norms": norms, "error": max(errors), "last_norm": norms[-1], "eigenvalues": sizes}
 
 
-def plot_powers(table: Table) -> list[Figure]:
+def plot_powers(table: Table) -> list[LabFigure]:
     chart = plot_curves(
         table, POWER_STEPS, "norms", x_title="steps back", y_title="norm of the Jacobian", logarithmic=True
     )
     ranks = range(1, STATE_WIDTH + 1)
     sizes = plot_curves(table, ranks, "eigenvalues", x_title="eigenvalue, largest first", y_title="absolute value")
     return [
-        Figure("How a change of the state grows or shrinks, by the spectral radius of the matrix", chart),
-        Figure("The eigenvalues of the matrix: the largest one, the spectral radius, decides in the long run", sizes),
+        LabFigure("How a change of the state grows or shrinks, by the spectral radius of the matrix", chart),
+        LabFigure(
+            "The eigenvalues of the matrix: the largest one, the spectral radius, decides in the long run", sizes
+        ),
     ]
 
 
@@ -102,9 +114,9 @@ RECURRENT_POWERS = Experiment(
         ),
     ),
     plot=plot_powers,
-    lesson="The identity holds to rounding. The norm first grows even at a radius of 0.9, because the matrix is not "
-    "normal (its eigenvectors are not orthogonal): eigenvalues decide about long distances only. The norm at a radius "
-    "of 1.5 became a control after the run, as the lecture does not claim it; the verdict did not change.",
+    conclusion="The identity holds to rounding. The norm first grows even at a radius of 0.9, because the matrix is "
+    "not normal (its eigenvectors are not orthogonal): eigenvalues decide about long distances only. The norm at a "
+    "radius of 1.5 became a control after the run, as the lecture does not claim it; the verdict did not change.",
     law=True,
 )
 
@@ -155,9 +167,9 @@ def measure_keeping(condition: str, seed: int, setup: Setup) -> Numbers:  # noqa
     return {"kept": kept, "last_kept": kept[-1], "change": change, "error": error}
 
 
-def plot_keeping(table: Table) -> list[Figure]:
+def plot_keeping(table: Table) -> list[LabFigure]:
     chart = plot_curves(table, SHOWN_STEPS, "kept", x_title="steps", y_title="difference kept", logarithmic=True)
-    return [Figure("How much of the difference between two initial states is left", chart)]
+    return [LabFigure("How much of the difference between two initial states is left", chart)]
 
 
 LSTM_OPEN, LSTM_ALMOST = "LSTM, forget gate 1", "LSTM, forget gate 0.99"
@@ -188,9 +200,9 @@ CELL_KEEPS = Experiment(
         ),
     ),
     plot=plot_keeping,
-    lesson="With gates of exactly 1 and 0 the cell does not change at all. A forget gate of 0.99 keeps 0.004 % after "
-    "1,000 steps: it must be very near to 1. Initial weights keep nothing, neither in an LSTM nor in a vanilla cell; "
-    "an LSTM has to learn when to keep. Sigmoid gates reach 1 only by rounding.",
+    conclusion="With gates of exactly 1 and 0 the cell does not change at all. A forget gate of 0.99 keeps 0.004 % "
+    "after 1,000 steps: it must be very near to 1. Initial weights keep nothing, neither in an LSTM nor in a vanilla "
+    "cell; an LSTM has to learn when to keep. Sigmoid gates reach 1 only by rounding.",
     law=True,
 )
 
@@ -243,15 +255,15 @@ def measure_clipping(condition: str, seed: int, setup: Setup) -> Numbers:
     return {"steps": steps, "losses": means, "exploding": exploding, "largest": largest, "final": final}
 
 
-def plot_clipping(table: Table) -> list[Figure]:
+def plot_clipping(table: Table) -> list[LabFigure]:
     return [
-        Figure(
+        LabFigure(
             "The loss in training, averaged over blocks of steps",
             plot_curves(table, "steps", "losses", x_title="step", y_title="loss"),
         ),
-        Figure(
+        LabFigure(
             "Which part of the steps has a gradient of a norm above 10, before clipping",
-            plot_bars(table, "exploding", y_title="exploding gradients"),
+            plot_categories(table, "exploding", y_title="exploding gradients"),
         ),
     ]
 
@@ -296,13 +308,13 @@ CLIPPING = Experiment(
         ),
     ),
     plot=plot_clipping,
-    lesson="On a CPU with three seeds, clipping was not enough. Without it, one step on a gradient with a norm of more "
-    "than 100,000 saturates the network: nearly all gradients are small afterwards, and it guesses. With clipping the "
-    "steps stay small, but large weights make the network chaotic: two of three models have exploding gradients until "
-    "the end, and none learns the task. Clipping bounds the length of a step; its direction can still be useless. The "
-    "size of 3 was chosen after trying 0.5, 1.5, 2 and 3 with one seed: up to 2 there was nothing to cure, and at 3 "
-    "the clipped model of that trial did learn. So the outcome depends on weights, data and learning rate. With small "
-    "weights clipping makes no difference.",
+    conclusion="On a CPU with three seeds, clipping was not enough. Without it, one step on a gradient with a norm of "
+    "more than 100,000 saturates the network: nearly all gradients are small afterwards, and it guesses. With "
+    "clipping the steps stay small, but large weights make the network chaotic: two of three models have exploding "
+    "gradients until the end, and none learns the task. Clipping bounds the length of a step; its direction can still "
+    "be useless. The size of 3 was chosen after trying 0.5, 1.5, 2 and 3 with one seed: up to 2 there was nothing to "
+    "cure, and at 3 the clipped model of that trial did learn. So the outcome depends on weights, data and learning "
+    "rate. With small weights clipping makes no difference.",
 )
 
 # `reach`
@@ -310,18 +322,17 @@ CLIPPING = Experiment(
 REACH_SYMBOLS = 4
 REACHED = 0.9  # accuracy from which a distance counts as reached
 REACH_RNN: Mapping[str, Any] = {"kind": "rnn", "width": 32, "bidirectional": False, "dropout": 0.0, "attention": "none"}
-REACH_TRANSFORMER = {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "dropout": 0.0}
 VANILLA, VANILLA_CLASSICAL = "vanilla", "vanilla, classical initialization"
-LSTM, LSTM_CLASSICAL = "LSTM", "LSTM, classical initialization"
-LSTM_ATTENTION, TRANSFORMER = "LSTM with attention", "Transformer"
+PLAIN_LSTM, LSTM_CLASSICAL = "LSTM", "LSTM, classical initialization"
+ATTENTIVE_LSTM, REACH_TRANSFORMER = "LSTM with attention", "Transformer"
 REACH_MODELS: dict[str, Mapping[str, Any]] = {
     VANILLA: {**REACH_RNN, "cell": "vanilla"},
     VANILLA_CLASSICAL: {**REACH_RNN, "cell": "vanilla"},
     "GRU": {**REACH_RNN, "cell": "gru"},
-    LSTM: {**REACH_RNN, "cell": "lstm"},
+    PLAIN_LSTM: {**REACH_RNN, "cell": "lstm"},
     LSTM_CLASSICAL: {**REACH_RNN, "cell": "lstm"},
-    LSTM_ATTENTION: {**REACH_RNN, "cell": "lstm", "attention": "additive"},
-    TRANSFORMER: REACH_TRANSFORMER,
+    ATTENTIVE_LSTM: {**REACH_RNN, "cell": "lstm", "attention": "additive"},
+    REACH_TRANSFORMER: {"kind": "transformer", "width": 32, "layers": 1, "heads": 2, "dropout": 0.0},
 }
 
 
@@ -384,14 +395,14 @@ def measure_reach(condition: str, seed: int, setup: Setup) -> Numbers:
     }
 
 
-def plot_reach(table: Table) -> list[Figure]:
+def plot_reach(table: Table) -> list[LabFigure]:
     gradient_title = "gradient at the first token"
     return [
-        Figure(
+        LabFigure(
             "How often the first token is recalled, by the number of tokens after it",
             plot_curves(table, "distances", "accuracies", x_title="distance", y_title="accuracy"),
         ),
-        Figure(
+        LabFigure(
             "The gradient of the loss at the first token, relative to that at the end of the source, before training",
             plot_curves(table, "distances", "gradients", x_title="distance", y_title=gradient_title, logarithmic=True),
         ),
@@ -405,7 +416,9 @@ def compare_reach(further: str, nearer: str) -> Callable[[Trials], float]:
 
 def compare_gradients(trials: Trials) -> float:
     """Return how many times as large the gradient 50 tokens back is with attention as without it, for an LSTM."""
-    one, other = (trials[name]["gradients"][trials[name]["distances"].index(50)] for name in (LSTM_ATTENTION, LSTM))
+    one, other = (
+        trials[name]["gradients"][trials[name]["distances"].index(50)] for name in (ATTENTIVE_LSTM, PLAIN_LSTM)
+    )
     return float(one / other)
 
 
@@ -426,9 +439,12 @@ REACH = Experiment(
     measure=measure_reach,
     checks=(
         Check("reach of the vanilla RNN", lambda trials: trials[VANILLA]["reach"], at_most=20),
-        Check("reach of the LSTM", lambda trials: trials[LSTM]["reach"], at_least=50),
+        Check("reach of the LSTM", lambda trials: trials[PLAIN_LSTM]["reach"], at_least=50),
         Check(
-            "reach of the LSTM in multiples of the vanilla RNN's", compare_reach(LSTM, VANILLA), at_least=5, ratio=True
+            "reach of the LSTM in multiples of the vanilla RNN's",
+            compare_reach(PLAIN_LSTM, VANILLA),
+            at_least=5,
+            ratio=True,
         ),
         Check(
             "the same, classical initialization",
@@ -438,12 +454,12 @@ REACH = Experiment(
         ),
         Check(
             "part of the distances that the LSTM with attention reaches",
-            lambda trials: trials[LSTM_ATTENTION]["share"],
+            lambda trials: trials[ATTENTIVE_LSTM]["share"],
             at_least=1.0,
         ),
         Check(
             "part of the distances that the Transformer reaches",
-            lambda trials: trials[TRANSFORMER]["share"],
+            lambda trials: trials[REACH_TRANSFORMER]["share"],
             at_least=1.0,
         ),
         Check(
@@ -454,7 +470,7 @@ REACH = Experiment(
         ),
     ),
     plot=plot_reach,
-    lesson="All architectures recall the first of 201 tokens, the vanilla RNN with orthogonal initial weights too. "
+    conclusion="All architectures recall the first of 201 tokens, the vanilla RNN with orthogonal initial weights too. "
     "With the classical initialization one of three vanilla RNNs does as well, although its gradient at the first "
     "token is below 1e-8 at 50 steps before training; two reach no distance, as they are right in 71 to 84 % of the "
     "cases (guessing: 25 %), below the threshold of 90 %. Training mixes all distances: networks learn short ones "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dragoman.inference.predictor import eval_mode
 from dragoman.inspection.neurons import record_hidden
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, plot_curves
+from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_curves
 from dragoman.labs.small_models import build_small_model, fit
 from dragoman.labs.word_corpus import load_words
 from dragoman.phrasebook.lexicon import load_lexicon
@@ -85,12 +85,12 @@ def measure_dedicated_neurons(condition: str, seed: int, setup: Setup) -> Number
     return {"shares": [found, sum(shuffled) / SHUFFLES], "nouns": len(words)}
 
 
-def plot_memory(table: Table) -> list[Figure]:
+def plot_memory(table: Table) -> list[LabFigure]:
     ticks = ("of the lexicon", "shuffled")
     chart = plot_curves(
         table, range(2), "shares", x_title="features", y_title="share of neurons", ticks=ticks, connected=False
     )
-    return [Figure("Share of neurons whose top nouns have a feature in common", chart)]
+    return [LabFigure("Share of neurons whose top nouns have a feature in common", chart)]
 
 
 FEEDFORWARD_MEMORY = Experiment(
@@ -120,10 +120,10 @@ FEEDFORWARD_MEMORY = Experiment(
         ),
     ),
     plot=plot_memory,
-    lesson="A quarter to a third of the neurons belong to one feature of the lexicon, such as animals or plurals, and "
-    "hardly any do in an untrained model or with shuffled features. Nobody has told the model about these features; "
-    "they help to predict the next word. Most neurons belong to none: a feature may be a direction in which several "
-    "neurons take part, and the lexicon does not have all features.",
+    conclusion="A quarter to a third of the neurons belong to one feature of the lexicon, such as animals or plurals, "
+    "and hardly any do in an untrained model or with shuffled features. Nobody has told the model about these "
+    "features; they help to predict the next word. Most neurons belong to none: a feature may be a direction in which "
+    "several neurons take part, and the lexicon does not have all features.",
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in (FEEDFORWARD_MEMORY,)}

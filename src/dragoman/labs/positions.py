@@ -14,15 +14,25 @@ from torch import Tensor
 
 from dragoman.inference.predictor import eval_mode
 from dragoman.kernels.attention import RowLayout
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_bars, plot_curves
+from dragoman.labs.experiment import (
+    Check,
+    Experiment,
+    LabFigure,
+    Numbers,
+    Setup,
+    Table,
+    Trials,
+    plot_categories,
+    plot_curves,
+)
 from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch
 from dragoman.models.base import Model
 from dragoman.models.transformer import Encoder
 from dragoman.modules.positions import POSITIONS
 from dragoman.types import Batch
 
-TOKENS = 20  # distinct tokens of random sentences
-VOCABULARY = FIRST_ID + TOKENS
+DISTINCT_TOKENS = 20  # distinct tokens of random sentences
+VOCABULARY = FIRST_ID + DISTINCT_TOKENS
 
 
 def build_encoder(position: str, seed: int, **settings: Any) -> Encoder:
@@ -66,15 +76,15 @@ def measure_permutations(condition: str, seed: int, setup: Setup) -> Numbers:  #
     return {"lecture": lecture, "largest": max(others), "mean": sum(others) / len(others)}
 
 
-def plot_permutations(table: Table) -> list[Figure]:
+def plot_permutations(table: Table) -> list[LabFigure]:
     return [
-        Figure(
+        LabFigure(
             "Random sentences in random orders: change of the states, relative to their norm",
-            plot_bars(table, "mean", y_title="mean relative change"),
+            plot_categories(table, "mean", y_title="mean relative change"),
         ),
-        Figure(
+        LabFigure(
             "'I study LLM' and 'LLM study I': change of the states, relative to their norm",
-            plot_bars(table, "lecture", y_title="relative change"),
+            plot_categories(table, "lecture", y_title="relative change"),
         ),
     ]
 
@@ -112,7 +122,7 @@ PERMUTATION = Experiment(
         ),
     ),
     plot=plot_permutations,
-    lesson="Without positions, the states are the same to rounding: the encoder sees a bag of words. All five "
+    conclusion="Without positions, the states are the same to rounding: the encoder sees a bag of words. All five "
     "encodings tell random orders apart. ALiBi does not distinguish `I study LLM` from `LLM study I`: in an encoder, "
     "its penalty depends on the distance, not on the direction, and a reversed sentence has the same distances.",
     law=True,
@@ -153,12 +163,12 @@ def measure_shifts(condition: str, seed: int, setup: Setup) -> Numbers:  # noqa:
     return {"lecture": lecture, "fitted": fitted}
 
 
-def plot_shifts(table: Table) -> list[Figure]:
+def plot_shifts(table: Table) -> list[LabFigure]:
     ticks = tuple(map(str, SHIFTS))
     axes = {"x_title": "shift k", "y_title": "relative error", "ticks": ticks}
     return [
-        Figure("Error of the lecture's matrix M_k", plot_curves(table, SHIFTS, "lecture", **axes)),  # type: ignore[arg-type]
-        Figure("Error of the best matrix for each k", plot_curves(table, SHIFTS, "fitted", **axes)),  # type: ignore[arg-type]
+        LabFigure("Error of the lecture's matrix M_k", plot_curves(table, SHIFTS, "lecture", **axes)),  # type: ignore[arg-type]
+        LabFigure("Error of the best matrix for each k", plot_curves(table, SHIFTS, "fitted", **axes)),  # type: ignore[arg-type]
     ]
 
 
@@ -188,7 +198,7 @@ POSITION_SHIFT = Experiment(
         ),
     ),
     plot=plot_shifts,
-    lesson="The identity holds for sinusoids to the rounding of angles in single precision. Vectors of a table are "
+    conclusion="The identity holds for sinusoids to the rounding of angles in single precision. Vectors of a table are "
     "unrelated before training, so that no matrix relates them, which by the number of dimensions alone is certain: it "
     "became a control after the run. Training may relate the vectors of trained positions.",
     law=True,
@@ -236,7 +246,7 @@ def measure_terms(condition: str, seed: int, setup: Setup) -> Numbers:  # noqa: 
     return numbers
 
 
-def plot_terms(table: Table) -> list[Figure]:
+def plot_terms(table: Table) -> list[LabFigure]:
     by_scheme = plot_curves(
         table, "positions", "scores", x_title="position of the query", y_title="score, minus the query's own"
     )
@@ -245,8 +255,8 @@ def plot_terms(table: Table) -> list[Figure]:
     }
     terms = plot_curves(split, "positions", "term", x_title="position of the query", y_title="term of the score")
     return [
-        Figure("Score of the same two tokens, three positions apart, by where they are in the sentence", by_scheme),
-        Figure("The four terms of this score with sinusoidal positions (x: word, p: position)", terms),
+        LabFigure("Score of the same two tokens, three positions apart, by where they are in the sentence", by_scheme),
+        LabFigure("The four terms of this score with sinusoidal positions (x: word, p: position)", terms),
     ]
 
 
@@ -283,7 +293,7 @@ FOUR_TERMS = Experiment(
         ),
     ),
     plot=plot_terms,
-    lesson="Only the term of the two words stays the same. The term of the two positions changes as well, because "
+    conclusion="Only the term of the two words stays the same. The term of the two positions changes as well, because "
     "random weights W_Q W_K^T do not have the structure of the matrices M_k. Relative, rotary and ALiBi positions give "
     "the pair the same score everywhere. Whether a trained model uses absolute positions is another question.",
     law=True,
@@ -337,11 +347,11 @@ def measure_extrapolation(condition: str, seed: int, setup: Setup) -> Numbers:
     return {"accuracy": accuracy, "trained": accuracy[TEST_LENGTHS.index(TRAIN_LENGTH)], "longest": accuracy[-1]}
 
 
-def plot_extrapolation(table: Table) -> list[Figure]:
+def plot_extrapolation(table: Table) -> list[LabFigure]:
     chart = plot_curves(
         table, TEST_LENGTHS, "accuracy", x_title="tokens of the sentence", y_title="accuracy of the last three tokens"
     )
-    return [Figure(f"Accuracy by length; sentences in training had at most {TRAIN_LENGTH} tokens", chart)]
+    return [LabFigure(f"Accuracy by length; sentences in training had at most {TRAIN_LENGTH} tokens", chart)]
 
 
 def accuracy_drop(name: str) -> Callable[[Trials], float]:
@@ -382,7 +392,7 @@ EXTRAPOLATION = Experiment(
         Check("accuracy that ALiBi loses at four times the length", accuracy_drop("alibi"), at_most=0.1),
     ),
     plot=plot_extrapolation,
-    lesson="Relative positions and ALiBi keep their accuracy at four times the length. Sinusoidal and learned "
+    conclusion="Relative positions and ALiBi keep their accuracy at four times the length. Sinusoidal and learned "
     "positions lose a third to two thirds of it; learned ones work up to the last trained position and fail at 18 "
     "tokens, the next length tested. Without positions, accuracy falls by 0.02 to 0.07 only. Rotary positions lose "
     "most, although their score depends on the distance only. Why was not tested; longer sentences also have more "

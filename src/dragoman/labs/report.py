@@ -11,7 +11,7 @@ from dragoman.inspection.page import load_page_template
 from dragoman.io import format_json, write_text
 from dragoman.labs.experiment import CONFIRMED, Check, CheckResult, Experiment
 from dragoman.labs.registry import EXPERIMENTS, GROUPS
-from dragoman.labs.runner import Result, read_results
+from dragoman.labs.runner import LabResult, read_results
 
 TEMPLATES = "dragoman.labs"
 FIGURE_WIDTH = 760  # pixels
@@ -19,7 +19,7 @@ FIGURE_WIDTH = 760  # pixels
 COURSE = {"000": "from-seq2seq", "001": "week-4", "002": "cs224n", "003": "lecture-9", "004": "transformers-1"}
 
 
-def format_number(value: float) -> str:
+def format_measurement(value: float) -> str:
     """Return a number with four significant digits, and thousands separated by commas."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
@@ -27,28 +27,28 @@ def format_number(value: float) -> str:
 def format_values(result: CheckResult) -> str:
     """Return the measured value of a check: its mean and, for several seeds, the confidence interval."""
     if len(result.values) == 1:
-        return format_number(result.mean)
-    return f"{format_number(result.mean)} ({format_number(result.low)} to {format_number(result.high)})"
+        return format_measurement(result.mean)
+    return f"{format_measurement(result.mean)} ({format_measurement(result.low)} to {format_measurement(result.high)})"
 
 
 def format_threshold(check: Check) -> str:
     threshold = check.at_least if check.at_least is not None else check.at_most
     assert threshold is not None
-    return f"{'at least' if check.at_least is not None else 'at most'} {format_number(threshold)}"
+    return f"{'at least' if check.at_least is not None else 'at most'} {format_measurement(threshold)}"
 
 
 def format_verdict(result: CheckResult) -> str:
     return result.verdict + " (control)" * result.check.control + " (aside)" * result.check.aside
 
 
-def describe_run(result: Result) -> str:
+def describe_trials(result: LabResult) -> str:
     """Return how the result was obtained: seeds, size, machine and time."""
     seeds = len(result.seeds)
     size = "quick version" if result.quick else "full version"
     return f"{size}, {seeds} seed{'s' * (seeds != 1)}, {result.machine}, {result.seconds:,.0f} s"
 
 
-def explain_verdict(result: Result) -> str:
+def explain_verdict(result: LabResult) -> str:
     """Return the verdict of an experiment, and that a control failed if one did."""
     failed = any(checked.check.control and checked.verdict != CONFIRMED for checked in result.checks)
     return result.verdict + ", because a control failed: the other checks decide nothing" * failed
@@ -60,14 +60,14 @@ def format_question(experiment: Experiment) -> str:
     return "\n".join([*lines, f"  measured: {experiment.method}", f"  predict: {experiment.predict}"])
 
 
-def format_result(result: Result) -> str:
+def format_result(result: LabResult) -> str:
     """Return checks and verdict of a result as text."""
     lines = [
         f"  - {checked.check.text}: {format_values(checked)}, threshold: {format_threshold(checked.check)}; "
         f"{format_verdict(checked)}"
         for checked in result.checks
     ]
-    return "\n".join([*lines, f"  verdict: {explain_verdict(result)}  [{describe_run(result)}]"])
+    return "\n".join([*lines, f"  verdict: {explain_verdict(result)}  [{describe_trials(result)}]"])
 
 
 def list_experiments() -> Iterator[str]:
@@ -79,7 +79,7 @@ def list_experiments() -> Iterator[str]:
             yield f"  {name:{width}}  {experiment.title}{' (law)' * experiment.law}"
 
 
-def render_result(result: Result) -> str:
+def render_result(result: LabResult) -> str:
     """Return the page of an experiment and its result."""
     figures = [(f.caption, render_chart(f.chart, width=FIGURE_WIDTH)) for f in result.experiment.plot(result.table)]
     rows = [(c.check.text, format_threshold(c.check), format_values(c), format_verdict(c)) for c in result.checks]
@@ -87,14 +87,14 @@ def render_result(result: Result) -> str:
         title=result.experiment.title,
         experiment=result.experiment,
         result=result,
-        run=describe_run(result),
+        run=describe_trials(result),
         verdict=explain_verdict(result),
         figures=figures,
         rows=rows,
     )
 
 
-def write_site(results: Sequence[Result], folder: Path) -> None:
+def write_site(results: Sequence[LabResult], folder: Path) -> None:
     """Write a page and a JSON file for each result, and index.html with their verdicts and those already there."""
     folder.mkdir(parents=True, exist_ok=True)
     by_name = read_results(folder) | {result.experiment.name: result for result in results}
@@ -107,11 +107,13 @@ def write_site(results: Sequence[Result], folder: Path) -> None:
         for title, group in GROUPS.items()
         if any(name in by_name for name in group)
     }
-    page = load_page_template("labs.html", TEMPLATES).render(title="Experiments", groups=groups, describe=describe_run)
+    page = load_page_template("labs.html", TEMPLATES).render(
+        title="Experiments", groups=groups, describe=describe_trials
+    )
     write_text(folder / "index.html", page)
 
 
-def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[str]:
+def render_markdown(experiment: Experiment, result: LabResult | None) -> Iterator[str]:
     """Yield the lines of an experiment's page in the documentation: read, predict, run, compare."""
     yield f"# {experiment.title}\n"
     lecture = re.sub(
@@ -137,10 +139,10 @@ def write_markdown(experiment: Experiment, result: Result | None) -> Iterator[st
         name = "figure" if number == 1 else f"figure-{number}"
         svg = render_chart(chart, width=FIGURE_WIDTH)
         yield f'\n<figure id="{name}">\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>'
-    yield f"\n{experiment.lesson}\n\n*{describe_run(result)}.*"
+    yield f"\n{experiment.conclusion}\n\n*{describe_trials(result)}.*"
 
 
-def write_markdown_index(results: Mapping[str, Result]) -> Iterator[str]:
+def render_markdown_index(results: Mapping[str, LabResult]) -> Iterator[str]:
     """Yield the lines of the documentation's list of experiments, with the verdicts of their full versions."""
     yield "# Experiments\n"
     yield "Every claim of the lectures that can be measured is an experiment: `dragoman lab` lists them, and"

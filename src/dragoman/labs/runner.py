@@ -36,7 +36,7 @@ UNSAFE = re.compile(r"[^a-z0-9.]+")  # characters that file names of trials do n
 
 
 @dataclass(frozen=True)
-class Result:
+class LabResult:
     """All trials of an experiment, and how they were obtained."""
 
     experiment: Experiment
@@ -85,7 +85,7 @@ class Result:
         return record
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Result:
+    def from_json(cls, record: Mapping[str, Any]) -> LabResult:
         """Return the result in a record that `to_json` made. It is judged anew by the checks of the present code."""
         table = {
             name: {int(seed): restore_infinite(numbers) for seed, numbers in trials.items()}
@@ -115,7 +115,7 @@ def restore_infinite(value: Any) -> Any:
 class TrialsFailed(UserError):
     """Raised if trials have failed; `results` are those of the other experiments."""
 
-    def __init__(self, message: str, results: list[Result]) -> None:
+    def __init__(self, message: str, results: list[LabResult]) -> None:
         super().__init__(message)
         self.results = results
 
@@ -180,7 +180,7 @@ def plan_trials(experiment: Experiment, setup: Setup, seeds: int) -> list[Trial]
 
 def run_experiments(
     names: Sequence[str], *, out: Path, quick: bool = False, seeds: int = 0, jobs: int = 1, device: str = "cpu"
-) -> list[Result]:
+) -> list[LabResult]:
     """Run experiments and return their results in the order of `names`. Finished trials are not repeated.
 
     A failed trial stops no other; all are done when TrialsFailed is raised. `seeds` is the number of trials per
@@ -260,7 +260,7 @@ def run_trials(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Exce
             raise
 
 
-def collect_result(experiment: Experiment, trials: Iterable[Trial]) -> Result:
+def collect_result(experiment: Experiment, trials: Iterable[Trial]) -> LabResult:
     """Return the result of an experiment whose trials are all finished."""
     table: dict[str, dict[int, Numbers]] = {}
     seconds, machines = 0.0, set()
@@ -276,10 +276,10 @@ def collect_result(experiment: Experiment, trials: Iterable[Trial]) -> Result:
         raise UserError(
             f"trials in {str(trial.setup.folder)!r} are those of another version of the experiment; remove the folder"
         ) from None
-    return Result(experiment, trial.setup.quick, table, " and ".join(sorted(machines)), seconds)
+    return LabResult(experiment, trial.setup.quick, table, " and ".join(sorted(machines)), seconds)
 
 
-def read_results(folder: Path) -> dict[str, Result]:
+def read_results(folder: Path) -> dict[str, LabResult]:
     """Return the results in the JSON files of a folder, by name, in the order of the registry.
 
     Each is judged, so that a result whose trials do not fit the present checks is found here.
@@ -289,7 +289,7 @@ def read_results(folder: Path) -> dict[str, Result]:
         file = folder / f"{name}.json"
         if file.exists():
             try:
-                results[name] = Result.from_json(json.loads(file.read_text(encoding="utf-8")))
+                results[name] = LabResult.from_json(json.loads(file.read_text(encoding="utf-8")))
                 results[name].experiment.judge(results[name].table)
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
                 message = f"{str(file)!r} is not the result of this version of the experiment; remove it"

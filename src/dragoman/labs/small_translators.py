@@ -19,13 +19,15 @@ from dragoman.metrics.metrics import compute_metrics
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import Pair
 
-# The LSTM with attention is Luong's model (2015), without attention it is that of Sutskever (2014).
+SMT, TRANSFORMER = "SMT", "Transformer"
+# Those of Sutskever (2014) and of Luong (2015)
+NO_ATTENTION, LSTM_ATTENTION = "LSTM without attention", "LSTM with attention"
 RECURRENT: Mapping[str, Any] = {"kind": "rnn", "cell": "lstm", "layers": 1, "dropout": 0.2}
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {  # model sections without the width
-    "SMT": {"kind": "smt"},
-    "LSTM without attention": {**RECURRENT, "attention": "none"},
-    "LSTM with attention": {**RECURRENT, "attention": "dot", "input_feeding": True},
-    "Transformer": {"kind": "transformer", "layers": 2, "heads": 4, "position": "rotary", "dropout": 0.1},
+    SMT: {"kind": "smt"},
+    NO_ATTENTION: {**RECURRENT, "attention": "none"},
+    LSTM_ATTENTION: {**RECURRENT, "attention": "dot", "input_feeding": True},
+    TRANSFORMER: {"kind": "transformer", "layers": 2, "heads": 4, "position": "rotary", "dropout": 0.1},
 }
 QUICK_WORDS = 5  # maximum length of the sentences of quick versions
 
@@ -72,11 +74,11 @@ def train_translator(
     data: dict[str, Any] = {"context": context, "train": write_pairs(pairs, folder / f"{name}-{seed}.tsv")}
     if dev:
         data["dev"] = write_pairs(dev, folder / f"{name}-{seed}-dev.tsv")
-    if system == "SMT":
-        recipe: dict[str, Any] = {"tokenizer": {"kind": "word", "joint": False}, "model": SYSTEMS[system], "train": {}}
+    if system == SMT:
+        recipe: dict[str, Any] = {"tokenizer": {"kind": "word", "joint": False}, "model": SYSTEMS[SMT], "train": {}}
         return train_run({"data": data, **recipe}, name, seed, setup)
     sizes: dict[str, Any] = setup.pick({"width": 64, "layers": 1, "dropout": 0.0}, {"width": 256})
-    if system == "Transformer":
+    if system == TRANSFORMER:
         sizes["feedforward_width"] = setup.pick(128, 512)
     schedule = {
         "steps": steps,

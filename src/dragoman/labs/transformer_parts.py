@@ -20,7 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.inference.predictor import eval_mode
-from dragoman.labs.experiment import Check, Experiment, Figure, Numbers, Setup, Table, Trials, plot_bars, plot_curves
+from dragoman.labs.experiment import (
+    Check,
+    Experiment,
+    LabFigure,
+    Numbers,
+    Setup,
+    Table,
+    Trials,
+    plot_categories,
+    plot_curves,
+)
 from dragoman.labs.small_models import (
     FIRST_ID,
     REVERSALS,
@@ -78,11 +88,11 @@ def summarize_curve(losses: Sequence[float]) -> dict[str, list[float]]:
     return {"curve": curve, "steps": [stride * (i + 1) for i in range(len(curve))]}
 
 
-def plot_translators(table: Table) -> list[Figure]:
+def plot_translators(table: Table) -> list[LabFigure]:
     curves = plot_curves(table, "steps", "curve", x_title="step", y_title="loss in training")
     return [
-        Figure("Loss on unseen pairs after training", plot_bars(table, "loss", y_title="loss")),
-        Figure("Loss in training", curves),
+        LabFigure("Loss on unseen pairs after training", plot_categories(table, "loss", y_title="loss")),
+        LabFigure("Loss in training", curves),
     ]
 
 
@@ -139,13 +149,13 @@ def measure_feedforward(condition: str, seed: int, setup: Setup) -> Numbers:
     }
 
 
-def plot_feedforward(table: Table) -> list[Figure]:
+def plot_feedforward(table: Table) -> list[LabFigure]:
     return [
-        Figure(
+        LabFigure(
             "Accuracy on all sequences; guessing gives 0.5",
-            plot_bars(table, "accuracy", y_title="accuracy"),
+            plot_categories(table, "accuracy", y_title="accuracy"),
         ),
-        Figure("Loss", plot_curves(table, "steps", "curve", x_title="step", y_title="loss")),
+        LabFigure("Loss", plot_curves(table, "steps", "curve", x_title="step", y_title="loss")),
     ]
 
 
@@ -180,11 +190,11 @@ FEEDFORWARD = Experiment(
         ),
     ),
     plot=plot_feedforward,
-    lesson="Attention without any feed-forward network learns the nonlinear task as well as with one. It is linear in "
-    "the values only if its weights are given, as the uniform weights are here, with which it only guesses. Its "
-    "weights are a softmax of products of the inputs, and that is a nonlinearity which can be trained. So attention "
-    "alone is not linear; a feed-forward network is the part that transforms each token by itself. The verdict was "
-    "'depends' until controls no longer counted as part of the claim.",
+    conclusion="Attention without any feed-forward network learns the nonlinear task as well as with one. It is "
+    "linear in the values only if its weights are given, as the uniform weights are here, with which it only guesses. "
+    "Its weights are a softmax of products of the inputs, and that is a nonlinearity which can be trained. So "
+    "attention alone is not linear; a feed-forward network is the part that transforms each token by itself. The "
+    "verdict was 'depends' until controls no longer counted as part of the claim.",
 )
 
 # `heads`
@@ -237,9 +247,9 @@ HEADS_EXPERIMENT = Experiment(
         ),
     ),
     plot=plot_translators,
-    lesson="FLOPs and parameters are exactly the same, because each head is narrower. Four heads have a loss 15 to 19 "
-    "% lower than one; eight are no better than four. After the few steps of the quick version the losses differ "
-    "little.",
+    conclusion="FLOPs and parameters are exactly the same, because each head is narrower. Four heads have a loss 15 "
+    "to 19 % lower than one; eight are no better than four. After the few steps of the quick version the losses "
+    "differ little.",
 )
 
 # `ablations`
@@ -307,15 +317,15 @@ ABLATION_EXPERIMENT = Experiment(
         ),
     ),
     plot=plot_translators,
-    lesson="Biases, epsilon and the place of the positions are details. The loss is a little lower without biases, by "
-    "0.01 to 0.04, and with positions in q, k and v, by 0.03 to 0.04. That is hardly more than chance: the model of "
-    "four heads in the experiment on heads is the default here and differs from it by 0.01 to 0.02. Without the output "
-    "projection the loss is higher by 6, 31 and 9 %, too uneven for a firm verdict. A rectangular matrix costs the RNN "
-    "nothing; with its wider encoder the loss is lower. In a first version its encoder was much narrower than "
-    "the decoder, and the loss was higher by 0.6 to 1.1: so that was not the shape of the matrix. Each model without "
-    "the residual connections of one side has a loss that is higher by 0.2 to 1.2, more without those of the encoder; "
-    "three seeds differ too much for a firm verdict. The loss is measured with the right previous words given. The "
-    "models are shallow and the sentences short, so this says little about large models.",
+    conclusion="Biases, epsilon and the place of the positions are details. The loss is a little lower without "
+    "biases, by 0.01 to 0.04, and with positions in q, k and v, by 0.03 to 0.04. That is hardly more than chance: the "
+    "model of four heads in the experiment on heads is the default here and differs from it by 0.01 to 0.02. Without "
+    "the output projection the loss is higher by 6, 31 and 9 %, too uneven for a firm verdict. A rectangular matrix "
+    "costs the RNN nothing; with its wider encoder the loss is lower. In a first version its encoder was much "
+    "narrower than the decoder, and the loss was higher by 0.6 to 1.1: so that was not the shape of the matrix. Each "
+    "model without the residual connections of one side has a loss that is higher by 0.2 to 1.2, more without those "
+    "of the encoder; three seeds differ too much for a firm verdict. The loss is measured with the right previous "
+    "words given. The models are shallow and the sentences short, so this says little about large models.",
 )
 
 # `norm-gradients`
@@ -385,12 +395,12 @@ def measure_norm_gradients(condition: str, seed: int, setup: Setup) -> Numbers:
     return {**best, "share": best["loss"] / compute_unigram_entropy(test)}
 
 
-def plot_norm_gradients(table: Table) -> list[Figure]:
+def plot_norm_gradients(table: Table) -> list[LabFigure]:
     curves = plot_curves(table, "steps", "curve", x_title="step", y_title="loss in training")
     return [
-        Figure("Loss on other random sentences after training", plot_bars(table, "loss", y_title="loss")),
-        Figure("Loss in training", curves),
-        Figure("The learning rate that was chosen", plot_bars(table, "rate", y_title="learning rate")),
+        LabFigure("Loss on other random sentences after training", plot_categories(table, "loss", y_title="loss")),
+        LabFigure("Loss in training", curves),
+        LabFigure("The learning rate that was chosen", plot_categories(table, "rate", y_title="learning rate")),
     ]
 
 
@@ -449,7 +459,7 @@ NORM_GRADIENTS = Experiment(
         ),
     ),
     plot=plot_norm_gradients,
-    lesson="The gradients matter. Norms that only normalize in the forward pass, with mean and deviation detached, "
+    conclusion="The gradients matter. Norms that only normalize in the forward pass, with mean and deviation detached, "
     "end at a loss of 1.3 to 1.4, far above norms with all gradients (0.04 to 0.06) and even above no norms at all "
     "(0.07 to 0.26). Nearly all of it is the gradient through the deviation; the one through the mean adds little in "
     "two of three seeds, as Xu et al. found, but without it the loss is 3.9 times as high in the third. Gain and bias "
