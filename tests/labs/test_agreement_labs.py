@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from dragoman.labs import agreement
 from dragoman.labs.agreement import (
-    EXPERIMENTS,
     NOUN_PREPOSITIONS,
     VANILLA_RNN,
     VERBS,
@@ -19,8 +19,10 @@ from dragoman.labs.agreement import (
     write_subject,
 )
 from dragoman.labs.experiment import Experiment
+from dragoman.labs.registry import collect_experiments
 from lab_runs import check_quick_run
 
+EXPERIMENTS = collect_experiments(agreement)
 PREPOSITIONS = ("of", *NOUN_PREPOSITIONS)
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.labs.attention import COPY_TASKS, EXPERIMENTS, LOWEST_LOSS, remove_causal_mask
+from dragoman.labs import attention
+from dragoman.labs.attention import COPY_TASKS, LOWEST_LOSS, remove_causal_mask
 from dragoman.labs.experiment import Experiment
+from dragoman.labs.registry import collect_experiments
 from dragoman.labs.small_models import build_small_model, make_batch
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(attention)
 FACTS: dict[str, Facts] = {
     "scaled-training": lambda trials: {
         "the wide scaled model learns faster": trials["scaled 256"]["accuracy"]

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.labs.bleu import EXPERIMENTS, NEGATION, NUMBER, generate_paraphrased_pairs, make_error
+from dragoman.labs import bleu
+from dragoman.labs.bleu import NEGATION, NUMBER, generate_paraphrased_pairs, make_error
 from dragoman.labs.experiment import Experiment
+from dragoman.labs.registry import collect_experiments
 from dragoman.phrasebook.generate import split_words
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(bleu)
 FACTS: dict[str, Facts] = {
     "paraphrases": lambda trials: {
         "a wrong word costs less than another order": all(t["bleu_wrong"] > t["bleu_right"] for t in trials.values()),

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.labs.bottleneck import ATTENTIVE, EXPERIMENTS, LAST_STATE, score_buckets
+from dragoman.labs import bottleneck
+from dragoman.labs.bottleneck import ATTENTIVE, LAST_STATE, score_buckets
 from dragoman.labs.experiment import Experiment
+from dragoman.labs.registry import collect_experiments
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(bottleneck)
 FACTS: dict[str, Facts] = {
     "bottleneck": lambda trials: {
         "all models copy two tokens": min(trial["scores"][0] for trial in trials.values()) > 80,

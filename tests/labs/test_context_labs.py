@@ -8,11 +8,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from dragoman.labs import context
 from dragoman.labs.context import (
     CLUES,
     COPY_SOURCE,
     DROPPED,
-    EXPERIMENTS,
     FOREIGN,
     GOOD_BACK,
     NO_CONTEXT,
@@ -25,9 +25,11 @@ from dragoman.labs.context import (
     list_dropped_pronouns,
 )
 from dragoman.labs.experiment import Experiment, Setup
+from dragoman.labs.registry import collect_experiments
 from dragoman.labs.small_translators import LSTM_ATTENTION, TRANSFORMER
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(context)
 FACTS: dict[str, Facts] = {
     "context": lambda trials: {
         "pronouns are guessed without the noun": max(trials[name]["pronouns"] for name in (NO_CONTEXT, FOREIGN)) < 60,

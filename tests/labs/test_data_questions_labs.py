@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.labs import data_questions
 from dragoman.labs.data_questions import (
     COPYING,
     DOMAINS,
-    EXPERIMENTS,
     WHOLE_WORDS,
     correlate_ranks,
     invent_names,
     measure_rare_words,
 )
 from dragoman.labs.experiment import Experiment
+from dragoman.labs.registry import collect_experiments
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import Pair
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(data_questions)
 FACTS: dict[str, Facts] = {
     "rare-words": lambda trials: {
         "a vocabulary of words has no names": trials[WHOLE_WORDS]["names"] == 0,

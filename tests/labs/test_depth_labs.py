@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.labs.depth import EXPERIMENTS, POINTS, build_stack, measure_slice, sample_direction, sample_order_batch
+from dragoman.labs import depth
+from dragoman.labs.depth import POINTS, build_stack, measure_slice, sample_direction, sample_order_batch
 from dragoman.labs.experiment import Experiment, Trials
+from dragoman.labs.registry import collect_experiments
 from dragoman.labs.small_models import FIRST_ID, compute_losses
 from lab_runs import check_quick_run
 
+EXPERIMENTS = collect_experiments(depth)
 FACTS: dict[str, Callable[[Trials], Mapping[str, bool]]] = {
     "depth": lambda trials: {"two layers learn": trials["residual, pre-norm"]["accuracy"][0] > 0.9},
     "residual-jacobian": lambda _: {},  # a law

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.labs import history
 from dragoman.labs.experiment import Experiment
-from dragoman.labs.history import COPY, DICTIONARY, EXPERIMENTS, NEURAL
+from dragoman.labs.history import COPY, DICTIONARY, NEURAL
+from dragoman.labs.registry import collect_experiments
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(history)
 FACTS: dict[str, Facts] = {
     "data-size": lambda trials: {
         "the statistical system learns from few pairs": trials["SMT"]["bleu"][0] > 20,

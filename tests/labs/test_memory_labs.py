@@ -12,7 +12,6 @@ from dragoman.labs import memory
 from dragoman.labs.experiment import Experiment, Setup
 from dragoman.labs.memory import (
     ATTENTIVE_LSTM,
-    EXPERIMENTS,
     LARGE_CLIPPED,
     LARGE_FREE,
     PLAIN_LSTM,
@@ -21,8 +20,10 @@ from dragoman.labs.memory import (
     SMALL_FREE,
     VANILLA,
 )
+from dragoman.labs.registry import collect_experiments
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(memory)
 FACTS: dict[str, Facts] = {
     "clipping": lambda trials: {
         "small weights learn": max(trials[name]["final"] for name in (SMALL_FREE, SMALL_CLIPPED)) < 0.1,

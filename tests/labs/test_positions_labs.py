@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.labs import positions
 from dragoman.labs.experiment import Experiment
-from dragoman.labs.positions import EXPERIMENTS
+from dragoman.labs.registry import collect_experiments
 from lab_runs import Facts, check_quick_run
 
+EXPERIMENTS = collect_experiments(positions)
 FACTS: dict[str, Facts] = {
     "extrapolation": lambda trials: {
         "the task is learned with relative and with learned positions": trials["relative"]["trained"] > 0.9

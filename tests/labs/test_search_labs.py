@@ -10,11 +10,13 @@ import pytest
 
 from dragoman.labs import search
 from dragoman.labs.experiment import Experiment, Setup
-from dragoman.labs.search import AMBIGUOUS, EXPERIMENTS, LARGE_DATA, SMALL_DATA, UNAMBIGUOUS
+from dragoman.labs.registry import collect_experiments
+from dragoman.labs.search import AMBIGUOUS, LARGE_DATA, SMALL_DATA, UNAMBIGUOUS
 from dragoman.types import Pair
 from lab_runs import Facts, check_quick_run
 
 DATA = (SMALL_DATA, LARGE_DATA)
+EXPERIMENTS = collect_experiments(search)
 FACTS: dict[str, Facts] = {
     "greedy": lambda trials: {
         "nothing is missed with one translation": max(trials[UNAMBIGUOUS]["missed"]) < 0.1,

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.labs import transformer_parts
 from dragoman.labs.experiment import Experiment
+from dragoman.labs.registry import collect_experiments
 from dragoman.labs.small_models import FIRST_ID, build_small_model, make_batch
 from dragoman.labs.transformer_parts import (
     ABLATIONS,
     DEFAULT,
-    EXPERIMENTS,
     HEADS,
     WITH_GAIN,
     WITHOUT_NORM,
@@ -27,6 +28,7 @@ from dragoman.modules.norms import LayerNorm, NormSettings
 from lab_runs import Facts, check_quick_run
 
 LEARNED = 1.0  # by how many nats the loss of a translator falls at least
+EXPERIMENTS = collect_experiments(transformer_parts)
 FACTS: dict[str, Facts] = {
     "feedforward": lambda trials: {
         "a nonlinear network learns the task": trials["attention, ReLU network"]["accuracy"] > 0.9,

@@ -215,5 +215,3 @@ ATTRACTOR = Experiment(
     "the sentences or more. So the training data matters as much as the architecture. All models have the same "
     "learning rate.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (ATTRACTOR,)}

@@ -331,5 +331,3 @@ CAUSAL_MASK = Experiment(
     "the cipher was added, with the same threshold, after copying had turned out not to suffer. Most test lines occur "
     "in training too, usually once.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (SATURATION, SCALED_TRAINING, CAUSAL_MASK)}

@@ -231,5 +231,3 @@ BLEU_PARTS = Experiment(
     "the brevity penalty punishes what is missing; superfluous words are punished by the precisions alone.",
     law=True,
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (PARAPHRASES, BLEU_PARTS)}

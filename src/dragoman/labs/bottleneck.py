@@ -150,5 +150,3 @@ BOTTLENECK = Experiment(
     "them. Additive scores learn most from the same number of updates, a score of reduced rank least. It matters "
     "little whether the context enters the cell or the output.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (BOTTLENECK,)}

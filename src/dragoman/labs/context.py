@@ -411,5 +411,3 @@ ROUND_TRIP = Experiment(
     "rest of the sentence implies, so such losses stay hidden. The damage here is artificial; wrong words were not "
     "tested.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (CONTEXT, PRONOUNS_EXPERIMENT, SIMPLIFICATION, ROUND_TRIP)}

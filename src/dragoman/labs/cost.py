@@ -271,5 +271,3 @@ COST_TIME = Experiment(
     "encoder, which has to wait for every step; from 2,048 tokens on it is slower, 6 to 7 times at 8,192. Where they "
     "cross depends on the machine. Part of the time of the short texts is overhead that does not depend on the length.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (COST, COST_TIME)}

@@ -326,5 +326,3 @@ DOMAIN = Experiment(
     "run, and the others became asides then, as the lecture claims no more than that there is a loss; the verdict had "
     "been 'depends'.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (RARE_WORDS, DOMAIN)}

@@ -531,7 +531,3 @@ LANDSCAPE = Experiment(
     "along a random direction says little about the path of the optimizer, and the two stacks compute different "
     "functions.",
 )
-
-EXPERIMENTS = {
-    experiment.name: experiment for experiment in (DEPTH, RESIDUAL_JACOBIAN, LAYER_GRADIENTS, VARIANCE, LANDSCAPE)
-}

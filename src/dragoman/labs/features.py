@@ -250,5 +250,3 @@ PROBING = Experiment(
     "layer of a feature depends on where its information comes from, not only on its level. In the LSTM, part of "
     "speech and tree depth are read from the same layer in two of three seeds.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (PROBING,)}

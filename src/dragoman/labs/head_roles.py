@@ -138,5 +138,3 @@ HEAD_ROLES = Experiment(
     "updates; larger Transformers after longer training are on the page about attention heads, with the effect of "
     "removing each head.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (HEAD_ROLES,)}

@@ -234,5 +234,3 @@ BASELINES = Experiment(
     "score means little without a baseline. A system that has not learned more than a dictionary is not yet a "
     "translator.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (DATA_SIZE, LAYERS, BASELINES)}

@@ -482,5 +482,3 @@ REACH = Experiment(
     "1e-12 are drawn as 1e-12. The quick run has 200 steps at one high learning rate, which only gates and attention "
     "survive.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (RECURRENT_POWERS, CELL_KEEPS, CLIPPING, REACH)}

@@ -125,5 +125,3 @@ FEEDFORWARD_MEMORY = Experiment(
     "features; they help to predict the next word. Most neurons belong to none: a feature may be a direction in which "
     "several neurons take part, and the lexicon does not have all features.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (FEEDFORWARD_MEMORY,)}

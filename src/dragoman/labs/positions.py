@@ -400,5 +400,3 @@ EXTRAPOLATION = Experiment(
     "fixed distance; other tasks may rank the encodings differently. The quick version trains too briefly for "
     "sinusoidal positions and ALiBi.",
 )
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (PERMUTATION, POSITION_SHIFT, FOUR_TERMS, EXTRAPOLATION)}

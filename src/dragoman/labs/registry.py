@@ -1,8 +1,8 @@
-"""The registry of experiments. To add one, add it to the dictionary at the end of its file."""
+"""The registry of experiments: all that the files of this package define, in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from types import ModuleType
 
 from dragoman.labs import (
     agreement,
@@ -24,21 +24,28 @@ from dragoman.labs import (
 )
 from dragoman.labs.experiment import Experiment
 
-GROUPS: dict[str, Mapping[str, Experiment]] = {
-    "Memory and gradients": memory.EXPERIMENTS,
-    "Agreement": agreement.EXPERIMENTS,
-    "Bottleneck and attention": bottleneck.EXPERIMENTS,
-    "Depth, residual connections and norms": depth.EXPERIMENTS,
-    "Order and positions": positions.EXPERIMENTS,
-    "Parts of attention": attention.EXPERIMENTS,
-    "Parts of the Transformer": transformer_parts.EXPERIMENTS,
-    "Cost": cost.EXPERIMENTS,
-    "Search": search.EXPERIMENTS,
-    "BLEU": bleu.EXPERIMENTS,
-    "History of the field": history.EXPERIMENTS,
-    "Data": data_questions.EXPERIMENTS,
-    "What layers and heads learn": {**features.EXPERIMENTS, **head_roles.EXPERIMENTS, **neurons.EXPERIMENTS},
-    "Context and meaning": context.EXPERIMENTS,
+
+def collect_experiments(*modules: ModuleType) -> dict[str, Experiment]:
+    """Return the experiments that modules define, by name."""
+    values = (value for module in modules for value in vars(module).values())
+    return {value.name: value for value in values if isinstance(value, Experiment)}
+
+
+GROUPS: dict[str, dict[str, Experiment]] = {
+    "Memory and gradients": collect_experiments(memory),
+    "Agreement": collect_experiments(agreement),
+    "Bottleneck and attention": collect_experiments(bottleneck),
+    "Depth, residual connections and norms": collect_experiments(depth),
+    "Order and positions": collect_experiments(positions),
+    "Parts of attention": collect_experiments(attention),
+    "Parts of the Transformer": collect_experiments(transformer_parts),
+    "Cost": collect_experiments(cost),
+    "Search": collect_experiments(search),
+    "BLEU": collect_experiments(bleu),
+    "History of the field": collect_experiments(history),
+    "Data": collect_experiments(data_questions),
+    "What layers and heads learn": collect_experiments(features, head_roles, neurons),
+    "Context and meaning": collect_experiments(context),
 }
 EXPERIMENTS: dict[str, Experiment] = {
     name: experiment for group in GROUPS.values() for name, experiment in group.items()

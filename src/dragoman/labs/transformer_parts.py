@@ -469,7 +469,3 @@ NORM_GRADIENTS = Experiment(
     "so still larger ones might change the distances. A first version, which translated the phrasebook at one rate for "
     "all, found the mean to matter more than the deviation: its detached models had hardly learned anything.",
 )
-
-EXPERIMENTS = {
-    experiment.name: experiment for experiment in (FEEDFORWARD, HEADS_EXPERIMENT, ABLATION_EXPERIMENT, NORM_GRADIENTS)
-}
