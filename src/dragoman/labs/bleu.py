@@ -17,6 +17,7 @@ from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setu
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs, realize_plans, split_words
 from dragoman.phrasebook.german import German
+from dragoman.phrasebook.paraphrases import FRONTABLE, GERMAN, replace_clause, vary_word_order
 from dragoman.types import Pair
 
 BLEU_LECTURE = "002, Lecture 7: Evaluation"
@@ -24,7 +25,6 @@ BLEU_LECTURE = "002, Lecture 7: Evaluation"
 # `paraphrases`
 
 MAX_CANDIDATES = 1_000_000  # sentences to choose from
-FRONTABLE_ADJUNCTS = ("time", "circumstance", "place")  # may open a German main clause
 NEGATION, NUMBER, ADVERB = "negation dropped", "number changed", "adverb changed"
 NUMBERS = ("zwei", "drei", "vier", "fünf", "sechs", "zehn")
 WRONG_WORDS = {  # kind of error -> word -> the wrong word in its place; "" drops the word
@@ -43,19 +43,19 @@ WRONG_WORDS = {  # kind of error -> word -> the wrong word in its place; "" drop
 
 
 def generate_paraphrased_pairs(seed: int) -> Iterator[Pair]:
-    """Yield pairs with other right translations: other constituents of the main clause come first."""
+    """Yield pairs of one clause with other right translations, which begin with other constituents."""
     for plan, source, target in realize_plans("test", MAX_CANDIDATES, seed):
-        clause = plan.root
-        adjuncts = [name for name in FRONTABLE_ADJUNCTS if name in clause.phrases or name in clause.adverbials]
-        if plan.clauses != (clause,) or clause.kind != "main" or clause.opening not in ("", *adjuncts) or not adjuncts:
+        if plan.clauses != (plan.root,) or plan.root.opening not in ("", *FRONTABLE[GERMAN]):
             continue
+        # From the plan that begins with its subject, all others follow.
+        subject_first = replace_clause(plan, 0, replace(plan.root, opening=""))
         texts = []
-        for opening in ("", *adjuncts):
+        for varied in (subject_first, *vary_word_order(subject_first, GERMAN)):
             german = German()
-            varied = replace(clause, opening=opening)
-            german.write(plan._replace(clauses=(varied,), root=varied))
+            german.write(varied)
             texts.append(german.text)
-        yield Pair(source.text, target.text, alternatives=tuple(text for text in texts if text != target.text))
+        if len(texts) > 1:
+            yield Pair(source.text, target.text, alternatives=tuple(text for text in texts if text != target.text))
 
 
 def make_error(text: str, kind: str) -> str | None:
