@@ -14,6 +14,7 @@ import numpy as np
 from dragoman.evaluation.report import compute_line_chrf
 from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_categories, plot_curves
 from dragoman.labs.small_translators import (
+    LONGER_QUICK_WORDS,
     LSTM_ATTENTION,
     QUICK_WORDS,
     TRANSFORMER,
@@ -147,7 +148,6 @@ CONTEXT = Experiment(
 # `pronouns`
 
 WITH_PRONOUNS, DROPPED = "with pronouns", "pronouns dropped"
-QUICK_PRONOUN_WORDS = 7  # shorter sentences have hardly any antecedents
 CLUES = ("verb", "antecedent", "nothing")
 PRONOUNS = DROPPED_PRONOUNS | {pronoun.capitalize() for pronoun in DROPPED_PRONOUNS}
 
@@ -163,7 +163,7 @@ def list_dropped_pronouns(split: str, count: int, setup: Setup, *, seed: int = 1
     found = []
     for phrase in generate_views("dropped-pronouns", split, 2 * tries, seed=seed, direction="de-en"):
         source = source_by_target.get(phrase.pair.target)
-        if source is None or (setup.quick and len(source.split()) > QUICK_PRONOUN_WORDS):
+        if source is None or (setup.quick and len(source.split()) > LONGER_QUICK_WORDS):
             continue
         phenomena = [
             Phenomenon(phenomenon.name, tuple(n for n in phenomenon.words if phrase.target_words[n] in PRONOUNS))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -23,22 +22,19 @@ from dragoman.labs.experiment import (
     plot_categories,
     plot_curves,
 )
-from dragoman.labs.small_translators import TRANSFORMER, score_texts, train_translator, translate_texts
-from dragoman.phrasebook.generate import generate_pairs, split_words
+from dragoman.labs.small_translators import (
+    LONGER_QUICK_WORDS,
+    TRANSFORMER,
+    list_pairs,
+    score_texts,
+    train_translator,
+    translate_texts,
+)
+from dragoman.phrasebook.generate import split_words
 from dragoman.phrasebook.lexicon import load_lexicon
 from dragoman.types import Pair
 
-SHORT = 7  # maximum length of sentences of quick versions, in words
-SAMPLED_PER_PAIR = 1_000  # maximum number of pairs of the phrasebook that are sampled for one that is selected
-
-
-@cache
-def select_pairs(keep: Callable[[Pair], bool], split: str, count: int, setup: Setup, seed: int = 1) -> tuple[Pair, ...]:
-    """Return `count` pairs of the phrasebook that `keep` accepts, in quick versions only short ones."""
-    limit = setup.pick(SHORT, 1000)
-    candidates = generate_pairs(split, SAMPLED_PER_PAIR * count, seed=seed)
-    return tuple(islice((pair for pair in candidates if len(pair.source.split()) <= limit and keep(pair)), count))
-
+list_longer_pairs = partial(list_pairs, longest=LONGER_QUICK_WORDS)
 
 # `rare-words`
 
@@ -106,9 +102,9 @@ def measure_rare_words(texts: Sequence[str], test: Sequence[Pair], training: Seq
 def measure_vocabulary(condition: str, seed: int, setup: Setup) -> Numbers:
     """Return the quality with a vocabulary, and the percentages of right names and of other rare words."""
     vocabulary = VOCABULARIES[condition]
-    pairs, _ = invent_names(select_pairs(has_name, "train", setup.pick(400, 6_000), setup, seed), seed)
-    with_names, names = invent_names(select_pairs(has_name, "test", setup.pick(40, 400), setup), 0)
-    without_names = select_pairs(has_no_name, "test", setup.pick(100, 1_000), setup)
+    pairs, _ = invent_names(list_longer_pairs("train", setup.pick(400, 6_000), setup, seed=seed, keep=has_name), seed)
+    with_names, names = invent_names(list_longer_pairs("test", setup.pick(40, 400), setup, keep=has_name), 0)
+    without_names = list_longer_pairs("test", setup.pick(100, 1_000), setup, keep=has_no_name)
     # A name occurs on both sides of its pair. Since names are unknown words in training, too, <unk> is learned.
     size = sum(count > 2 for count in count_words(text for p in pairs for text in (p.source, p.target)).values())
     steps, tokens = setup.pick(30, 2_000), setup.pick(256, 1_024)
@@ -219,11 +215,11 @@ def measure_domain(condition: str, seed: int, setup: Setup) -> Numbers:
     from dragoman.smt.perplexity import measure_shift
 
     home, domain, name = DOMAINS[HOME], DOMAINS[condition], condition.replace(" ", "-")
-    pairs = select_pairs(home.fits, "train", setup.pick(600, 8_000), setup, seed)
+    pairs = list_longer_pairs("train", setup.pick(600, 8_000), setup, seed=seed, keep=home.fits)
     counts = [0, *setup.pick((40,), (100, 300))]
     # Fine-tuning pairs come from another seed, so that those of the same domain are new to the model.
-    more_pairs = select_pairs(domain.fits, "train", counts[-1], setup, seed + 1_000)
-    tests = [select_pairs(topic.fits, "test", setup.pick(30, 300), setup) for topic in (home, domain)]
+    more_pairs = list_longer_pairs("train", counts[-1], setup, seed=seed + 1_000, keep=domain.fits)
+    tests = [list_longer_pairs("test", setup.pick(30, 300), setup, keep=topic.fits) for topic in (home, domain)]
     shift = measure_shift(*([split_words(pair.source) for pair in part] for part in (pairs, tests[1])))
     assert shift is not None
     translator = train_translator(

@@ -17,9 +17,16 @@ from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.predictor import eval_mode
 from dragoman.labs.experiment import Check, Experiment, LabFigure, Numbers, Setup, Table, plot_curves
 from dragoman.labs.small_models import FIRST_ID, build_small_model, fit, make_batch
-from dragoman.labs.small_translators import LSTM_ATTENTION, list_pairs, score_texts, train_translator
+from dragoman.labs.small_translators import (
+    LSTM_ATTENTION,
+    list_pairs,
+    score_texts,
+    train_translator,
+    translate_sources,
+    translate_texts,
+)
 from dragoman.models.base import Seq2Seq
-from dragoman.types import Batch, Hypothesis, Pair
+from dragoman.types import Batch, Pair
 
 SEARCH_LECTURE = "002, Lecture 7: Beam search decoding"
 ROUNDING = 1e-4  # difference of log-probabilities that rounding can cause
@@ -233,7 +240,7 @@ SMALL_DATA, LARGE_DATA = "less training data", "more training data"
 WIDTHS = (1, 2, 4, 8, 16, 64)
 
 
-def train_for_search(condition: str, seed: int, setup: Setup) -> tuple[Any, list[Pair]]:
+def train_for_search(condition: str, seed: int, setup: Setup) -> tuple[Any, Sequence[Pair]]:
     """Return an LSTM with attention and test pairs. Label smoothing is off, as it changes the probabilities."""
     size, steps = {
         SMALL_DATA: setup.pick((500, 60), (4_000, 800)),
@@ -243,11 +250,6 @@ def train_for_search(condition: str, seed: int, setup: Setup) -> tuple[Any, list
     name, train = condition.replace(" ", "-"), {"label_smoothing": 0.0}
     translator = train_translator(pairs, LSTM_ATTENTION, name, seed, setup, steps=steps, train=train)
     return translator, list_pairs("test", setup.pick(60, 300), setup)
-
-
-def translate_pairs(translator: Any, pairs: Sequence[Pair], **search: Any) -> list[Hypothesis]:
-    found: list[Hypothesis] = translator.translate([pair.source for pair in pairs], search=search, align=False)
-    return found
 
 
 def compute_length_ratio(texts: Sequence[str], pairs: Sequence[Pair]) -> float:
@@ -267,7 +269,7 @@ def measure_widths(condition: str, seed: int, setup: Setup) -> Numbers:
     references = [score.logp for score in translator.score([pair.source for pair in pairs], targets)]
     curves: dict[str, list[float]] = {name: [] for name in ("logp", "bleu", "search_errors", "model_errors")}
     for width in WIDTHS:
-        found = translate_pairs(translator, pairs, beam=width, length_norm="none", stop="best")
+        found = translate_sources(translator, pairs, beam=width, length_norm="none", stop="best")
         wrong = [output.text != target for output, target in zip(found, targets, strict=True)]
         lower = [output.logp < logp - ROUNDING for output, logp in zip(found, references, strict=True)]
         missed = [is_wrong and is_lower for is_wrong, is_lower in zip(wrong, lower, strict=True)]
@@ -340,7 +342,7 @@ def measure_norms(condition: str, seed: int, setup: Setup) -> Numbers:
     lengths = [float(len(score.tokens)) for score in scores]
     ratios, bleus = [], []
     for norm in COMPARED_NORMS:
-        texts = [output.text for output in translate_pairs(translator, pairs, beam=10, length_norm=norm, stop="best")]
+        texts = translate_texts(translator, pairs, beam=10, length_norm=norm, stop="best")
         ratios.append(compute_length_ratio(texts, pairs))
         bleus.append(score_texts(texts, pairs)["bleu"])
     return {

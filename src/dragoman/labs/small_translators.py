@@ -7,7 +7,8 @@ bleu = score_texts(translate_texts(translator, test), test)["bleu"]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dragoman.labs.experiment import Setup
 from dragoman.labs.small_models import train_run
 from dragoman.metrics.metrics import compute_metrics
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.types import Pair
+from dragoman.types import Hypothesis, Pair
 
 SMT, TRANSFORMER = "SMT", "Transformer"
 # Those of Sutskever (2014) and of Luong (2015)
@@ -30,14 +31,27 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {  # model sections without the width
     TRANSFORMER: {"kind": "transformer", "layers": 2, "heads": 4, "position": "rotary", "dropout": 0.1},
 }
 QUICK_WORDS = 5  # maximum length of the sentences of quick versions
+LONGER_QUICK_WORDS = 7  # the same where shorter sentences lack what is measured, such as names
+SAMPLED_PER_PAIR = 1_000  # maximum number of pairs of the phrasebook that are sampled for one that is kept
 
 
-def list_pairs(split: str, count: int, setup: Setup, *, seed: int = 1) -> list[Pair]:
-    """Return `count` pairs of the phrasebook, in quick versions only short ones."""
-    if not setup.quick:
-        return list(generate_pairs(split, count, seed=seed))
-    candidates = generate_pairs(split, 100 * count, seed=seed)
-    return list(islice((pair for pair in candidates if len(pair.source.split()) <= QUICK_WORDS), count))
+@cache
+def list_pairs(
+    split: str,
+    count: int,
+    setup: Setup,
+    *,
+    seed: int = 1,
+    keep: Callable[[Pair], bool] | None = None,
+    longest: int = QUICK_WORDS,
+) -> tuple[Pair, ...]:
+    """Return `count` pairs of the phrasebook that `keep` accepts, in quick versions of at most `longest` words."""
+
+    def fits(pair: Pair) -> bool:
+        return (keep is None or keep(pair)) and (not setup.quick or len(pair.source.split()) <= longest)
+
+    sampled = SAMPLED_PER_PAIR * count if setup.quick or keep else count
+    return tuple(islice(filter(fits, generate_pairs(split, sampled, seed=seed)), count))
 
 
 def write_pairs(pairs: Sequence[Pair], path: Path) -> dict[str, str]:
@@ -100,9 +114,15 @@ def train_translator(
     return train_run(recipe, name, seed, setup, init_from=init_from)
 
 
+def translate_sources(translator: Any, pairs: Sequence[Pair], **search: Any) -> list[Hypothesis]:
+    """Translate the sources of pairs; `search` overrides search settings."""
+    found: list[Hypothesis] = translator.translate([pair.source for pair in pairs], search=search, align=False)
+    return found
+
+
 def translate_texts(translator: Any, pairs: Sequence[Pair], **search: Any) -> list[str]:
-    """Return the translations of the sources of pairs; `search` overrides search settings."""
-    return [found.text for found in translator.translate([p.source for p in pairs], search=search, align=False)]
+    """Return the texts of `translate_sources`."""
+    return [found.text for found in translate_sources(translator, pairs, **search)]
 
 
 def score_texts(texts: Sequence[str], pairs: Sequence[Pair]) -> dict[str, float]:
