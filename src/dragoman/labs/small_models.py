@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,13 @@ def fit(
         updates.step()
         losses.append(loss.detach())
     return torch.stack(losses).tolist() if losses else []
+
+
+def summarize_curve(losses: Sequence[float], points: int) -> tuple[list[int], list[float]]:
+    """Return about `points` points of a training curve: the last step of each block of steps, and its mean loss."""
+    block = max(len(losses) // points, 1)
+    ends = list(range(block, len(losses) + 1, block))
+    return ends, [fmean(losses[end - block : end]) for end in ends]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -41,6 +41,7 @@ from dragoman.labs.small_models import (
     make_batch,
     measure_accuracy,
     sample_reversals,
+    summarize_curve,
 )
 from dragoman.labs.word_corpus import load_words
 from dragoman.models.base import Model
@@ -52,6 +53,7 @@ from dragoman.types import Batch
 # Translation of the phrasebook word by word
 
 TRANSLATOR_WIDTHS = (32, 128)  # quick, full
+CURVE_POINTS = 30  # of training curves
 
 
 def fit_translator(settings: Mapping[str, Any], seed: int, setup: Setup, *, layers: int) -> tuple[Model, Numbers]:
@@ -71,7 +73,8 @@ def fit_translator(settings: Mapping[str, Any], seed: int, setup: Setup, *, laye
         device=setup.device,
     )
     loss = evaluate_loss(model, corpus.make_batch(corpus.test), setup)
-    return model, {"loss": loss, **summarize_curve(losses)}
+    ends, curve = summarize_curve(losses, CURVE_POINTS)
+    return model, {"loss": loss, "curve": curve, "steps": ends}
 
 
 def evaluate_loss(model: Model, batch: Batch, setup: Setup) -> float:
@@ -79,13 +82,6 @@ def evaluate_loss(model: Model, batch: Batch, setup: Setup) -> float:
     with eval_mode(model), torch.no_grad():
         loss = float(compute_losses(model, batch.to(torch.device(setup.device))).mean())
     return math.inf if math.isnan(loss) else loss
-
-
-def summarize_curve(losses: Sequence[float]) -> dict[str, list[float]]:
-    """Return about 30 points of a training curve: means of as many losses, and the steps at their ends."""
-    stride = max(len(losses) // 30, 1)
-    curve = [sum(losses[i : i + stride]) / stride for i in range(0, len(losses) - stride + 1, stride)]
-    return {"curve": curve, "steps": [stride * (i + 1) for i in range(len(curve))]}
 
 
 def plot_translators(table: Table) -> list[LabFigure]:
@@ -141,12 +137,8 @@ def measure_feedforward(condition: str, seed: int, setup: Setup) -> Numbers:
     if is_uniform:
         make_attention_uniform(model)
     losses = fit(model, lambda _step: batch, steps=steps, lr=3e-3, warmup=steps // 10, device=setup.device)
-    stride = steps // 30
-    return {
-        "accuracy": measure_accuracy(model, [batch], device=setup.device),
-        "steps": list(range(stride, steps + 1, stride)),
-        "curve": losses[stride - 1 :: stride],
-    }
+    ends, curve = summarize_curve(losses, CURVE_POINTS)
+    return {"accuracy": measure_accuracy(model, [batch], device=setup.device), "steps": ends, "curve": curve}
 
 
 def plot_feedforward(table: Table) -> list[LabFigure]:
@@ -390,7 +382,8 @@ def measure_norm_gradients(condition: str, seed: int, setup: Setup) -> Numbers:
         sample = partial(sample_reversals, seed)
         losses = fit(model, sample, steps=steps, lr=lr, warmup=steps // 8, device=setup.device)
         dev_loss, loss = (evaluate_loss(model, batch, setup) for batch in (dev, test))
-        trained.append((dev_loss, {"rate": lr, "loss": loss, **summarize_curve(losses)}))
+        ends, curve = summarize_curve(losses, CURVE_POINTS)
+        trained.append((dev_loss, {"rate": lr, "loss": loss, "curve": curve, "steps": ends}))
     best = min(trained, key=itemgetter(0))[1]
     return {**best, "share": best["loss"] / compute_unigram_entropy(test)}
 
