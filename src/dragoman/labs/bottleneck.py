@@ -101,9 +101,9 @@ def plot_bottleneck(table: Table) -> list[LabFigure]:
     return [LabFigure("Quality by the length of the source", chart)]
 
 
-def compare_longest(better: str, worse: str) -> Callable[[Trials], float]:
-    """Return a function that computes by how many points a model is ahead of another on the longest sources."""
-    return lambda trials: float(trials[better]["longest"] - trials[worse]["longest"])
+def compare_growth(better: str, worse: str) -> Callable[[Trials], float]:
+    """Return a function that computes by how many points a lead grows from the shortest to the longest sources."""
+    return lambda trials: float(trials[worse]["drop"] - trials[better]["drop"])
 
 
 BOTTLENECK = Experiment(
@@ -131,22 +131,29 @@ BOTTLENECK = Experiment(
             lambda trials: trials[BEST_KNOWN]["drop"] / max(trials[LAST_STATE]["drop"], 1.0),
             at_most=0.5,
         ),
-        Check(
-            "points on the longest sources: worst of all attention scores minus last state",
-            lambda trials: min(compare_longest(name, LAST_STATE)(trials) for name in ATTENTIVE),
-            at_least=10,
+        *(
+            Check(
+                f"growth of the lead over the last state from the shortest to the longest sources, in points: {name}",
+                compare_growth(name, LAST_STATE),
+                at_least=10,
+            )
+            for name in ATTENTIVE
         ),
         Check(
-            "points on the longest sources: additive attention minus mean of all states",
-            compare_longest(BEST_KNOWN, MEAN),
+            "growth of the lead of additive attention over the mean of all states, in points",
+            compare_growth(BEST_KNOWN, MEAN),
             at_least=10,
         ),
     ),
     plot=plot_bottleneck,
-    conclusion="The last state translates the longest sources at 11 to 13 BLEU, attention at 61 to 97. Dot, "
-    "multiplicative and additive attention are as good on long sources as on short ones; a score of reduced rank "
-    "loses 5 to 18 points. The last state can lose only 16 to 19, because it has no more than 30 on short sources. "
-    "The mean of all states is better, but loses most: the decoder has to choose a state, not only to see all of "
-    "them. Additive scores learn most from the same number of updates, a score of reduced rank least. It matters "
-    "little whether the context enters the cell or the output.",
+    conclusion="The last state translates the longest sources at 11 to 13 BLEU, attention at 61 to 97. But after "
+    "1,000 updates a model with the last state alone has hardly learned short sources either: its BLEU is 29 to 30 "
+    "for up to six words, where attention is ahead by 46 to 68 points already. So most of the lead says how fast a "
+    "model learns, and only its growth from the shortest to the longest sources says something about a bottleneck: 14 "
+    "to 22 points with dot, multiplicative and additive scores, and -3 to 12 with a score of reduced rank, which "
+    "itself loses 5 to 18 points. The mean of all states loses most, 48 to 50 points: the decoder has to choose a "
+    "state, not only to see all of them. Additive scores learn most from the same number of updates, a score of "
+    "reduced rank least. It matters little whether the context enters the cell or the output. At first, leads were "
+    "compared on the longest sources alone, where all are 48 points or more; the checks of their growth replaced "
+    "these after the run, which turned the verdict from 'confirmed' into 'depends'.",
 )
