@@ -402,9 +402,9 @@ VARIANCE = Experiment(
         ),
     ),
     plot=plot_variance,
-    conclusion="Without norms the growth is exponential, and so far as three trials tell, the modules are nearly "
+    conclusion="Without norms the growth is exponential, and so far as three trials tell, the layers are nearly "
     "uncorrelated with their inputs: 0.15 to 0.18, too near to the threshold of 0.2 to decide. With pre-norm each "
-    "module adds about the same variance, so the growth is linear; with post-norm the variance stays at 1.",
+    "layer adds about the same variance, so the growth is linear; with post-norm the variance stays at 1.",
 )
 
 # `landscape`

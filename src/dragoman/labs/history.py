@@ -152,9 +152,9 @@ LAYERS = Experiment(
         LabFigure("chrF by encoder + decoder layers", plot_categories(table, "chrf", y_title="chrF")),
     ],
     conclusion="Two layers on each side are enough: 1 + 1 is 16 points worse, and more than 2 + 2 brings nothing. "
-    "Eight layers on each side learn so slowly without residual connections that they are no better than one. The "
-    "phrasebook is simpler than the news that Britz et al. translated, which may explain why the fourth decoder layer "
-    "brings nothing.",
+    "Eight layers on each side are no better than one. Why was not tested: no model here has residual connections, "
+    "and all learn at the same rate, with 2.0 to 9.3 million parameters. The phrasebook is simpler than the news that "
+    "Britz et al. translated, which may explain why the fourth decoder layer brings nothing.",
 )
 
 # `baselines`
