@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from dragoman.errors import Stop, UserError
 from dragoman.labs import runner
-from dragoman.labs.experiment import CONFIRMED, DEPENDS, NOT_CONFIRMED, Check, Experiment, Table, find_interval
+from dragoman.labs.experiment import CONFIRMED, DEPENDS, NOT_CONFIRMED, Check, Experiment, Setup, Table, find_interval
 from dragoman.labs.memory import RECURRENT_POWERS
 from dragoman.labs.registry import EXPERIMENTS
 from dragoman.labs.report import render_markdown, render_markdown_index, write_site
@@ -30,6 +30,7 @@ from dragoman.labs.runner import (
     LabResult,
     Trial,
     TrialsFailed,
+    plan_trials,
     read_results,
     replace_infinite,
     restore_infinite,
@@ -197,11 +198,16 @@ def test_a_damaged_trial_is_named(damage: Callable[[str], str], message: str, tm
 
 def test_trials_of_other_code_or_machines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_experiments([NAME], out=tmp_path, quick=True)
-    one, other, *_ = sorted((tmp_path / NAME / "quick").glob("*.json"))
+    condition = RECURRENT_POWERS.conditions[0]
+    other, one, *_ = (trial.file for trial in plan_trials(RECURRENT_POWERS, Setup(True, tmp_path / NAME / "quick"), 1))
     one.write_text(json.dumps({**json.loads(one.read_text()), "code": "0"}))
     other.write_text(json.dumps({**json.loads(other.read_text()), "machine": "H200"}))
     capsys.readouterr()
-    run_experiments([NAME], out=tmp_path, quick=True)
+    [result] = run_experiments([NAME], out=tmp_path, quick=True)
+    assert list(result.machines[condition].values()) == ["H200"]
+    assert LabResult.from_json(json.loads(json.dumps(result.to_json()))).machines == result.machines
+    page = "\n".join(render_markdown(RECURRENT_POWERS, result))
+    assert f"*On H200: {condition}.*" in page
     written = " ".join(capsys.readouterr().err.split())
     assert "trials measured by an earlier version of the experiment: 1; to repeat them, remove" in written
     assert "trials measured by H200: 1; to repeat them, remove" in written

@@ -48,6 +48,13 @@ def describe_trials(result: LabResult) -> str:
     return f"{size}, {seeds} seed{'s' * (seeds != 1)}, {result.machine}, {result.seconds:,.0f} s"
 
 
+def list_machines(result: LabResult) -> Iterator[str]:
+    """Yield which conditions were measured on which machine, if not all were measured on the same one."""
+    for machine in sorted({machine for by_seed in result.machines.values() for machine in by_seed.values()}):
+        names = [name for name, by_seed in result.machines.items() if machine in by_seed.values()]
+        yield f"On {machine}: {'; '.join(names)}"
+
+
 def explain_verdict(result: LabResult) -> str:
     """Return the verdict of an experiment, and that a control failed if one did."""
     failed = any(checked.check.control and checked.verdict != CONFIRMED for checked in result.checks)
@@ -87,7 +94,7 @@ def render_result(result: LabResult) -> str:
         title=result.experiment.title,
         experiment=result.experiment,
         result=result,
-        run=describe_trials(result),
+        run="; ".join([describe_trials(result), *list_machines(result)]),
         verdict=explain_verdict(result),
         figures=figures,
         rows=rows,
@@ -131,23 +138,27 @@ def render_markdown(experiment: Experiment, result: LabResult | None) -> Iterato
         yield "**Compare.** There is no full run of this experiment yet."
         return
     yield f"**Compare.** [Verdict](index.md) of the full version: **{explain_verdict(result)}**.\n"
-    yield "| check | threshold | measured (95 % interval) | verdict |\n|---|---|---|---|"
-    for row in result.checks:
+    yield "| | check | threshold | measured (95 % interval) | verdict |\n|---|---|---|---|---|"
+    for number, row in enumerate(result.checks, 1):
         cells = (row.check.text, format_threshold(row.check), format_values(row), format_verdict(row))
-        yield f"| {' | '.join(cells)} |"
+        yield f'| <span id="check-{number}">{number}</span> | {" | ".join(cells)} |'
     for number, (caption, chart) in enumerate(experiment.plot(result.table), 1):
         name = "figure" if number == 1 else f"figure-{number}"
         svg = render_chart(chart, width=FIGURE_WIDTH)
         yield f'\n<figure id="{name}">\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>'
     yield f"\n{experiment.conclusion}\n\n*{describe_trials(result)}.*"
+    for line in list_machines(result):
+        yield f"\n*{line}.*"
+    yield "\nTerms such as BLEU and nats are explained [in the course](../course/index.md#terms-of-the-field)."
 
 
 def render_markdown_index(results: Mapping[str, LabResult]) -> Iterator[str]:
     """Yield the lines of the documentation's list of experiments, with the verdicts of their full versions."""
     yield "# Experiments\n"
-    yield "Every claim of the lectures that can be measured is an experiment: `dragoman lab` lists them, and"
-    yield "`dragoman lab NAME --quick` runs one in about 15 seconds. Each page states the claim, and asks for a"
-    yield "prediction before it shows the result. A law follows from the formulas; other claims are tendencies.\n"
+    yield "Most claims of the lectures that can be measured are experiments; the [course](../course/index.md) marks the"
+    yield "others. `dragoman lab` lists the experiments, and `dragoman lab NAME --quick` runs one in about 15 seconds."
+    yield "Each page states the claim, and asks for a prediction before it shows the result. A law follows from the"
+    yield "formulas; other claims are tendencies. The course explains [terms](../course/index.md#terms-of-the-field).\n"
     yield "A check compares the mean over seeds, with its 95 % confidence interval, with a threshold that was fixed"
     yield "before. It is *confirmed* if the whole interval is on the right side, *not confirmed* if all of it is on the"
     yield "wrong side, and it *depends* if the threshold is inside: more seeds would tell. The mean and the interval of"

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -44,6 +44,8 @@ class LabResult:
     table: Table
     machine: str  # device and version of PyTorch; several, if trials were measured on several machines
     seconds: float  # of all trials together
+    # The machine of each trial, as in `table`; empty if all are the same, or in results that did not keep it.
+    machines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -79,6 +81,7 @@ class LabResult:
                 "checks": checks,
                 "machine": self.machine,
                 "seconds": self.seconds,
+                **({"machines": self.machines} if self.machines else {}),
                 "trials": self.table,
             }
         )
@@ -91,7 +94,12 @@ class LabResult:
             name: {int(seed): restore_infinite(numbers) for seed, numbers in trials.items()}
             for name, trials in record["trials"].items()
         }
-        return cls(EXPERIMENTS[record["name"]], record["quick"], table, record["machine"], record["seconds"])
+        machines = {
+            name: {int(seed): machine for seed, machine in by_seed.items()}
+            for name, by_seed in record.get("machines", {}).items()
+        }
+        experiment = EXPERIMENTS[record["name"]]
+        return cls(experiment, record["quick"], table, record["machine"], record["seconds"], machines)
 
 
 def replace_infinite(value: Any) -> Any:
@@ -263,20 +271,23 @@ def run_trials(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Exce
 def collect_result(experiment: Experiment, trials: Iterable[Trial]) -> LabResult:
     """Return the result of an experiment whose trials are all finished."""
     table: dict[str, dict[int, Numbers]] = {}
-    seconds, machines = 0.0, set()
+    machines: dict[str, dict[int, str]] = {}
+    seconds = 0.0
     for trial in trials:
         record = trial.read()
         assert record is not None
         table.setdefault(trial.condition, {})[trial.seed] = record["numbers"]
         seconds += record["seconds"]
-        machines.add(record["machine"])
+        machines.setdefault(trial.condition, {})[trial.seed] = record["machine"]
     try:
         experiment.judge(table)
     except (LookupError, TypeError):
         raise UserError(
             f"trials in {str(trial.setup.folder)!r} are those of another version of the experiment; remove the folder"
         ) from None
-    return LabResult(experiment, trial.setup.quick, table, " and ".join(sorted(machines)), seconds)
+    names = sorted({machine for by_seed in machines.values() for machine in by_seed.values()})
+    kept = machines if len(names) > 1 else {}
+    return LabResult(experiment, trial.setup.quick, table, " and ".join(names), seconds, kept)
 
 
 def read_results(folder: Path) -> dict[str, LabResult]:
