@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from dragoman.labs.registry import EXPERIMENTS
+from dragoman.labs.report import render_markdown
+from dragoman.labs.runner import read_results
 
 COURSE = Path(__file__).parents[1] / "docs" / "course"
+LAB_RESULTS = COURSE.parents[1] / "bench" / "results" / "labs"
 PAGES = sorted(COURSE.glob("*.md"))
 
 
@@ -23,6 +27,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert match[1] in {*EXPERIMENTS, "index"}
         else:
             assert (COURSE / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_named_checks_and_figures_exist(page: Path) -> None:
+    """They are named by their number, such as check-7 and figure-2."""
+    for name, anchor in re.findall(r"\.\./labs/([\w-]+)\.md#([\w-]+)", page.read_text(encoding="utf-8")):
+        shown = render_lab_page(name)
+        match = re.fullmatch(r"(check-\d+)?-?(figure(?:-\d+)?)?", anchor)
+        assert match, anchor
+        assert all(f'id="{found}"' in shown for found in match.groups() if found), f"{name}.md#{anchor}"
+
+
+@cache
+def render_lab_page(name: str) -> str:
+    return "\n".join(render_markdown(EXPERIMENTS[name], read_results(LAB_RESULTS)[name]))
 
 
 def test_every_experiment_is_on_a_page() -> None:
@@ -49,6 +68,16 @@ def test_the_site_has_pages_of_source_files_and_shows_verdicts() -> None:
     assert "[saturation](../labs/saturation.md) (confirmed, [figure](../labs/saturation.md#figure))" in written
     assert "x (`bench/y.md`)" in written
     assert "class LayerNorm" in site.write_source("dragoman/modules/norms.py")
+
+
+def test_a_link_to_one_check_shows_its_verdict_and_its_figure() -> None:
+    site = load_docs_site()
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="course/week-4.md"))
+    written = site.on_page_markdown("| [reach](../labs/reach.md#check-7-figure-2)", page=page)
+    figure = "[figure](../labs/reach.md#figure-2)"
+    assert written == f"| [reach](../labs/reach.md#check-7) (check 7: confirmed, {figure})"
+    written = site.on_page_markdown("| related: [reach](../labs/reach.md#figure-2)", page=page)
+    assert written == f"| related: [reach](../labs/reach.md) ({figure})"
 
 
 def test_a_related_experiment_has_no_verdict_and_a_name_leads_to_its_line() -> None:

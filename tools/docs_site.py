@@ -35,6 +35,8 @@ CHART_LAYOUT = """
 .md-typeset figure > svg { min-width: 620px; }
 @media (max-width: 45em) { .md-typeset table:not([class]) :is(th, td) { min-width: 4rem; padding: .4em .5em; } }
 """
+# A link to an experiment in the course. It may name one check of it, one figure, or both: reach.md#check-7-figure-2
+LAB_LINK = re.compile(r"\[([\w-]+)\]\(\.\./labs/\1\.md(?:#(check-(\d+))?-?(figure(?:-\d+)?)?)?\)")
 SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for every kind of model
 
 
@@ -88,15 +90,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         results = read_results(LAB_RESULTS)
 
         def add_result(match: re.Match[str]) -> str:
-            name = match[1]
+            name, anchor, number, figure = match.groups()
             if name not in results:
-                return match[0]
+                return f"[{name}](../labs/{name}.md)"
             cell = markdown[: match.start()].rpartition("|")[2]  # what stands before the link
+            verdict = results[name].verdict
+            if number:
+                verdict = f"check {number}: {results[name].checks[int(number) - 1].verdict}"
             # The verdict on another claim says nothing here.
-            verdict = "" if "related: " in cell else f"{results[name].verdict}, "
-            return f"{match[0]} ({verdict}[figure](../labs/{name}.md#figure))"
+            verdict = "" if "related: " in cell else f"{verdict}, "
+            page = f"../labs/{name}.md"
+            return f"[{name}]({page}{f'#{anchor}' if anchor else ''}) ({verdict}[figure]({page}#{figure or 'figure'}))"
 
-        markdown = re.sub(r"\[([\w-]+)\]\(\.\./labs/\1\.md\)", add_result, markdown)
+        markdown = LAB_LINK.sub(add_result, markdown)
     markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
 
