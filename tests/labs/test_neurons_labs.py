@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dragoman.labs.experiment import Trials
-from dragoman.labs.neurons import FEEDFORWARD_MEMORY, count_dedicated
+from dragoman.labs.neurons import FEEDFORWARD_MEMORY, count_dedicated, replace_first_matrices
+from dragoman.labs.small_models import build_small_model
 from lab_runs import check_quick_run
 
 
@@ -21,6 +22,15 @@ def test_quick_version(tmp_path: Path) -> None:
         }
 
     check_quick_run(FEEDFORWARD_MEMORY, tmp_path, tell)
+
+
+def test_random_neurons_replace_the_first_matrices_only() -> None:
+    settings = {"kind": "lm", "width": 16, "heads": 2, "layers": 2, "dropout": 0.0}
+    model, other, kept = (build_small_model(settings, vocabulary=10, seed=seed) for seed in (1, 2, 1))
+    replace_first_matrices(model, other)
+    parts = zip(model.named_parameters(), other.parameters(), kept.parameters(), strict=True)
+    for (name, weight), another, before in parts:
+        assert torch.equal(weight, another if ".wide." in name else before), name
 
 
 def test_a_neuron_is_dedicated_if_its_top_words_share_a_feature() -> None:
