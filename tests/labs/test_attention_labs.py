@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from dragoman.labs import attention
-from dragoman.labs.attention import COPY_TASKS, LOWEST_LOSS, remove_causal_mask
+from dragoman.labs.attention import COPY_TASKS, LOWEST_LOSS, generate_greedily, remove_causal_mask
 from dragoman.labs.experiment import Experiment
 from dragoman.labs.registry import collect_experiments
 from dragoman.labs.small_models import build_small_model, make_batch
@@ -41,6 +42,18 @@ def test_quick_version(experiment: Experiment, tmp_path: Path) -> None:
 
 def test_only_laws_have_no_facts() -> None:
     assert set(FACTS) == {name for name, experiment in EXPERIMENTS.items() if not experiment.law}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("masked", [True, False])
+def test_tokens_before_the_generated_one_attend_as_in_training(masked: bool) -> None:
+    model = build_small_model({"kind": "lm", "width": 16, "heads": 2, "layers": 2, "dropout": 0.0}, vocabulary=10)
+    prompt = [5, 6, 7]
+    with nullcontext() if masked else remove_causal_mask(model):
+        generated = generate_greedily(model, torch.tensor([prompt]), 4)[0].tolist()
+        for count, token in enumerate(generated):
+            batch = make_batch([()], [[*prompt, *generated[:count]]], example_format="lines")
+            assert int(model.compute_logits(model(batch))[0, -1].argmax()) == token
 
 
 @torch.no_grad()

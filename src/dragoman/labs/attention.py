@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from dragoman.labs.small_models import (
     make_batch,
     measure_accuracy,
     sample_reversals,
+    summarize_curve,
 )
-from dragoman.models.base import AutoregressiveModel
+from dragoman.models.base import Model
 from dragoman.modules.attention import CrossAttention, SelfAttention
 from dragoman.modules.patterns import AttentionSettings
 from dragoman.types import Batch
@@ -134,12 +136,12 @@ def measure_scaled_training(condition: str, seed: int, setup: Setup) -> Numbers:
     model = build_small_model(settings, vocabulary=REVERSALS, seed=seed)
     steps = setup.pick(LOSS_BINS * 6, LOSS_BINS * 75)
     losses = fit(model, lambda step: sample_reversals(seed, step), steps=steps, lr=1e-3, device=setup.device)
-    binned = np.array(losses).reshape(LOSS_BINS, -1).mean(1)
+    ends, binned = summarize_curve(losses, LOSS_BINS)
     test = [sample_reversals(seed, steps + index, 256) for index in range(2)]
     return {
-        "steps": ((np.arange(LOSS_BINS) + 1) * steps // LOSS_BINS).tolist(),
-        "losses": binned.tolist(),
-        "mean_loss": float(binned.mean()),
+        "steps": ends,
+        "losses": binned,
+        "mean_loss": fmean(binned),
         "accuracy": measure_accuracy(model, test, device=setup.device),
     }
 
@@ -239,36 +241,40 @@ def remove_causal_mask(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def generate_greedily(model: AutoregressiveModel, prompt_NT: Tensor, tokens: int) -> Tensor:
-    """Return the most probable continuation of each prompt, token by token: generated_NT."""
-    state, generated = model.start(prompt_NT, prompt_NT >= 0), []
+def generate_greedily(model: Model, prompt_NT: Tensor, tokens: int) -> Tensor:
+    """Return the most probable continuation of each prompt of a language model, token by token: generated_NT.
+
+    All previous tokens are encoded anew in each step. So they attend to one another as in training, and without the
+    causal mask only tokens that do not exist yet are missing.
+    """
+    lines = prompt_NT.tolist()
     with eval_mode(model):
-        for token_N in prompt_NT.unbind(1):
-            logp_NV, state = model.step(token_N, state)
         for _ in range(tokens):
-            generated.append(logp_NV.argmax(-1))
-            logp_NV, state = model.step(generated[-1], state)
-    return torch.stack(generated, 1)
+            batch = make_batch([()] * len(lines), lines, example_format="lines").to(prompt_NT.device)
+            next_N = model.compute_logits(model(batch)[:, -1]).argmax(-1).tolist()
+            lines = [[*line, token] for line, token in zip(lines, next_N, strict=True)]
+    return torch.tensor(lines, device=prompt_NT.device)[:, -tokens:]
 
 
 def measure_causal_mask(condition: str, seed: int, setup: Setup) -> Numbers:
     """Train a language model with or without its causal mask, and let it generate the second half of other lines."""
     settings = {"kind": "lm", "width": 64, "heads": 4, "layers": 2, "dropout": 0.0, "position": "learned"}
     model = build_small_model(settings, vocabulary=SEPARATOR + 1, seed=seed)
-    assert isinstance(model, AutoregressiveModel)
     task, _, mask = condition.partition(", ")
     steps = setup.pick(LOSS_BINS * 8, LOSS_BINS * 75)
+    test = sample_copies(task, seed, steps, 256).to(torch.device(setup.device))
+    prompt_NT, answer_NT = test.target_in_BT[:, 1:-COPIED_COUNT], test.target_in_BT[:, -COPIED_COUNT:]  # without BOS
     with remove_causal_mask(model) if mask == "no mask" else nullcontext():
         losses = fit(model, lambda step: sample_copies(task, seed, step), steps=steps, lr=2e-3, device=setup.device)
-    binned = np.array(losses).reshape(LOSS_BINS, -1).mean(1)
-    test = sample_copies(task, seed, steps, 256).to(torch.device(setup.device))
-    prompt = COPIED_COUNT + 2  # BOS, the tokens and the separator
-    generated_NT = generate_greedily(model, test.target_in_BT[:, :prompt], COPIED_COUNT)
+        generated_NT = generate_greedily(model, prompt_NT, COPIED_COUNT)
+    masked_NT = generate_greedily(model, prompt_NT, COPIED_COUNT)
+    ends, binned = summarize_curve(losses, LOSS_BINS)
     return {
-        "steps": ((np.arange(LOSS_BINS) + 1) * steps // LOSS_BINS).tolist(),
-        "losses": binned.tolist(),
-        "last_loss": float(binned[-1]),
-        "accuracy": float((generated_NT == test.target_in_BT[:, prompt:]).double().mean()),
+        "steps": ends,
+        "losses": binned,
+        "last_loss": binned[-1],
+        "accuracy": float((generated_NT == answer_NT).double().mean()),
+        "masked_accuracy": float((masked_NT == answer_NT).double().mean()),
     }
 
 
@@ -288,8 +294,9 @@ CAUSAL_MASK = Experiment(
     "can look at the future, it'll be relying on information that's not available during test time.",
     method="Language models learn lines of five random tokens, a separator and five more tokens: the same again (copy) "
     "or, for each of them, its partner in a fixed substitution (cipher). They are trained with or without the causal "
-    "mask. Then they generate the second half of other lines token by token. The first half is unpredictable, so that "
-    f"no loss below {LOWEST_LOSS:.2f} is possible without knowledge of later tokens.",
+    "mask. Then they generate the second half of other lines token by token, and encode all previous tokens anew for "
+    "each, without the mask if they were trained without it. The first half is unpredictable, so that no loss below "
+    f"{LOWEST_LOSS:.2f} is possible without knowledge of later tokens.",
     predict="Which models have the lower training loss? Which ones generate the right tokens? Does it matter that in "
     "the task copy the answer itself stands in the first half?",
     conditions=("copy, mask", "copy, no mask", "cipher, mask", "cipher, no mask"),
@@ -327,7 +334,9 @@ CAUSAL_MASK = Experiment(
     conclusion="Without the mask, the training loss falls to almost 0, far below what is possible without the future, "
     "so that it says nothing about the model. What generation loses depends on the task. If the answer itself stands "
     "in the first half, the model still copies when the future is missing. If it has to be looked up in a "
-    "substitution, one model of three generates 35 % right tokens, one 52 % and one 98 %. The task copy came first; "
-    "the cipher was added, with the same threshold, after copying had turned out not to suffer. Most test lines occur "
-    "in training too, usually once.",
+    "substitution, one model of three generates 39 % right tokens, one 52 % and one 99 %. Here all previous tokens "
+    "attend to one another, as in training, so that only the future is missing. A usual decoder, which encodes them "
+    "under the causal mask, takes that away too; it changes little (35, 52 and 98 %), so what the models lack is the "
+    "future. An earlier version measured the latter only. The task copy came first; the cipher was added, with the "
+    "same threshold, after copying had turned out not to suffer. Most test lines occur in training too, usually once.",
 )
