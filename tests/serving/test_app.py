@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
-from threading import current_thread
+from threading import Event, current_thread
 from typing import Any
 from urllib.parse import quote
 
@@ -15,10 +16,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from dragoman.serving import api, middleware
+from dragoman.serving import api, keys, middleware
 from dragoman.serving.api import TranslateAnswer
 from dragoman.serving.app import create_app, make_app
-from dragoman.serving.keys import add_key
+from dragoman.serving.keys import KeyStore, add_key, read_keys, remove_key
 from dragoman.serving.settings import ServerSettings
 from toy_run import Toy, make_sentences, translate_toy
 from toy_server import ToyServer
@@ -101,6 +102,33 @@ def test_a_root_path_changes_nothing(toy: Toy, tmp_path: Path, is_mounted: bool)
     assert "API key" in post("/translate_file", data=fields, files=file).json()["error"]  # not too large
     app.state.server.is_loaded = False
     assert send(outer, "GET", "/mt/health", root=root).status_code == 200
+
+
+def test_a_mounted_application_refreshes_keys_and_writes_counts(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although Starlette does not run the lifespan of an application that is mounted."""
+    monkeypatch.setattr(keys, "REFRESH_SECONDS", 0.01)
+    file = tmp_path / "keys.json"
+    header = {"authorization": f"Bearer {add_key(file, 'a')}"}
+    app = create_app([toy.run], ServerSettings(keys_file=file, log_requests=False))
+    outer = Starlette(routes=[Mount("/mt", app)])
+
+    def request() -> int:
+        return send(outer, "POST", "/mt/api/translate", json={"text": "ba."}, headers=header).status_code
+
+    def wait_for(is_done: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if is_done():
+                return
+            Event().wait(0.01)
+        raise AssertionError
+
+    assert request() == 200
+    wait_for(lambda: KeyStore(file).usage(read_keys(file)[0])[0] == len("ba."))
+    remove_key(file, "a")
+    wait_for(lambda: request() == 403)
+    app.state.server.keys.close()
 
 
 @pytest.mark.parametrize(

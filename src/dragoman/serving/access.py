@@ -24,6 +24,8 @@ class Access:
 
     def identify(self, request: RequestContext, text: str | None) -> None:
         """Set the key of a request; raise a RequestError if it has none or a wrong one, unless keys are optional."""
+        if self.store:
+            self.store.keep_fresh()
         if request.key is None and text and self.store:
             request.key = self.store.find(text)
         if request.key is None and self.required:

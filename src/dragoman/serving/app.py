@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from dragoman.errors import UserError
-from dragoman.progress import WARNING, log
 from dragoman.serving.access import Access, current_request
 from dragoman.serving.admin import make_admin_router
 from dragoman.serving.api import make_router
@@ -39,7 +38,6 @@ from dragoman.serving.state import Runs, ServerState, name_runs
 from dragoman.serving.workers import WorkerPool
 
 PAGE_FOLDER = Path(__file__).parent / "page"
-KEY_REFRESH_SECONDS = 3.0
 
 
 class PageFiles(StaticFiles):
@@ -90,7 +88,7 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     workers = WorkerPool(threads=settings.threads, queue=settings.queue, timeout=settings.timeout)
     keys = KeyStore(settings.keys_file) if settings.keys_file else None
     server = ServerState(name_runs(runs), settings, pool, workers, keys)
-    app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=run_background_work)
+    app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=stop_at_end)
     app.state.server = server
     app.state.access = Access(keys, required=settings.key_required)
     metrics = ServerMetrics(pool, workers, server.is_ready)
@@ -138,31 +136,19 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
 
 
 @asynccontextmanager
-async def run_background_work(app: FastAPI) -> AsyncIterator[None]:
-    """Refresh the keys every few seconds while the application runs; at its end, write their counts."""
+async def stop_at_end(app: FastAPI) -> AsyncIterator[None]:
+    """At the end of the application, stop its work and write the counts of keys.
+
+    An application that is mounted in another one is not told about its end.
+    """
     server: ServerState = app.state.server
-    keys = server.keys
-
-    async def refresh() -> None:
-        while keys:
-            await asyncio.sleep(KEY_REFRESH_SECONDS)
-            try:
-                await asyncio.to_thread(keys.refresh)
-            except (UserError, OSError, ValueError) as error:  # the keys read last remain valid, the counts are kept
-                log(f"the API keys or their counts could not be refreshed: {error}", WARNING)
-
-    task = asyncio.create_task(refresh())
     yield
     server.is_stopping = True
-    task.cancel()
     server.workers.stop()
     app.state.documents.stop()
     await asyncio.to_thread(server.pool.close)
-    if keys:
-        try:
-            keys.refresh()
-        except (UserError, OSError, ValueError) as error:
-            log(f"the last counts of the API keys could not be written: {error}", WARNING)
+    if server.keys:
+        await asyncio.to_thread(server.keys.close)
 
 
 def render_exception(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ secret has 256 random bits, which no one can guess from a fast hash.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import hmac
 import json
@@ -19,14 +20,17 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
+from weakref import ref
 
 from dragoman.config.settings import Amount, AsTuple, Settings, parse_settings, read_text, setting
 from dragoman.errors import UserError
 from dragoman.io import format_json, lock_folder, write_text
+from dragoman.progress import WARNING, log
 from dragoman.serving.errors import RequestError
 
 PREFIX = "dragoman"
 LOCK_SECONDS = 10.0  # for which a command waits until another one has changed the file of keys
+REFRESH_SECONDS = 3.0  # between two calls of KeyStore.refresh in a server
 Right = Literal["admin"]
 
 
@@ -138,9 +142,9 @@ def lock_keys(path: Path) -> Iterator[None]:
 class KeyStore:
     """The keys of a server, with what each has used.
 
-    `refresh`, called every few seconds, reads the file again if it has changed and adds the characters counted since
-    the last call to the counts beside the file, which replicas with the same file share. Whatever goes wrong there,
-    no character is forgotten: it is in `stored`, `pending` or `added`.
+    `refresh`, called every few seconds after `keep_fresh`, reads the file again if it has changed and adds the
+    characters counted since the last call to the counts beside the file, which replicas with the same file share.
+    Whatever goes wrong there, no character is forgotten: it is in `stored`, `pending` or `added`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,6 +157,8 @@ class KeyStore:
         self.stored: Counter[str] = Counter()  # characters of this month by name of key, in the file
         self.pending: Counter[str] = Counter()  # characters that are being written to the file
         self.added: Counter[str] = Counter()  # characters that are not in the file yet
+        self.closed = threading.Event()
+        self.refresher: threading.Thread | None = None
         self._read_keys()  # before anything is written beside a file that may not exist
         self._write_counts()
 
@@ -209,6 +215,28 @@ class KeyStore:
             finally:
                 self._write_counts()
 
+    def keep_fresh(self) -> None:
+        """Refresh from now on every few seconds in a thread, and when the process ends.
+
+        Requests call this, since a mounted application is not told that the server has started, and since a process
+        that is forked from one with a thread has none.
+        """
+        if self.closed.is_set() or (self.refresher and self.refresher.is_alive()):
+            return
+        with self.lock:
+            if not (self.refresher and self.refresher.is_alive()):
+                store = ref(self)
+                self.refresher = threading.Thread(
+                    target=refresh_regularly, args=(store, self.closed), name="keys", daemon=True
+                )
+                self.refresher.start()
+                atexit.register(refresh_store, store)
+
+    def close(self) -> None:
+        """Refresh for the last time."""
+        refresh_store(ref(self))
+        self.closed.set()
+
     def _read_keys(self) -> None:
         modified = self.path.stat().st_mtime_ns if self.path.exists() else 0
         if modified != self.modified:
@@ -249,6 +277,24 @@ class KeyStore:
         if self.month != this_month():
             self.month = this_month()
             self.stored, self.pending, self.added = Counter(), Counter(), Counter()
+
+
+def refresh_regularly(store: ref[KeyStore], closed: threading.Event) -> None:
+    """Refresh a store every few seconds, until it is closed or nobody uses it."""
+    while refresh_store(store):
+        closed.wait(REFRESH_SECONDS)
+
+
+def refresh_store(reference: ref[KeyStore]) -> bool:
+    """Refresh a store, unless it is closed; return whether that is to be repeated."""
+    store = reference()
+    if store is None or store.closed.is_set():
+        return False
+    try:
+        store.refresh()
+    except (UserError, OSError, ValueError) as error:  # the keys read last remain valid, the counts are kept
+        log(f"the API keys or their counts could not be refreshed: {error}", WARNING)
+    return True
 
 
 def read_counts(path: Path) -> Counter[str]:
