@@ -110,6 +110,19 @@ def test_fields_may_stand_in_the_query_string(language_server: ToyServer) -> Non
     assert answer.json() == {"translatedText": TARGETS[0]}
 
 
+def test_forms_are_utf8(language_server: ToyServer) -> None:
+    """With percent signs or, as `curl -d` sends them, without."""
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    for content in ("q=\u2764&source=en&target=de".encode(), b"q=%E2%9D%A4&source=en&target=de"):
+        answer = language_server.client.post("/translate", content=content, headers=headers)
+        assert answer.json() == {"translatedText": "\u2764"}
+    for content in (b"q=Gr\xfc\xdfe&source=en&target=de", b"q=%FC&source=en&target=de"):
+        answer = language_server.client.post("/translate", content=content, headers=headers)
+        assert (answer.status_code, answer.json()) == (400, {"error": "the form is not valid UTF-8"})
+    many = language_server.client.post("/translate", content=b"q=a&" * 3000, headers=headers)
+    assert (many.status_code, many.json()) == (400, {"error": "the form has more than 2000 fields"})
+
+
 def test_form_line_breaks_are_normalized(language_server: ToyServer) -> None:
     fields = {"q": "\r\n".join(SOURCES), "source": "en", "target": "de"}
     assert language_server.client.post("/translate", data=fields).json() == {"translatedText": "\n".join(TARGETS)}

@@ -28,7 +28,6 @@ from dragoman.serving.fields import (
     describe_body,
     parse_fields,
     read_fields,
-    read_form,
     read_form_fields,
 )
 from dragoman.serving.glossaries import (
@@ -201,7 +200,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
     @router.get("/languages")
     async def languages(http: Request) -> list[dict[str, Any]]:
         """Return the source languages or, with type=target, the target languages. Clients send `type` as a form."""
-        kind = {**dict(await read_form(http)), **http.query_params}.get("type", "source")
+        kind = (await read_form_fields(http)).get("type", "source")
         if kind == "source":
             known = {
                 base_code(language.code): language.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError, model_validator
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from dragoman.serving.errors import RequestError, describe_invalid
 
 _M = TypeVar("_M", bound=BaseModel)
-FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+URL_ENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 MAX_FORM_FIELDS = 2000
 
 
@@ -64,9 +65,10 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 
 async def read_form(request: Request) -> list[tuple[str, str | Upload]]:
     """Return the form in the body of a request; an empty one if the body is no form. Accept one on GET, too."""
-    if not request.headers.get("content-type", "").lower().startswith(FORM_TYPES):
-        await request.body()  # what follows a body tells whether the client still waits
-        return []
+    media_type = request.headers.get("content-type", "").lower()
+    if not media_type.startswith(MULTIPART):
+        body = await request.body()  # what follows a body tells whether the client still waits
+        return [*parse_pairs(body, "the form")] if media_type.startswith(URL_ENCODED) else []
     try:
         async with request.form(max_files=8, max_fields=MAX_FORM_FIELDS, max_part_size=2_000_000) as form:
             return [
@@ -77,6 +79,16 @@ async def read_form(request: Request) -> list[tuple[str, str | Upload]]:
         if isinstance(error, HTTPException) and error.status_code != 400:  # from the limits of all requests
             raise
         raise RequestError(400, "bad_form", "the body is not a valid form") from None
+
+
+def parse_pairs(data: bytes, place: str) -> list[tuple[str, str]]:
+    """Return the fields of a form or a query string, which are UTF-8 and may be so without percent signs."""
+    try:
+        return parse_qsl(data.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FORM_FIELDS)
+    except UnicodeError:
+        raise RequestError(400, "bad_form", f"{place} is not valid UTF-8") from None
+    except ValueError:
+        raise RequestError(400, "bad_form", f"{place} has more than {MAX_FORM_FIELDS} fields") from None
 
 
 async def read_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, Any]:
@@ -90,7 +102,8 @@ async def read_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, 
 async def read_form_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, Any]:
     """Return the fields of the query and the form together, as `read_fields` does. Documents come in forms only."""
     fields: dict[str, Any] = {}
-    for name, value in [*request.query_params.multi_items(), *await read_form(request)]:
+    query = parse_pairs(request.scope.get("query_string", b""), "the query string")
+    for name, value in [*query, *await read_form(request)]:
         if name in lists:
             fields.setdefault(name, []).append(value)
         else:
