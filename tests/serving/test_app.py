@@ -237,6 +237,14 @@ def test_the_bodies_of_all_requests_are_limited(toy: Toy, monkeypatch: pytest.Mo
         ({"sec-fetch-site": "cross-site", "origin": "https://good.example"}, None),
         ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, "origin_not_allowed"),
         ({"sec-fetch-site": "cross-site"}, "origin_not_allowed"),
+        ({"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:8000"}, "origin_not_allowed"),
+        ({"sec-fetch-site": "none", "origin": "moz-extension://x"}, None),
+        ({"origin": "http://127.0.0.1"}, None),  # old browsers say nothing more
+        ({"host": "LOCALHOST:5000", "origin": "http://localhost:5000"}, None),
+        ({"host": "localhost:5000", "origin": "http://localhost:8000"}, "origin_not_allowed"),
+        ({"origin": "https://evil.example"}, "origin_not_allowed"),
+        ({"origin": "null"}, "origin_not_allowed"),
+        ({"origin": "https://good.example"}, None),
     ],
 )
 def test_pages_of_other_servers_cannot_use_a_local_server(toy: Toy, headers: dict[str, str], code: str | None) -> None:
@@ -244,8 +252,12 @@ def test_pages_of_other_servers_cannot_use_a_local_server(toy: Toy, headers: dic
     app = make_app([toy.run], settings, load=False)
     answer = send(app, "POST", "/api/detect", json={}, headers={"host": "127.0.0.1", **headers})
     assert answer.json()["error"]["code"] == (code or "loading")
-    is_refused = send(app, "GET", "/health", headers={"host": "127.0.0.1", **headers}).status_code == 403
-    assert is_refused == (code == "host_not_allowed")
+    for method, path in (("GET", "/v2/translate?text=a&target_lang=de"), ("HEAD", "/v2/translate"), ("GET", "/")):
+        is_refused = send(app, method, path, headers={"host": "127.0.0.1", **headers}).status_code == 403
+        is_link = path == "/" and "origin" not in headers  # on another page
+        assert is_refused == (code == "host_not_allowed" if is_link else code is not None)
+    assert send(app, "GET", "/health", headers={"host": "127.0.0.1", **headers}).status_code == 200
+    assert send(app, "GET", "/ready", headers={"host": "127.0.0.1", **headers}).status_code == 503
 
 
 def test_applications_for_other_servers_have_any_host(toy: Toy) -> None:

@@ -46,6 +46,8 @@ PORT = re.compile(r":\d+$")
 # Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
 KEYED_PREFIXES = ("/api/", "/v2/", "/v3/")
 KEYLESS_PATHS = ("/api/settings",)
+PROBES = ("/health", "/ready")  # which tell nothing, and whose clients may send no Host
+TEXT_IN_URL = "/v2/translate"  # the path that translates on GET, so that any link or image could use it
 BEFORE_READY = re.compile(r"/(health|ready|metrics|openapi\.json|api/settings)?$|.*\.(html|js|css|svg|png|ico)$")
 
 
@@ -159,7 +161,7 @@ class RequestMiddleware:
             raise RequestError(
                 413, "too_large", f"the request has {int(length[:20]):,} bytes, and {limit:,} are allowed"
             )
-        if self.trusts_machine:
+        if self.trusts_machine and request.path not in PROBES:
             self._refuse_foreign_pages(request, headers)
         path, key = request.path, read_header_key(headers)
         if path.startswith(KEYED_PREFIXES) and path not in KEYLESS_PATHS:
@@ -180,9 +182,13 @@ class RequestMiddleware:
         if host not in self.hosts:
             message = f"this server is not called {host[:100]!r}; use localhost, or start it with --hosts {host[:100]}"
             raise RequestError(403, "host_not_allowed", message)
-        if request.method in ("GET", "HEAD", "OPTIONS") or headers.get("sec-fetch-site") != "cross-site":
+        origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
+        if site in ("same-origin", "none") or {"*", origin} & set(self.settings.cors):  # none: typed by the user
             return
-        if not {"*", headers.get("origin", "")} & set(self.settings.cors):
+        is_foreign = site != "" or (origin and origin.partition("://")[2] != headers["host"].lower())
+        # What a page only loads or links to tells it nothing, unless it says that it wants to read it (Origin).
+        is_link = not origin and request.method in ("GET", "HEAD", "OPTIONS") and request.path != TEXT_IN_URL
+        if is_foreign and not is_link:
             message = "pages of other origins may not call this server; start it with --cors ORIGIN to allow one"
             raise RequestError(403, "origin_not_allowed", message)
 
