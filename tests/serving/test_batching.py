@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import Mock
@@ -471,6 +472,26 @@ def test_a_model_that_is_removed_fails_no_request_that_may_use_another(
         else:
             [translation] = service.translate(request, threading.Event())
             assert (translation.text, translation.model) == ("ol ebi ak!", "second")
+    pool.close()
+
+
+def test_a_model_that_is_replaced_translates_in_no_other_direction(
+    language_runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ModelPool(engine="torch", device="cpu")
+    service, choose_route, runs = Service(pool, ServerSettings()), Service.choose_route, iter(language_runs)
+    pool.load("model", next(runs))
+
+    def choose_and_replace(service: Service, *arguments: Any) -> Any:
+        found = choose_route(service, *arguments)
+        for run in runs:
+            pool.load("model", run)
+        return found
+
+    monkeypatch.setattr(Service, "choose_route", choose_and_replace)
+    request = TranslationRequest(texts=["ba del fo!"], source="en", target="de", model="model")
+    with pytest.raises(RequestError, match="no model translates to de"):
+        service.translate(request, threading.Event())
     pool.close()
 
 

@@ -112,20 +112,21 @@ class Service:
     def lease_models(self, texts: Sequence[str], request: TranslationRequest) -> Iterator[tuple[list[Choice], Models]]:
         """Yield what `choose_route` returns for each text, and the models of these routes, which stay usable.
 
-        If a model is removed between the choice and its use, others are chosen, unless the request names it.
+        If a model is removed or replaced between the choice and its use, which may have other directions then, the
+        choice is made again.
         """
         while True:
+            known = dict(self.pool.models)
             choices = [self.choose_route(text, request) for text in texts]
             names = dict.fromkeys(route.model for route, _ in choices if route)
             with ExitStack() as leases:
                 try:
                     models = {name: leases.enter_context(self.pool.lease(name)) for name in names}
                 except RequestError:
-                    if request.model:
-                        raise
                     continue
-                yield choices, models
-                return
+                if all(model is known.get(name) for name, model in models.items()):
+                    yield choices, models
+                    return
 
     def translate(self, request: TranslationRequest, cancelled: Event) -> list[Translation]:
         """Return the translation of each text of a request that was checked, in order."""
