@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from dragoman.data.batches import Widths
-from dragoman.inspection.gradient_flow import average_columns, measure_gradient_flow
+from dragoman.inspection.gradient_flow import average_columns, capture_embeddings, measure_gradient_flow
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
 from dragoman.recipe import Recipe
@@ -53,6 +54,14 @@ def test_through_one_vector_the_source_is_felt_by_its_distance_from_the_end(fact
     model = turned(model_of(**RNN, bidirectional=False), factor)
     flow = measure_gradient_flow(model, in_rows([[0], [1]], examples(2, seed=5)))
     assert flow.source == pytest.approx([factor**d for d in range(len(flow.source))], rel=1e-6)
+
+
+def test_nothing_changes_for_other_threads() -> None:
+    model, batch = model_of(kind="transformer", layers=1, width=8, heads=2), in_rows([[0]], examples(1, seed=2))
+    expected = model(batch)[0]
+    with capture_embeddings(model, lambda _, x_BTC: torch.zeros_like(x_BTC)), ThreadPoolExecutor(1) as executor:
+        assert torch.equal(executor.submit(model, batch).result()[0], expected)
+        assert not torch.equal(model(batch)[0], expected)
 
 
 def test_a_row_with_padding_is_as_one_without() -> None:

@@ -13,6 +13,7 @@ Shapes   B rows   T target width   S source width   C embedding width   V vocabu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -91,12 +92,16 @@ def capture_embeddings(
     """Collect the token embeddings of a forward pass within the `with` block as leaf tensors that get gradients.
 
     The keys are "source" and "target", as far as the model has these sides. Positions are added later, so they are no
-    part of the embeddings. `transform(side, x_BTC)` returns embeddings that the model uses instead of x_BTC.
+    part of the embeddings. `transform(side, x_BTC)` returns embeddings that the model uses instead of x_BTC. Other
+    threads may use the model meanwhile, as in a server: nothing changes for them.
     """
     embeddings: dict[str, Tensor] = {}
+    thread = threading.get_ident()
 
     def make_hook(side: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         def make_leaf(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            if threading.get_ident() != thread:
+                return inputs
             embeddings[side] = transform(side, inputs[0].detach()).requires_grad_()
             return embeddings[side], *inputs[1:]
 
