@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event, current_thread
 from typing import Any
 
 import pytest
+import torch
 
 import dragoman
+from dragoman.decoding.beam import BeamSearch
 from dragoman.errors import UserError
 from dragoman.inference import next_words
 from dragoman.inference.engines.torch import TorchEngine
@@ -247,20 +251,64 @@ def test_a_beginning_is_read_in_slices_that_can_be_cancelled(
     assert counts[1] > counts[0] + 2
 
 
-def test_inspections_run_in_the_threads_of_the_model(toy_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So there are never more of them at work than cores."""
-    threads: list[str] = []
+@pytest.mark.parametrize("stage", ["search", "attribution"])
+def test_an_inspection_runs_apart_and_ends_when_it_is_cancelled(
+    toy_server: ToyServer, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Other requests go on meanwhile, except inspections, of which there is one at a time."""
+    state = toy_server.app.state.server
+    service, request, cancelled = Service(state.pool, state.settings), TranslationRequest(texts=[SOURCE]), Event()
+    [served], is_running, may_go_on, calls = state.pool.models.values(), Event(), Event(), list[int]()
 
-    def inspect(*arguments: Any, **options: Any) -> Any:
-        threads.append(current_thread().name)
-        return original(*arguments, **options)
+    def note_call(*_: Any) -> None:
+        if current_thread().name.startswith("inspection"):
+            is_running.set()
+            calls.append(len(calls))
+            may_go_on.wait(60)
 
-    original = dragoman.inspect
-    monkeypatch.setattr(exploration, "inspect", inspect)
-    toy_server.client.post("/api/inspect", json={"text": SOURCE}).raise_for_status()
-    assert len(threads) == 1
-    assert threads[0].startswith("model")
-    cancelled, state = Event(), toy_server.app.state.server
-    cancelled.set()
-    with pytest.raises(RequestCancelled):
-        render_inspection(Service(state.pool, state.settings), TranslationRequest(texts=[SOURCE]), cancelled)
+    if stage == "search":
+        original = BeamSearch.extend
+
+        def extend(search: BeamSearch, logp_NV: Any) -> Any:
+            note_call()
+            return original(search, logp_NV)
+
+        monkeypatch.setattr(BeamSearch, "extend", extend)
+    hook = served.translator.model.register_forward_pre_hook(note_call) if stage == "attribution" else None
+    with ThreadPoolExecutor(
+        thread_name_prefix="inspection", initializer=torch.set_num_threads, initargs=(1,)
+    ) as threads:
+        inspection = threads.submit(render_inspection, service, request, cancelled)
+        try:
+            assert is_running.wait(60)
+            [translation] = service.translate(replace(request, align=True), Event())
+            assert translation.hypotheses[0].alignment
+        finally:
+            cancelled.set()
+            may_go_on.set()
+        with pytest.raises(RequestCancelled):
+            inspection.result()
+    if hook:
+        hook.remove()
+    assert len(calls) <= 2
+
+
+def test_one_inspection_is_made_at_a_time(toy_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_running, may_go_on = Event(), Event()
+
+    def wait(*_: Any) -> str:
+        is_running.set()
+        may_go_on.wait(60)
+        return "page"
+
+    monkeypatch.setattr(exploration, "render_inspection", wait)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(toy_server.client.post, "/api/inspect", json={"text": SOURCE})
+        assert is_running.wait(60)
+        second = toy_server.client.post("/api/inspections", json={"text": SOURCE})
+        assert (second.status_code, second.headers["retry-after"]) == (429, "2")
+        may_go_on.set()
+        assert first.result().text == "page"
+    monkeypatch.undo()
+    refused = toy_server.client.post("/api/inspect", json={"text": SOURCE, "prefix": "sa " * 400})
+    assert (refused.status_code, "1,000 at most" in refused.text) == (400, True)

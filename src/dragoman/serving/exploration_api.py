@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from dragoman.serving.access import authorize
 from dragoman.serving.descriptions import describe_languages, describe_model, describe_settings
-from dragoman.serving.exploration import InspectionStore, list_alternatives, render_inspection
+from dragoman.serving.exploration import InspectionStore, list_alternatives
 from dragoman.serving.fields import RequestFields
 from dragoman.serving.service import AUTO, Service, TranslationRequest
 from dragoman.serving.workers import WorkerPool
@@ -73,7 +73,7 @@ def make_exploration_router(service: Service, workers: WorkerPool) -> APIRouter:
     async def inspect(body: SentenceBody, http: Request) -> HTMLResponse:
         """Return a page that shows attention, attributions, next-token probabilities and the search."""
         request = body.make_request(service, http)
-        page = await workers.run(lambda cancelled: render_inspection(service, request, cancelled))
+        page = await workers.run(lambda cancelled: store.make(service, request, cancelled))
         return HTMLResponse(page, headers=INSPECTION_HEADERS)
 
     @router.post("/api/inspections", status_code=201)
@@ -83,7 +83,7 @@ def make_exploration_router(service: Service, workers: WorkerPool) -> APIRouter:
         The address is relative to that of the server.
         """
         request = body.make_request(service, http)
-        page = await workers.run(lambda cancelled: render_inspection(service, request, cancelled))
+        page = await workers.run(lambda cancelled: store.make(service, request, cancelled))
         return {"url": f"inspections/{store.add(page)}"}
 
     @router.get("/inspections/{name}", response_class=HTMLResponse, include_in_schema=False)
