@@ -128,6 +128,10 @@ def test_tags(client: deepl.Translator) -> None:
     assert "<x>ba del</x>" in translation
     assert translation.startswith("<a>")
     assert translation.endswith("</a>")
+    lines = [translate(client, line) for line in ("ba del", "fo mun")]  # Weblate sends every string as XML
+    assert translate(client, "ba del\n  <b>fo mun</b>", tag_handling="xml") == f"{lines[0]}\n  <b>{lines[1]}</b>"
+    joined = translate(client, "ba del\n  <b>fo mun</b>", tag_handling="xml", split_sentences="nonewlines")
+    assert "\n" not in joined
     complete = '<?xml version="1.0"?>\n<k:a xmlns:k="u"><k:x>ba del</k:x><k:s/>{}&#13;\n{}</k:a>'
     text = complete.format(*SOURCES[:2])
     translation = translate(client, text, tag_handling="xml", ignore_tags=["k:x"], splitting_tags=["k:s"])

@@ -38,6 +38,7 @@ INLINE = re.compile(
     "span|strike|strong|sub|sup|time|tt|u|var|wbr|code|svg|math|data|output|meter|progress"
 )
 VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+LINE_BREAK = re.compile(r"([\r\n]\s*)")
 NO_NAME = re.compile("(?!)")  # XML has no void elements
 RAW_TEXT = frozenset({"script", "style", "textarea", "title", "xmp"})
 PROTECTED_ELEMENTS = re.compile("script|style|code|pre|textarea|xmp|svg|math|kbd|samp|var|tt|template")
@@ -59,11 +60,19 @@ def read_html(data: bytes, name: str, source_language: str = "", target_language
     return document
 
 
-def read_fragment(text: str, kind: str, ignored: Collection[str] = (), splitting: Collection[str] = ()) -> Document:
+def read_fragment(
+    text: str,
+    kind: str,
+    ignored: Collection[str] = (),
+    splitting: Collection[str] = (),
+    *,
+    keep_breaks: bool = False,
+) -> Document:
     """Return a text with tags of kind "html" or "xml" as a document. The elements `ignored` are not translated.
 
     In XML every tag is inline, except those of the elements `splitting`. Names have their prefixes. A document with a
-    declaration or a document type is translated inside of its root element.
+    declaration or a document type is translated inside of its root element. With `keep_breaks`, line breaks of XML
+    separate what is translated, so that they are kept.
     """
     document = Document(TextFile("the text", text))
     if kind == "xml":
@@ -75,7 +84,7 @@ def read_fragment(text: str, kind: str, ignored: Collection[str] = (), splitting
         def is_block(token: Token) -> bool:
             return token.start in root or token.written_name in splitting
 
-        read_blocks(document, is_block=is_block, ignored=ignored, is_html=False)
+        read_blocks(document, is_block=is_block, ignored=ignored, is_html=False, keep_breaks=keep_breaks)
     else:
         read_blocks(document, is_block=is_html_block, ignored={name.lower() for name in ignored})
     return document
@@ -86,7 +95,12 @@ def is_html_block(token: Token) -> bool:
 
 
 def read_blocks(
-    document: Document, *, is_block: Callable[[Token], bool], ignored: Collection[str] = (), is_html: bool = True
+    document: Document,
+    *,
+    is_block: Callable[[Token], bool],
+    ignored: Collection[str] = (),
+    is_html: bool = True,
+    keep_breaks: bool = False,
 ) -> None:
     """Add the texts between block tags to the units of a document, and the attributes that are shown."""
     tokens = list(tokenize_markup(document.file.text, RAW_TEXT if is_html else frozenset()))
@@ -108,7 +122,9 @@ def read_blocks(
         attributes = list_shown_attributes(token) if is_html and token.kind in ("open", "empty") else []
         attributes = [] if attributes and is_marked(token) else attributes
         units = [add_attribute(document, *span) for span in attributes]
-        if token.kind == "text" or (token.kind == "cdata" and not is_html):
+        if token.kind == "text" and keep_breaks:
+            block.add_lines(token)
+        elif token.kind == "text" or (token.kind == "cdata" and not is_html):
             block.add_text(token)
         elif token.name and is_block(token):
             block.finish()
@@ -221,6 +237,16 @@ class HtmlBlock:
                 self.start = token.start + len(text) - len(text.lstrip(blank) if blank else text)
             self.end = token.start + len(text.rstrip(blank) if blank else text)
         add_escaped(self.builder, text, html.unescape, HTML_ENTITY)
+
+    def add_lines(self, token: Token) -> None:
+        """Add a text whose line breaks, with the white space after them, end units."""
+        start = token.start
+        for part in LINE_BREAK.split(token.raw):
+            if part[:1] in ("\r", "\n"):
+                self.finish()
+            elif part:
+                self.add_text(token._replace(raw=part, start=start, end=start + len(part)))
+            start += len(part)
 
     def add_tag(self, token: Token, end: int, units: list[int]) -> None:
         """Add an inline tag, or an element that is not translated and ends at offset `end`."""

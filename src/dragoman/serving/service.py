@@ -168,7 +168,12 @@ class Service:
         self, texts: list[str], model: ServedModel, route: Route, request: TranslationRequest, cancelled: Event
     ) -> list[list[Hypothesis]]:
         """Return the translation of each text with tags, which are placed by the alignment. There are no others."""
-        documents = [read_fragment(text, request.markup, request.ignore_tags, request.splitting_tags) for text in texts]
+        documents = [
+            read_fragment(
+                text, request.markup, request.ignore_tags, request.splitting_tags, keep_breaks=request.keep_breaks
+            )
+            for text in texts
+        ]
         units = [unit for document in documents for unit in document.units]
         translated = iter(self.translate_units(units, model, route, request, cancelled))
         nbest_lists = []
