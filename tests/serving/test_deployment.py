@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,16 @@ NOT_OF_SERVE |= {"start-period", "from-file", "rm", "entrypoint"}
 def test_options_exist(path: Path) -> None:
     flags = set(re.findall(r"--([a-z][a-z-]+)", path.read_text(encoding="utf-8"))) - NOT_OF_SERVE
     assert flags <= {name.replace("_", "-") for name in ServerSettings.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("uvicorn", "0.45"), ("fastapi", "0.115.7"), ("starlette", "0.44"), ("python-multipart", "0.0.18")],
+)
+def test_the_extra_allows_no_versions_without_what_the_server_uses(name: str, first: str) -> None:
+    """These have the hook for each request, Starlette 0.44, the limit of form parts, and its present import name."""
+    extras = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"{name}>={first}" in extras["optional-dependencies"]["serve"]
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml"])
