@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,11 @@ import httpx
 import pytest
 from deepl import http_client
 
+from dragoman.errors import UserError
 from dragoman.serving import deepl as deepl_api
 from dragoman.serving.deepl import list_targets
 from dragoman.serving.document_jobs import DocumentJobs
+from dragoman.serving.errors import RequestError
 from dragoman.serving.keys import add_key
 from dragoman.serving.service import Service, Translation, TranslationRequest
 from dragoman.serving.settings import ServerSettings
@@ -362,21 +365,28 @@ def test_bad_bodies_are_explained(language_server: ToyServer) -> None:
     assert language_server.client.post("/v2/translate", json={**good, "text": ["a" * 30_000]}).status_code == 413
 
 
-def test_a_long_answer_begins_with_spaces(language_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_answer_begins_with_spaces(
+    language_runs: list[Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     translate, seconds = Service.translate, 0.02
     monkeypatch.setattr(deepl_api, "SPACE_SECONDS", seconds)
+    errors = {"late": RequestError(504, "timeout", ""), "bad": UserError("bad"), "fail": RuntimeError()}
 
     def translate_slowly(service: Service, request: TranslationRequest, cancelled: Event) -> list[Translation]:
         Event().wait(10 * seconds)  # `time.sleep` does not wait here
-        if request.texts == ["fail"]:
-            raise RuntimeError
+        if error := errors.get(request.texts[0]):
+            raise error
         return translate(service, request, cancelled)
 
     monkeypatch.setattr(Service, "translate", translate_slowly)
     data = {"text": SOURCES[0], "target_lang": "de", "source_lang": "en"}
-    answer = language_server.client.post("/v2/translate", data=data)
-    assert answer.text.startswith(" ")
-    assert answer.json()["translations"][0]["text"] == TARGETS[0]
-    with pytest.raises(httpx.RemoteProtocolError):
-        language_server.client.post("/v2/translate", data={**data, "text": "fail"})
-    assert 'route="/v2/translate",status="500"' in language_server.client.get("/metrics").text
+    with serve_in_thread(language_runs, ServerSettings()) as server:
+        answer = server.client.post("/v2/translate", data=data)
+        assert answer.text.startswith(" ")
+        assert answer.json()["translations"][0]["text"] == TARGETS[0]
+        for text in errors:
+            with pytest.raises(httpx.RemoteProtocolError):
+                server.client.post("/v2/translate", data={**data, "text": text})
+    log = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["status"] for line in log if line["level"] == "info"] == [200, 504, 400, 500]
+    assert [line["error"] for line in log if line["level"] == "error"] == ["RuntimeError"]

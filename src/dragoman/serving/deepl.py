@@ -18,10 +18,11 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import to_json
 
+from dragoman.errors import UserError
 from dragoman.inference.constraints import Glossary
 from dragoman.serving.access import Access, authorize, current_key, find_owner, read_query_key
 from dragoman.serving.document_jobs import DocumentJob, DocumentJobs, DocumentRequest, respond_with_document
-from dragoman.serving.errors import RequestError
+from dragoman.serving.errors import RequestError, ResponseAborted, to_request_error
 from dragoman.serving.fields import (
     RequestFields,
     Upload,
@@ -149,7 +150,9 @@ async def respond_in_time(task: asyncio.Task[bytes]) -> Response:
             while not task.done():
                 yield b" "
                 await asyncio.wait({task}, timeout=SPACE_SECONDS)
-            yield task.result()  # an error closes the connection, since the status has been sent
+            yield task.result()
+        except (RequestError, UserError) as error:
+            raise ResponseAborted(to_request_error(error).status) from None
         finally:
             task.cancel()
 

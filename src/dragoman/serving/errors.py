@@ -22,6 +22,17 @@ class RequestCancelled(Exception):
     """Raised in the thread of a request whose client has gone, or whose time is over."""
 
 
+class ResponseAborted(Exception):
+    """Raised in the middle of an answer, so that the server closes the connection and the client sees the end missing.
+
+    The status is for the log and the metrics, since another one has been sent.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
 Rendered = tuple[int, dict[str, Any]]  # status and body
 
 

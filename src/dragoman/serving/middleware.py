@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from dragoman.serving.access import Access, read_header_key, read_query_key
-from dragoman.serving.errors import RequestError, render_error
+from dragoman.serving.errors import RequestError, ResponseAborted, render_error
 from dragoman.serving.observability import RequestLog, ServerMetrics
 from dragoman.serving.request_context import CURRENT_REQUEST, Message, RequestContext
 from dragoman.serving.settings import ServerSettings
@@ -101,6 +101,9 @@ class RequestMiddleware:
         try:
             self._admit(request, headers, scope.get("query_string", b""), limit)
             await self.app(scope, self._limit_body(request, receive, limit), respond)
+        except ResponseAborted as abort:
+            request.status = abort.status
+            raise
         except RequestError as error:
             await self._answer_error(request, error, respond)
         except RecursionError:
@@ -215,14 +218,10 @@ class RequestMiddleware:
         """Answer with an error; if the answer has begun, abort it, so that the client sees that it is incomplete."""
         if request.status:
             request.status = error.status  # for the log, the metrics and the refund
-            raise ResponseAborted from None
+            raise ResponseAborted(error.status) from None
         status, headers, body = format_error(request.path, error)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-
-class ResponseAborted(Exception):
-    """Raised to make the server close the connection in the middle of an answer."""
 
 
 def format_error(path: str, error: RequestError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from dragoman.inference.directions import describe_directions
 from dragoman.progress import WARNING, log
 from dragoman.serving.app import make_app
 from dragoman.serving.document_jobs import DocumentJobs
+from dragoman.serving.errors import ResponseAborted
 from dragoman.serving.settings import ServerSettings
 from dragoman.serving.state import Runs, ServerState
 
@@ -160,6 +162,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def is_unexpected(record: logging.LogRecord) -> bool:
+    """Return whether uvicorn should log an error: not one that was raised to close a connection."""
+    return not (record.exc_info and isinstance(record.exc_info[1], ResponseAborted))
+
+
 class Server(uvicorn.Server):
     """A server of one application, which stops on SIGTERM and Ctrl-C when it has finished what has begun."""
 
@@ -180,6 +187,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.stop_timeout + ANSWER_SECONDS) + 1,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(is_unexpected)
         self.signal = 0  # that stopped the server
         self.cut_off = 0  # requests that were cancelled
         self.drained_at = 0.0  # when the server stops to accept requests after SIGTERM
