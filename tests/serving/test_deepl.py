@@ -334,6 +334,14 @@ def test_forms_are_read(language_server: ToyServer) -> None:
     assert language_server.client.get("/v2/languages?type=target").json()[0]["language"] == "DE"
 
 
+def test_old_clients_post_their_questions(language_server: ToyServer) -> None:
+    client = language_server.client
+    assert client.post("/v2/usage").json().keys() == client.get("/v2/usage").json().keys()
+    for kind in ("source", "target"):
+        expected = client.get("/v2/languages", params={"type": kind}).json()
+        assert client.post("/v2/languages", data={"type": kind}).json() == expected
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/v2/write/rephrase", 404), ("/v3/glossaries", 404), ("/v3/style_rules", 404), ("/v2/admin/keys", 404)],

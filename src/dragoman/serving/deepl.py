@@ -192,6 +192,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         task = asyncio.create_task(workers.run(work))
         return await respond_in_time(task)
 
+    @router.post("/usage", include_in_schema=False)  # of old clients
     @router.get("/usage")
     async def usage(http: Request) -> dict[str, Any]:
         """Return the characters that the key has used, and how many it may use."""
@@ -200,6 +201,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         used, limit = access.store.usage(key) if key and access.store else (access.characters, 0)
         return {"character_count": used, "character_limit": limit or UNLIMITED}
 
+    @router.post("/languages", include_in_schema=False)
     @router.get("/languages")
     async def languages(http: Request) -> list[dict[str, Any]]:
         """Return the source languages or, with type=target, the target languages. Clients send `type` as a form."""
