@@ -32,3 +32,9 @@ def test_the_nearest_language_is_matched() -> None:
     assert match_language("PT-pt", ["pt", "pt-BR", "pt-PT"]) == "pt-PT"
     assert match_language("zh", ["zh-Hant", "zh-Hans"]) == "zh-Hans"
     assert match_language("fr", ["en", "de"]) is None
+    assert match_language("nb", ["no"]) == "no"
+    assert match_language("no", ["nn", "nb"]) == "nb"
+    assert match_language("nb", ["no", "nb-NO"]) == "nb-NO"
+    assert match_language("nn", ["no"]) is None
+    assert match_language("tl", ["fil"]) == "fil"
+    assert match_language("fil", ["en", "tl"]) == "tl"

@@ -36,6 +36,8 @@ def read_language_table() -> tuple[dict[str, Language], dict[str, str]]:
 
 LANGUAGES, CODE_BY_NOTATION = read_language_table()
 LANGUAGE_NAMES = {language.code: language.name for language in LANGUAGES.values()}  # code -> English name
+# Codes of the language that another code also stands for: Bokmål is what `no` usually means, Filipino standard Tagalog.
+WIDER_CODES = {"nb": "no", "fil": "tl"}
 CODE = re.compile(r"(?P<language>[a-z]{2,3})(-(?P<script>[a-z]{4}))?(-(?P<region>[a-z]{2}|\d{3}))?", re.I)
 
 
@@ -94,15 +96,23 @@ def list_scripts(code: str) -> tuple[str, ...]:
     return LANGUAGES[main].scripts if main in LANGUAGES else ()
 
 
+def get_wider_code(code: str) -> str:
+    """Return the language of a code without script and region, as the more general one of two codes for it."""
+    main = code.partition("-")[0]
+    return WIDER_CODES.get(main, main)
+
+
 def match_language(code: str, available: Iterable[str]) -> str | None:
     """Return the one of the available codes that suits `code` best, or None.
 
-    That is the same code, or else one that differs in its region only (pt for pt-BR), or else in its script.
+    That is the same code, or else one that differs in its region only (pt for pt-BR), or else in its script. Codes of
+    the same language (no and nb, tl and fil) match as well.
     """
     choices = list(available)
     wanted = find_code(code) or code
     main, scripts = wanted.partition("-")[0], list_scripts(wanted)[:1]
-    related = [choice for choice in choices if choice.partition("-")[0] == main]
+    related = [choice for choice in choices if get_wider_code(choice) == get_wider_code(wanted)]
+    related.sort(key=lambda choice: choice.partition("-")[0] != main)
     same_script = [choice for choice in related if list_scripts(choice)[:1] == scripts]
     exact = [wanted] if wanted in choices else []
     return next(iter([*exact, *([main] if main in same_script else []), *same_script, *related]), None)

@@ -88,6 +88,7 @@ def test_languages_and_usage(client: deepl.Translator) -> None:
 
 
 def test_english_portuguese_and_chinese_have_variants() -> None:
+    assert list_targets(["no"]) == {"NB": "Norwegian (Bokmål)"}
     assert list(list_targets(["de", "en", "pt", "pt-BR", "zh-Hans", "zh-Hant"])) == [
         "DE", "EN-GB", "EN-US", "PT-BR", "PT-PT", "ZH", "ZH-HANS", "ZH-HANT",
     ]  # fmt: skip

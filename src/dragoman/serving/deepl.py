@@ -49,6 +49,7 @@ LISTS_OF_NAMES = ("glossary_ids", "splitting_tags", "non_splitting_tags", "ignor
 VARIANTS = {  # target languages as clients know them
     "en": {"EN-GB": "English (British)", "EN-US": "English (American)"},
     "pt": {"PT-BR": "Portuguese (Brazilian)", "PT-PT": "Portuguese (European)"},
+    "no": {"NB": "Norwegian (Bokmål)"},
     "zh-Hans": {"ZH": "Chinese (simplified)", "ZH-HANS": "Chinese (simplified)"},
 }
 
@@ -351,7 +352,8 @@ async def find_glossary(workers: WorkerPool, glossaries: GlossaryStore, fields: 
 
 def base_code(code: str) -> str:
     """Return a language code in the notation of DeepL for sources and glossaries: upper-case, without the variant."""
-    return code.strip().replace("_", "-").partition("-")[0].upper()
+    base = code.strip().replace("_", "-").partition("-")[0].upper()
+    return "NB" if base == "NO" else base
 
 
 def list_targets(codes: Sequence[str]) -> dict[str, str]:
