@@ -102,6 +102,11 @@ def get_wider_code(code: str) -> str:
     return WIDER_CODES.get(main, main)
 
 
+def is_same_language(first: str, second: str) -> bool:
+    """Return whether two codes differ in their regions only, so that a text in one needs no translation."""
+    return get_wider_code(first) == get_wider_code(second) and list_scripts(first)[:1] == list_scripts(second)[:1]
+
+
 def match_language(code: str, available: Iterable[str]) -> str | None:
     """Return the one of the available codes that suits `code` best, or None.
 

@@ -67,6 +67,9 @@ def test_one_and_many_texts(client: deepl.Translator) -> None:
     assert isinstance(detected, deepl.TextResult)
     assert detected.detected_source_lang == "EN"
     assert [translate(client, SOURCES[0], target_lang=code, source_lang="DE") for code in ("EN-GB", "EN-US")]
+    same = client.translate_text(SOURCES[0], source_lang="EN", target_lang="EN-GB")
+    assert isinstance(same, deepl.TextResult)
+    assert (same.text, same.detected_source_lang) == (SOURCES[0], "EN")
 
 
 def test_languages_and_usage(client: deepl.Translator) -> None:

@@ -53,6 +53,15 @@ def test_errors_name_what_there_is(source: str, target: str, model: str, code: s
     assert named in error.value.message
 
 
+def test_a_text_in_the_target_language_needs_no_model() -> None:
+    index = LanguageIndex({"a": [Direction("en", "de"), Direction("zh-Hans", "de")]})
+    for source, target in (("en", "en"), ("en", "en-GB"), ("en-US", "en-GB"), ("zh-Hans", "zh-Hans")):
+        assert index.find_route_unless_same(source, target, "") is None
+    for source, target in (("zh-Hans", "zh-Hant"), ("fr", "fr"), ("en", "fr"), ("de", "de")):
+        with pytest.raises(RequestError):
+            index.find_route_unless_same(source, target, "")
+
+
 def test_a_model_of_unknown_languages_comes_last() -> None:
     index = LanguageIndex({"unknown": [Direction("", "")], "known": [Direction("en", "de")]})
     assert index.find_route("en", "de", "").model == "known"

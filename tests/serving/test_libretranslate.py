@@ -11,7 +11,10 @@ from urllib.parse import quote
 import pytest
 from libretranslatepy import LibreTranslateAPI  # type: ignore[import-untyped]
 
+from dragoman.inference.directions import Direction
 from dragoman.serving.keys import add_key
+from dragoman.serving.language_index import LanguageIndex
+from dragoman.serving.service import Service
 from dragoman.serving.settings import ServerSettings
 from toy_run import make_sentences, translate_toy
 from toy_server import ToyServer, serve_in_thread
@@ -39,15 +42,16 @@ def test_the_client_translates_detects_and_lists_languages(language_server: ToyS
     assert client.translate(SOURCES[0], "de", "en") == TARGETS[0]
     assert client.detect("Der Hund schläft im Garten.")[0] == {"confidence": 100.0, "language": "de"}
     assert client.languages() == [
-        {"code": "de", "name": "German", "targets": ["en"]},
-        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": ["de", "en"]},
+        {"code": "en", "name": "English", "targets": ["de", "en"]},
     ]
+    assert client.translate(SOURCES[0], "en", "en") == SOURCES[0]
 
 
 def test_the_client_sees_errors(language_server: ToyServer) -> None:
     client = LibreTranslateAPI(language_server.url, "any key will do")
     assert client.translate(SOURCES[0], "en", "de") == TARGETS[0]
-    for arguments in (("", "en", "de"), ("a", "xx", "de"), ("a", "en", "en"), ("a" * 30_000, "en", "de")):
+    for arguments in (("", "en", "de"), ("a", "xx", "de"), ("a", "en", "fr"), ("a" * 30_000, "en", "de")):
         with pytest.raises(HTTPError) as error:
             client.translate(*arguments)
         assert error.value.code == 400
@@ -137,8 +141,6 @@ def test_errors_have_the_words_of_libretranslate(language_server: ToyServer) -> 
     assert refused(language_server, **{**good, "q": []}) == "Invalid request: missing q parameter"
     assert refused(language_server, **{**good, "source": "xx"}) == "xx is not supported"
     assert refused(language_server, **{**good, "target": "fr"}) == "fr is not supported"
-    expected = "English (en) is not available as a target language from English (en)"
-    assert refused(language_server, **{**good, "target": "en"}) == expected
     assert refused(language_server, **{**good, "format": "pdf"}) == "pdf format is not supported"
     assert "exceed the limit" in refused(language_server, **good, alternatives=1000)
     for text, numbers in (("a" * 30_000, (30_000, 20_000)), (["a"] * 500, (500, 128))):
@@ -153,6 +155,13 @@ def test_errors_have_the_words_of_libretranslate(language_server: ToyServer) -> 
         assert answer.status_code == 400, body[:20]
         assert answer.json()["error"]
     assert refused(language_server, 403, "/suggest", q="a", s="b", source="en", target="de")
+
+
+def test_a_pair_without_a_model_is_refused(language_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = LanguageIndex({"a": [Direction("en", "de"), Direction("fr", "it")]})
+    monkeypatch.setattr(Service, "languages", index)
+    expected = "Italian (it) is not available as a target language from English (en)"
+    assert refused(language_server, q="a", source="en", target="it") == expected
 
 
 def test_settings_and_languages_of_the_frontend(language_server: ToyServer) -> None:

@@ -321,7 +321,7 @@ def parse_languages(service: Service, fields: LanguageFields) -> tuple[str, str]
             raise RequestError(400, "not_offered", f"{name} is not offered; leave it out")
     source, target = fields.source_lang or AUTO, fields.target_lang
     if source != AUTO:
-        service.languages.find_route(parse_code(source, "source"), parse_code(target, "target"), "")
+        service.languages.find_route_unless_same(parse_code(source, "source"), parse_code(target, "target"), "")
     else:
         service.languages.match_target(parse_code(target, "target"), "")
     return source, target

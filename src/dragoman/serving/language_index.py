@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dragoman.inference.directions import Direction, describe_code
-from dragoman.language_codes import find_code, match_language, name_language
+from dragoman.language_codes import find_code, is_same_language, match_language, name_language
 from dragoman.serving.errors import RequestError
 
 UNDETERMINED = "und"  # the code of an unknown language (ISO 639-2), for clients that need a code
@@ -99,6 +99,16 @@ class LanguageIndex:
                 400, "unsupported_target", f"no model translates to {describe_code(target)}; there are: {choices}"
             )
         return matched or ""
+
+    def find_route_unless_same(self, source: str, target: str, model: str) -> Route | None:
+        """Return what `find_route` does, but None if it finds no model and the languages are the same."""
+        try:
+            return self.find_route(source, target, model)
+        except RequestError as error:
+            if error.code == "unsupported_source" or not (target and is_same_language(source, target)):
+                raise
+            self.match_source(source, model)
+            return None
 
     def find_route(self, source: str, target: str, model: str) -> Route:
         """Return the model and direction for two languages, of which `target` may be "": the only one there is."""

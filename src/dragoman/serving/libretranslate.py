@@ -111,9 +111,9 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
 
     @router.get("/languages")
     async def languages() -> list[dict[str, Any]]:
-        """Return the source languages, and the target languages of each."""
+        """Return the source languages and the target languages of each: also itself, in which a text is unchanged."""
         return [
-            {"code": language.code, "name": language.name, "targets": list(language.targets)}
+            {"code": language.code, "name": language.name, "targets": sorted({language.code, *language.targets})}
             for language in service.languages.list_languages()
         ]
 
@@ -189,13 +189,13 @@ def check_target(service: Service, source: str, target: str) -> str:
     """Return a target language; raise a RequestError in the words of LibreTranslate if no model has it."""
     try:
         code = parse_code(target, "target")
-        service.languages.match_target(code, "")
-    except RequestError:
-        raise RequestError(400, "unsupported_target", f"{target[:20]} is not supported") from None
-    try:
-        if source.strip().lower() != AUTO:
-            service.languages.find_route(parse_code(source, "source"), code, "")
+        if source.strip().lower() == AUTO:
+            service.languages.match_target(code, "")
+        else:
+            service.languages.find_route_unless_same(parse_code(source, "source"), code, "")
     except RequestError as error:
+        if error.code == "unsupported_target":
+            raise RequestError(400, error.code, f"{target[:20]} is not supported") from None
         if error.code != "unsupported_pair":
             raise
         names = [f"{name_code(parse_code(each, 'source'))} ({each})" for each in (target, source)]

@@ -261,7 +261,8 @@ class Service:
     def choose_route(self, text: str, request: TranslationRequest) -> Choice:
         """Return the model and direction for a text, and its language if that had to be detected.
 
-        There is no route for a text that is already in the target language, and that no model rewrites in it.
+        There is no route for a text that is already in the target language, as detected or as the request says, and
+        that no model rewrites in it.
         """
         index, model = self.languages, request.model
         if model not in index.tables:
@@ -269,7 +270,7 @@ class Service:
         source = "" if request.source == AUTO else parse_code(request.source, "source")
         target = parse_code(request.target, "target")
         if request.source != AUTO:
-            return index.find_route(source, target, model), None
+            return index.find_route_unless_same(source, target, model), None
         target = index.match_target(target, model)
         sources = index.list_sources(target, model)
         known = [source for source in sources if source]
@@ -291,7 +292,7 @@ class Service:
 
     def copy_text(self, text: str, request: TranslationRequest, detection: Detection | None) -> Translation:
         """Return a text that is already in the target language as its own translation."""
-        code = detection.language if detection else request.target
+        code = detection.language if detection else parse_code(request.source, "source")
         return Translation([Hypothesis(text, warnings=ALREADY_TRANSLATED)], code, code, "", detection)
 
     def make_lines(self, texts: Sequence[str], request: TranslationRequest, context: int) -> list[Line]:
