@@ -94,6 +94,20 @@ def test_the_source_language_is_detected(language_server: ToyServer) -> None:
     assert answer == {"translatedText": german, "detectedLanguage": {"confidence": 100.0, "language": "de"}}
 
 
+def test_a_list_of_texts_has_one_list_of_languages(language_server: ToyServer) -> None:
+    """As in LibreTranslate; long texts count more than short ones."""
+    texts = ["Das ist schon ein deutscher Satz über einen Hund, und zwar ein langer.", "This is a dog."]
+    first, second = post(language_server, "/detect", q=texts)
+    assert (first["language"], second["language"]) == ("de", "en")
+    assert first["confidence"] + second["confidence"] == 100
+    assert first["confidence"] > 70
+
+
+def test_the_limit_of_characters_is_that_of_each_text(language_server: ToyServer) -> None:
+    texts = ["\u2764" * 15_000] * 2
+    assert post(language_server, q=texts, source="en", target="de") == {"translatedText": texts}
+
+
 def test_lines_and_spaces_are_kept(language_server: ToyServer) -> None:
     layout = "  {}\n\n\t{} \r\n{}\n"
     answer = post(language_server, q=layout.format(*SOURCES), source="en", target="de")
@@ -142,7 +156,13 @@ def test_errors_have_the_words_of_libretranslate(language_server: ToyServer) -> 
     assert refused(language_server, **{**good, "source": "xx"}) == "xx is not supported"
     assert refused(language_server, **{**good, "target": "fr"}) == "fr is not supported"
     assert refused(language_server, **{**good, "format": "pdf"}) == "pdf format is not supported"
-    assert "exceed the limit" in refused(language_server, **good, alternatives=1000)
+    expected = "Invalid request: alternatives parameter must be <= 19"
+    assert refused(language_server, **good, alternatives=20) == expected
+    for number in ("x", "1.5", [1]):
+        expected = "Invalid request: alternatives parameter is not a number"
+        assert refused(language_server, **good, alternatives=number) == expected
+    answer = language_server.client.post("/translate", data={"source": "en", "target": "de"}, files={"q": b"a"})
+    assert (answer.status_code, answer.json()) == (400, {"error": "Invalid request: missing q parameter"})
     for text, numbers in (("a" * 30_000, (30_000, 20_000)), (["a"] * 500, (500, 128))):
         expected = "Invalid request: request ({}) exceeds text limit ({})".format(*numbers)
         assert refused(language_server, **{**good, "q": text}) == expected

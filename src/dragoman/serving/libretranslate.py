@@ -7,6 +7,7 @@ with status 400, 403, 429 or 500 (errors.py).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -35,6 +36,15 @@ FORMATS = ("text", "html")
 ECHO_LANGUAGE = "en"  # as which LibreTranslate detects a text without letters
 
 
+def parse_alternatives(value: Any) -> int:
+    """Return a number of alternatives as LibreTranslate reads it: none if it is empty or negative."""
+    try:
+        return max(int(value or 0), 0)
+    except (ValueError, TypeError, OverflowError):
+        message = "Invalid request: alternatives parameter is not a number"
+        raise RequestError(400, "invalid_field", message) from None
+
+
 class TranslateFields(RequestFields):
     """The fields of POST /translate."""
 
@@ -44,7 +54,7 @@ class TranslateFields(RequestFields):
     source: str = Field(description="language of the text, or auto")
     target: str = Field(description="language of the translation")
     format: Annotated[str, BeforeValidator(lambda value: value or "text")] = Field("text", description="text or html")
-    alternatives: Annotated[int, BeforeValidator(lambda value: value or 0)] = Field(
+    alternatives: Annotated[int, BeforeValidator(parse_alternatives)] = Field(
         0, description="number of further translations; there are none with format=html"
     )
     api_key: str | None = Field(None, description="API key")
@@ -55,7 +65,7 @@ class DetectFields(RequestFields):
 
     model_config = ConfigDict(extra="ignore")
 
-    q: str = Field(description="text whose language is to be detected")
+    q: str | list[str] = Field(description="text whose language is to be detected, or in JSON a list of texts")
     api_key: str | None = Field(None, description="API key")
 
 
@@ -78,34 +88,21 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
         """Translate a text, or a list of texts."""
         raw = require_fields(await read_fields(http), "q", "source", "target")
         if not is_json(http):  # forms have CRLF
-            raw["q"] = str(raw["q"]).replace("\r\n", "\n").replace("\r", "\n")
+            raw["q"] = raw["q"].replace("\r\n", "\n").replace("\r", "\n")
         fields = parse_fields(TranslateFields, raw)
-        if fields.format not in FORMATS:
-            raise RequestError(400, "bad_format", f"{fields.format[:20]} format is not supported")
-        limit = service.settings.max_nbest - 1
-        if fields.alternatives > limit:
-            message = f"Invalid request: requested alternatives ({fields.alternatives}) exceed the limit ({limit})"
-            raise RequestError(400, "too_many", message)
-        texts = [fields.q] if isinstance(fields.q, str) else fields.q
-        check_limits(service, texts)
-        request = TranslationRequest(
-            texts=texts,
-            source=check_source(service, fields.source),
-            target=check_target(service, fields.source, fields.target),
-            nbest=max(fields.alternatives, 0) + 1,
-            markup=fields.format,
-        )
-        authorize(http, fields.api_key, request.characters, len(texts))
+        request = make_request(service, fields)
+        authorize(http, fields.api_key, request.characters, len(request.texts))
         translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
         return describe_translations(fields, translations)
 
     @router.post("/detect", openapi_extra=describe_body(DetectFields))
     async def detect(http: Request) -> list[dict[str, Any]]:
-        """Return the languages that a text may be in, best first."""
+        """Return the languages that a text may be in, best first; of a list, those of all texts together."""
         fields = parse_fields(DetectFields, require_fields(await read_fields(http), "q"))
-        check_limits(service, [fields.q])
+        texts = [fields.q] if isinstance(fields.q, str) else fields.q
+        check_limits(service, texts)
         authorize(http, fields.api_key)
-        found = await workers.run(lambda _: service.detect(fields.q))
+        found = await workers.run(lambda _: detect_languages(service, texts))
         likely = [detection for detection in found if round(100 * detection.confidence) > 0]
         return [describe_detection(detection) for detection in likely] or [describe_detection(None)]
 
@@ -158,17 +155,45 @@ def add_file_routes(router: APIRouter, service: Service, jobs: DocumentJobs) -> 
 
 
 def require_fields(fields: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the fields; raise a RequestError if one of these is missing or empty, which is the same."""
+    """Return the fields; raise a RequestError if one of these is missing, empty or a file, which is the same."""
     for name in names:
-        if not fields.get(name):
+        if not fields.get(name) or isinstance(fields[name], Upload):
             raise RequestError(400, "missing_field", f"Invalid request: missing {name} parameter")
     return fields
 
 
+def make_request(service: Service, fields: TranslateFields) -> TranslationRequest:
+    """Return what to translate; raise a RequestError in the words of LibreTranslate if that is not possible."""
+    if fields.format not in FORMATS:
+        raise RequestError(400, "bad_format", f"{fields.format[:20]} format is not supported")
+    limit = service.settings.max_nbest - 1
+    if fields.alternatives > limit:
+        raise RequestError(400, "too_many", f"Invalid request: alternatives parameter must be <= {limit}")
+    texts = [fields.q] if isinstance(fields.q, str) else fields.q
+    check_limits(service, texts)
+    return TranslationRequest(
+        texts=texts,
+        source=check_source(service, fields.source),
+        target=check_target(service, fields.source, fields.target),
+        nbest=fields.alternatives + 1,
+        markup=fields.format,
+    )
+
+
+def detect_languages(service: Service, texts: list[str]) -> list[Detection]:
+    """Return the languages of texts, best first, with the mean of their probabilities, weighted by length."""
+    total, sums = max(sum(map(len, texts)), 1), defaultdict[str, float](float)
+    for text in texts:
+        for detection in service.detect(text):
+            sums[detection.language] += detection.confidence * len(text) / total
+    return [Detection(*each) for each in sorted(sums.items(), key=lambda item: -item[1])]
+
+
 def check_limits(service: Service, texts: list[str]) -> None:
-    """Raise a RequestError in the words of LibreTranslate for a request that is too large."""
+    """Raise a RequestError in the words of LibreTranslate for too many texts, or for one that is too long."""
     settings = service.settings
-    for size, limit in ((len(texts), settings.max_texts), (sum(map(len, texts)), settings.max_characters)):
+    longest = max(map(len, texts))
+    for size, limit in ((len(texts), settings.max_texts), (longest, settings.max_characters)):
         if size > limit:
             message = f"Invalid request: request ({size}) exceeds text limit ({limit})"
             raise RequestError(413, "too_long", message)
