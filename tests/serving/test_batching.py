@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -511,6 +512,23 @@ def test_documents_of_models_with_context_report_their_progress(monkeypatch: pyt
         done = service.translate_units(units, model, Mock(), request, threading.Event(), reports.append)
         assert done == units
         assert reports == [*range(1, texts + 1)]
+
+
+def test_a_batch_is_taken_without_a_look_at_all_jobs_that_wait(toy: Toy) -> None:
+    shared, requests, jobs = SharedBatchEngine(toy.translator.engine, 1), 4, 10_000
+    shared.close()
+    submissions = [Submission([SearchJob([5], 9)] * jobs, threading.Event()) for _ in range(requests)]
+    shared.submissions = set(submissions)
+    entries = [(submission, index) for submission in submissions for index in range(jobs)]
+    shared.waiting = {(SearchSettings(), False): deque(entries)}
+    submissions[0].cancelled.set()
+    looked = Mock(wraps=submissions[-1].ended.is_set)
+    submissions[-1].ended.is_set = looked  # type: ignore[method-assign]
+    _, batch = shared.take_batch()
+    assert [index for _, index in batch] == [*range(len(batch))]
+    assert {submission for submission, _ in batch} == {submissions[1]}
+    assert submissions[0].ended.is_set()
+    assert looked.call_count <= 1
 
 
 def test_a_closed_engine_for_batches_refuses_work(toy: Toy) -> None:

@@ -136,6 +136,7 @@ class SharedBatchEngine(SharedEngine):
         super().__init__(engine, threads)
         self.condition = threading.Condition()  # guards the fields below
         self.waiting: dict[Hashable, deque[tuple[Submission, int]]] = {}  # oldest first, by what may share a batch
+        self.submissions: set[Submission] = set()  # of those that wait for their results
         self.idle, self.closed = 0, False
         # One more than the workers of the engine, which have its batch while another feeder delivers results.
         numbers = range(threads + 1)
@@ -152,8 +153,13 @@ class SharedBatchEngine(SharedEngine):
                 if job.max_tokens > 0:
                     key = (search, job.constraints.is_constrained)  # engines may refuse constraints
                     self.waiting.setdefault(key, deque()).append((submission, index))
+            self.submissions.add(submission)
             self.condition.notify(len(jobs))
-        return submission.wait()
+        try:
+            return submission.wait()
+        finally:
+            with self.condition:
+                self.submissions.discard(submission)
 
     def feed(self) -> None:
         """Decode batches until the engine is closed."""
@@ -171,13 +177,13 @@ class SharedBatchEngine(SharedEngine):
     def take_batch(self) -> tuple[SearchSettings, list[tuple[Submission, int]]]:
         """Remove and return the oldest job and others with the same settings; leave their part to idle feeders.
 
-        The queue that is left goes to the end, so that every kind of job gets its turn. Jobs of cancelled requests are
-        removed from all queues, so there may be no job left.
+        The queue that is left goes to the end, so that every kind of job gets its turn. Cancelled requests end; their
+        jobs stay in the queues until they are the oldest, since looking at all jobs would take longer than a batch. So
+        there may be no job left.
         """
-        for key, queue in list(self.waiting.items()):
-            for submission in {submission for submission, _ in queue if submission.cancelled.is_set()}:
+        for submission in self.submissions:
+            if submission.cancelled.is_set():
                 submission.fail(CancelledError())
-            self.waiting[key] = deque(entry for entry in queue if not entry[0].ended.is_set())
         key = next(iter(self.waiting))
         queue = self.waiting.pop(key)
         assert isinstance(key, tuple)
@@ -185,6 +191,9 @@ class SharedBatchEngine(SharedEngine):
         batch: list[tuple[Submission, int]] = []
         while queue and len(batch) < limit:
             submission, index = queue[0]
+            if submission.ended.is_set():
+                queue.popleft()
+                continue
             length = max(longest, len(submission.jobs[index].ids) + 1)
             if batch and length * (len(batch) + 1) > MAX_BATCH_TOKENS:
                 break
