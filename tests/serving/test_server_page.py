@@ -123,6 +123,15 @@ def list_aligned(page: Page, selector: str) -> list[str]:
     return page.locator(f"{selector}.aligned").all_inner_texts()
 
 
+def test_the_limits_of_the_server_are_kept(open_page: Open, toy: Toy) -> None:
+    texts = make_sentences(20)
+    with serve_in_thread([toy.run], ServerSettings(max_texts=4, max_nbest=3, log_requests=False)) as server:
+        page = open_page(server.url, text=" ".join(texts))
+        expect(get_output(page)).to_have_text(" ".join(map(translate_toy, texts)))
+        page.get_by_role("button", name="Other translations").click()
+        expect(page.locator(".others-list button").first).to_be_visible()
+
+
 def test_translate_keeps_lines_and_follows_the_text(open_page: Open) -> None:
     page = open_page(text=TEXT)
     assert page.evaluate("document.querySelector('.output').textContent") == (

@@ -1,6 +1,6 @@
 // The popup with other words for a word of a translation, and the list of other translations of a sentence.
 
-import { postJson } from "./api.js";
+import { limits, postJson } from "./api.js";
 
 const WORDS = 8;
 const SENTENCES = 6;
@@ -107,7 +107,8 @@ export async function showOthers(column, box) {
   box.replaceChildren(make("p", "hint", "Looking for other translations …"));
   box.entry = part.entry;
   try {
-    const body = column.makeBody(part.text, { align: false, nbest: SENTENCES, beam: SENTENCES, prefix: "" });
+    const count = Math.min(SENTENCES, limits.max_nbest);
+    const body = column.makeBody(part.text, { align: false, nbest: count, beam: count, prefix: "" });
     const { translations: [{ text, alternatives }] } = await postJson("api/translate", body);
     if (box.entry !== part.entry) return;
     const others = [text, ...alternatives.map(other => other.text)].filter(other => other !== part.entry.text);

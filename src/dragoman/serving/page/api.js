@@ -3,6 +3,7 @@
 const KEY = "dragoman-key";
 const MAX_TRIES = 6;
 let askForKey = async () => false;
+export const limits = { max_texts: 1, max_nbest: 1 }; // of the server, once its settings are known
 
 export class ApiError extends Error {
   constructor(code, message, { status = 0, retryAfter = 0 } = {}) {

@@ -3,7 +3,7 @@
 // The text is translated sentence by sentence. `entries` keeps the translation of each sentence as long as the sentence
 // is in the text, so typing costs only the sentence that changes. A request for a sentence that is gone is aborted.
 
-import { ApiError, postJson, stream } from "./api.js";
+import { ApiError, limits, postJson, stream } from "./api.js";
 import { describeHypothesis } from "./notes.js";
 import { renderWords, sliceText } from "./sentences.js";
 
@@ -94,7 +94,7 @@ export class Column {
     const running = new Set(entries.map(entry => entry.controller).filter(controller => controller)).size;
     const waiting = entries.filter(entry => entry.state === "waiting" && !entry.controller);
     for (let free = PARALLEL - running; free > 0 && waiting.length; free--) {
-      const batch = waiting.length > 2 * PARALLEL ? waiting.splice(-BATCH).filter(entry => !entry.prefix) : [];
+      const batch = waiting.length > 2 * PARALLEL ? waiting.splice(-Math.min(BATCH, limits.max_texts)).filter(entry => !entry.prefix) : [];
       if (batch.length > 1) this.run(batch, controller => this.translateBatch(batch, controller));
       else {
         const entry = batch[0] ?? waiting.shift();

@@ -1,7 +1,7 @@
 // The page: languages, models, columns, the key, and the address that keeps text and languages.
 
 import { AlternativesPopup, showOthers } from "./alternatives.js";
-import { getJson, key, postJson, UNREACHABLE, whenKeyIsNeeded } from "./api.js";
+import { getJson, key, limits, postJson, UNREACHABLE, whenKeyIsNeeded } from "./api.js";
 import { Column } from "./column.js";
 import { Documents, formatBytes } from "./documents.js";
 import { splitText } from "./sentences.js";
@@ -26,6 +26,7 @@ async function start() {
   $("problem").hidden = true;
   try {
     page.settings = await getJson("api/settings");
+    Object.assign(limits, page.settings);
     if (page.settings.key_required && !key.get()) await askForKey("This server asks for an API key.");
     [page.models, page.languages] = await Promise.all([getJson("api/models"), getJson("api/languages")]);
   } catch (error) {
