@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -48,6 +49,29 @@ def test_grace_is_longer_than_the_stop_of_a_server(name: str) -> None:
     waits = re.findall(r'--(?:drain|stop-timeout), "(\d+)"', text)
     assert len(waits) == 2
     assert int(grace[1]) > sum(map(int, waits)) + 5
+
+
+def test_the_addresses_of_clients_are_known_behind_the_gateway() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    for name, service in compose["services"].items():
+        if name != "gateway":
+            assert service["environment"] == {"FORWARDED_ALLOW_IPS": "*"}
+            assert "ports" not in service  # nobody else reaches it
+
+
+def test_a_replica_never_reads_half_a_file_of_keys(tmp_path: Path) -> None:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8"))
+    [pod] = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"]
+    [start] = pod["initContainers"]
+    for name in ("secret", "state"):
+        (tmp_path / name).mkdir()
+    shell, flag, script = start["command"]
+    script = re.sub("/(secret|state)/", rf"{tmp_path}/\1/", script)
+    for text in ("first", "second"):
+        (tmp_path / "secret" / "keys.json").write_text(text)
+        subprocess.run([shell, flag, script], check=True, env={"HOSTNAME": text, "PATH": os.environ["PATH"]})
+        assert [path.name for path in (tmp_path / "state").iterdir()] == ["keys.json"]
+        assert (tmp_path / "state" / "keys.json").read_text() == "first"
 
 
 def test_a_client_stays_with_its_server() -> None:
@@ -96,7 +120,12 @@ def test_a_gateway_repeats_only_what_changes_nothing() -> None:
 def test_a_gateway_logs_no_texts_and_keeps_the_port() -> None:
     text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
     [logged] = re.findall(r"log_format (.*);", text)
-    assert not {"$request", "$args", "$request_uri", "$query_string"} & set(re.findall(r"\$\w+", logged))
+    assert not {"$request", "$args", "$request_uri", "$query_string", "$uri"} & set(re.findall(r"\$\w+", logged))
+    [(pattern, shown)] = re.findall(r"^ +~(\S+) (\S+);", text, re.MULTILINE)
+    for path in ("/download_file/0123.a.txt", "/inspections/secret"):
+        match = re.match(pattern.replace("?<", "?P<"), path)
+        assert match
+        assert shown.replace("$kept", match["kept"]) == f"/{path.split('/')[1]}/..."
     assert re.search(r"access_log \S+ path;", text)
     assert re.search(r"error_log \S+ crit;", text)
     assert "proxy_set_header Host $http_host;" in text
