@@ -17,6 +17,7 @@ import pytest
 from deepl import http_client
 
 from dragoman.errors import UserError
+from dragoman.inference.translator import Translator
 from dragoman.serving import deepl as deepl_api
 from dragoman.serving.deepl import list_targets
 from dragoman.serving.document_jobs import DocumentJobs
@@ -121,6 +122,19 @@ def test_options(client: deepl.Translator) -> None:
     ):
         with pytest.raises(deepl.DeepLException, match="Bad request"):
             translate(client, SOURCES[0], **options)
+
+
+def test_context_that_no_model_reads_is_not_counted(
+    language_server: ToyServer, client: deepl.Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = "\n".join(["what came before"] * 1500)
+    assert translate(client, SOURCES[0], context=context) == TARGETS[0]
+    state = language_server.app.state.server
+    service = Service(state.pool, state.settings)
+    assert service.cut_context("a\nb\nc") == ()
+    monkeypatch.setattr(Translator, "choose_context", lambda *_: 2)
+    assert service.cut_context("a\nb\nc") == ("b", "c")
+    assert service.cut_context(" ") == ()
 
 
 def test_tags(client: deepl.Translator) -> None:

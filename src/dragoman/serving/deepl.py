@@ -177,7 +177,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
             source=source,
             target=target,
             glossary=await find_glossary(workers, glossaries, fields),
-            optional_context=tuple(fields.context.split("\n")) if fields.context.strip() else (),
+            optional_context=service.cut_context(fields.context),
             markup=fields.tag_handling or "text",
             keep_breaks=fields.split_sentences == "1",
             ignore_tags=tuple(fields.ignore_tags),
