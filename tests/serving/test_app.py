@@ -79,6 +79,21 @@ def test_each_translation_has_its_languages(language_server: ToyServer) -> None:
     assert codes == [[("en", "de", "en-de"), ("de", "de", "")], [("en", "en", ""), ("de", "en", "de-en")]]
 
 
+def test_no_source_is_one_that_is_detected(language_server: ToyServer) -> None:
+    body = {"text": "The house is old and the garden is large.", "source": "", "target": "de"}
+    answer = language_server.client.post("/api/translate", json=body).raise_for_status().json()
+    assert answer["detected"]["language"] == "en"
+    data = {"source": "", "target": "de"}
+    file = {"file": ("a.txt", body["text"].encode())}
+    assert language_server.client.post("/api/documents", data=data, files=file).status_code == 202
+
+
+@pytest.mark.parametrize("name", ["beam", "nbest"])
+def test_the_option_above_the_limit_is_named(toy_server: ToyServer, name: str) -> None:
+    error = toy_server.client.post("/api/translate", json={"text": "a", name: 21}).json()["error"]
+    assert error == {"code": "too_many", "message": f"{name}: should be at most 20"}
+
+
 def test_a_text_is_translated(toy_server: ToyServer) -> None:
     [source] = make_sentences(1)
     answer = toy_server.client.post("/api/translate", json={"text": source})

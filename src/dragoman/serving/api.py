@@ -19,7 +19,7 @@ from dragoman.serving.access import authorize, find_owner
 from dragoman.serving.errors import RequestError, render_own, to_request_error
 from dragoman.serving.fields import RequestFields
 from dragoman.serving.glossaries import GlossaryStore
-from dragoman.serving.service import AUTO, Service, Translation, TranslationRequest
+from dragoman.serving.service import AUTO, Service, SourceCode, Translation, TranslationRequest
 from dragoman.serving.workers import StreamEnd, WorkerPool
 
 
@@ -29,7 +29,7 @@ class TranslateBody(RequestFields):
     model_config = ConfigDict(extra="forbid")
 
     text: str | Annotated[list[str], Field(min_length=1)] = Field(description="text or texts to translate")
-    source: str = Field(AUTO, description="language of the texts, or auto")
+    source: SourceCode = Field(AUTO, description="language of the texts, or auto")
     target: str = Field("", description="language of the translations; may be left out if there is only one")
     model: str = Field("", description="name of a model; by default the first one with these languages")
     beam: int | None = Field(None, ge=1, description="number of hypotheses kept by the search")

@@ -14,7 +14,7 @@ from dragoman.serving.errors import RequestError
 from dragoman.serving.fields import RequestFields, Upload, describe_body, parse_fields, read_form_fields
 from dragoman.serving.glossaries import GlossaryStore, StoredGlossary
 from dragoman.serving.language_index import parse_code
-from dragoman.serving.service import AUTO, Service, TranslationRequest
+from dragoman.serving.service import AUTO, Service, SourceCode, TranslationRequest
 from dragoman.serving.workers import WorkerPool
 
 
@@ -23,7 +23,7 @@ class DocumentBody(RequestFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    source: str = Field(AUTO, description="language of the document, or auto")
+    source: SourceCode = Field(AUTO, description="language of the document, or auto")
     target: str = Field("", description="language of the translation; may be left out if there is only one")
     model: str = Field("", description="name of a model; by default the first one with these languages")
     glossary: str = Field("", description="id of a glossary")

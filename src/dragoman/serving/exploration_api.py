@@ -12,7 +12,7 @@ from dragoman.serving.access import authorize
 from dragoman.serving.descriptions import describe_languages, describe_model, describe_settings
 from dragoman.serving.exploration import InspectionStore, list_alternatives
 from dragoman.serving.fields import RequestFields
-from dragoman.serving.service import AUTO, Service, TranslationRequest
+from dragoman.serving.service import AUTO, Service, SourceCode, TranslationRequest
 from dragoman.serving.workers import WorkerPool
 
 # An inspection is a page with scripts of its own. In a sandbox it can reach neither this server nor the page around it.
@@ -29,7 +29,7 @@ class SentenceBody(RequestFields):
     model_config = ConfigDict(extra="forbid")
 
     text: str = Field(description="text to translate")
-    source: str = Field(AUTO, description="language of the text, or auto")
+    source: SourceCode = Field(AUTO, description="language of the text, or auto")
     target: str = Field("", description="language of the translation; may be left out if there is only one")
     model: str = Field("", description="name of a model; by default the first one with these languages")
     prefix: str = Field("", description="beginning of the translation")

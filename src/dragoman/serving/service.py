@@ -10,7 +10,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event
+from typing import Annotated
 from weakref import ref
+
+from pydantic import AfterValidator
 
 from dragoman.documents.document import Unit
 from dragoman.documents.html import read_fragment
@@ -26,6 +29,7 @@ from dragoman.types import Hypothesis, Line
 
 UNITS_PER_STEP = 64  # of a document: translated together; then progress is reported
 AUTO = "auto"  # the source language is to be detected
+SourceCode = Annotated[str, AfterValidator(lambda code: code or AUTO)]  # in requests, where "" means the same
 MAX_ENTRIES = 1000  # terms and sentences of context in a request: each takes more memory than its characters
 CERTAIN = 0.95  # probability with which a text is in the target language, if it is not translated for that reason
 ALREADY_TRANSLATED = ("not translated: already in the target language",)
@@ -250,10 +254,9 @@ class Service:
             problem = f"the request has {len(request.texts):,} texts, and {settings.max_texts:,} are allowed"
         if problem:
             raise RequestError(413, "too_long", problem)
-        if max(request.nbest, request.beam or 1) > settings.max_nbest:
-            raise RequestError(
-                400, "too_many", f"a request may have {settings.max_nbest} translations per text at most"
-            )
+        for name, value in (("nbest", request.nbest), ("beam", request.beam or 1)):
+            if value > settings.max_nbest:
+                raise RequestError(400, "too_many", f"{name}: should be at most {settings.max_nbest}")
         if len(entries) > MAX_ENTRIES:
             message = f"the request has {len(entries):,} terms and sentences of context; give {MAX_ENTRIES:,} at most"
             raise RequestError(400, "too_many", message)
