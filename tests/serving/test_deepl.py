@@ -360,6 +360,18 @@ def test_old_clients_post_their_questions(language_server: ToyServer) -> None:
         assert client.post("/v2/languages", data={"type": kind}).json() == expected
 
 
+def test_empty_options_are_those_by_default(language_server: ToyServer) -> None:
+    options = ["source_lang", "formality", "split_sentences", "show_billed_characters", "model_type", "tag_handling"]
+    options += ["outline_detection", "preserve_formatting", "context", "glossary_id", "style_id"]
+    data = {"text": "This is an English sentence about dogs.", "target_lang": "DE"} | dict.fromkeys(options, "")
+    expected = language_server.client.post("/v2/translate", data={"text": data["text"], "target_lang": "DE"}).json()
+    for request in ({"data": data}, {"json": {**data, "text": [data["text"]]}}):
+        assert language_server.client.post("/v2/translate", **request).raise_for_status().json() == expected
+    empty = {"target_lang": "DE", "source_lang": "", "formality": "", "output_format": "", "filename": ""}
+    file = {"file": ("a.txt", b"ba.")}
+    assert language_server.client.post("/v2/document", data=empty, files=file).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/v2/write/rephrase", 404), ("/v3/glossaries", 404), ("/v3/style_rules", 404), ("/v2/admin/keys", 404)],

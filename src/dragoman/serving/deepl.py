@@ -89,9 +89,9 @@ class TextFields(LanguageFields):
     show_billed_characters: bool = False
     split_sentences: Literal["0", "1", "nonewlines"] = Field("1", description="whether sentences end at line breaks")
     preserve_formatting: bool = False
-    model_type: ModelType | Literal[""] = ""
-    tag_handling: Literal["xml", "html", ""] = Field("", description="whether the texts have tags")
-    tag_handling_version: Literal["v1", "v2", ""] = ""
+    model_type: ModelType | None = None
+    tag_handling: Literal["xml", "html"] | None = Field(None, description="whether the texts have tags")
+    tag_handling_version: Literal["v1", "v2"] | None = None
     outline_detection: bool = True
     splitting_tags: NameList = Field([], description="XML elements at which sentences end")
     non_splitting_tags: NameList = Field([], description="XML elements at which no sentence ends")
@@ -168,7 +168,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         raw = await read_fields(http, lists=("text", "custom_instructions", *LISTS_OF_NAMES))
         if isinstance(raw.get("text"), str):
             raw["text"] = [raw["text"]]
-        fields = parse_fields(TextFields, drop_nulls(raw))
+        fields = parse_fields(TextFields, drop_empty(raw))
         if fields.custom_instructions:
             raise RequestError(400, "not_offered", "custom_instructions are not offered; leave them out")
         source, target = parse_languages(service, fields)
@@ -230,7 +230,7 @@ def add_document_routes(
         file = raw.pop("file", None)
         if not isinstance(file, Upload):
             raise RequestError(400, "missing_field", "file: missing")
-        fields = parse_fields(DocumentFields, raw)
+        fields = parse_fields(DocumentFields, drop_empty(raw))
         name = fields.filename or file.name or "document"
         output_format = fields.output_format.lower().lstrip(".")
         if output_format and not name.lower().endswith(f".{output_format}"):
@@ -302,9 +302,9 @@ def add_glossary_routes(router: APIRouter, service: Service, workers: WorkerPool
         await workers.run(lambda _: glossaries.delete(glossary_id, find_owner()))
 
 
-def drop_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields without those that are null, which JSON clients send for what is not given."""
-    return {name: value for name, value in fields.items() if value is not None}
+def drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields without those that are null or empty, which clients send for what is not given."""
+    return {name: value for name, value in fields.items() if value is not None and value != ""}
 
 
 async def read_document_key(http: Request) -> str:
