@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -41,6 +42,8 @@ MAX_BATCH_TOKENS = 2048  # of its sources, padding included
 
 class SharedEngine:
     """An engine without batching. `engine` is None if the translator has a decoder of its own."""
+
+    scheduler: LiveScheduler | None = None  # batches the sentences of PyTorch engines
 
     def __init__(self, engine: Engine | None, threads: int) -> None:
         self.engine = engine
@@ -66,28 +69,10 @@ class SharedEngine:
         return self.pool.submit(run).result()
 
     def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
-        """Return the results of the jobs of a request. Torch engines are asked for `run_search` instead."""
+        """Return the results of the jobs of a request; BoundTorchEngine does that for PyTorch engines."""
         assert self.engine
         engine = self.engine
         results = self.call(lambda: engine.search(jobs, search), cancelled)
-        self.counts.add(steps=1, slots=len(jobs), sentences=len(jobs))
-        return results
-
-    def run_search(
-        self,
-        jobs: Sequence[SearchJob],
-        make_search: SearchFactory,
-        cancelled: threading.Event,
-        *,
-        is_plain_beam: bool,
-        observe: Observer | None,
-    ) -> Results:
-        """Return the results of one search for all jobs of a request."""
-        engine = self.engine
-        assert isinstance(engine, TorchEngine)
-        results = self.call(
-            lambda: engine.run(jobs, make_search, is_plain_beam=is_plain_beam, observe=observe), cancelled
-        )
         self.counts.add(steps=1, slots=len(jobs), sentences=len(jobs))
         return results
 
@@ -103,6 +88,7 @@ class SharedTorchEngine(SharedEngine):
     """
 
     engine: TorchEngine
+    scheduler: LiveScheduler
 
     def __init__(self, engine: TorchEngine, threads: int) -> None:
         super().__init__(engine, threads)
@@ -111,24 +97,13 @@ class SharedTorchEngine(SharedEngine):
         self.scheduler = LiveScheduler(engine.model, engine.device, rows, threads, slots)
         self.counts = self.scheduler.counts
 
-    def run_search(
-        self,
-        jobs: Sequence[SearchJob],
-        make_search: SearchFactory,
-        cancelled: threading.Event,
-        *,
-        is_plain_beam: bool,
-        observe: Observer | None,
-    ) -> Results:
-        return self.scheduler.submit(jobs, make_search, cancelled, is_plain_beam=is_plain_beam, observe=observe).wait()
-
     def close(self) -> None:
         self.scheduler.close()
         super().close()
 
 
 class SharedBatchEngine(SharedEngine):
-    """An engine for whole batches: feeders each take what waits whenever their last batch is decoded."""
+    """An engine for whole batches: decoding threads each take what waits whenever their last batch is decoded."""
 
     engine: Engine
 
@@ -138,11 +113,13 @@ class SharedBatchEngine(SharedEngine):
         self.waiting: dict[Hashable, deque[tuple[Submission, int]]] = {}  # oldest first, by what may share a batch
         self.submissions: set[Submission] = set()  # of those that wait for their results
         self.idle, self.closed = 0, False
-        # One more than the workers of the engine, which have its batch while another feeder delivers results.
-        numbers = range(threads + 1)
-        self.feeders = [threading.Thread(target=self.feed, name=f"feeder-{n}", daemon=True) for n in numbers]
-        for feeder in self.feeders:
-            feeder.start()
+        # One more than the workers of the engine, which have its batch while another thread delivers results.
+        self.threads = [
+            threading.Thread(target=self.decode_batches, name=f"decoding-{number}", daemon=True)
+            for number in range(threads + 1)
+        ]
+        for thread in self.threads:
+            thread.start()
 
     def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
         submission = Submission(jobs, cancelled)
@@ -161,7 +138,7 @@ class SharedBatchEngine(SharedEngine):
             with self.condition:
                 self.submissions.discard(submission)
 
-    def feed(self) -> None:
+    def decode_batches(self) -> None:
         """Decode batches until the engine is closed."""
         while True:
             with self.condition:
@@ -175,7 +152,7 @@ class SharedBatchEngine(SharedEngine):
             self.decode_batch(search, batch)
 
     def take_batch(self) -> tuple[SearchSettings, list[tuple[Submission, int]]]:
-        """Remove and return the oldest job and others with the same settings; leave their part to idle feeders.
+        """Remove and return the oldest job and others with the same settings; leave their part to idle threads.
 
         The queue that is left goes to the end, so that every kind of job gets its turn. Cancelled requests end; their
         jobs stay in the queues until they are the oldest, since looking at all jobs would take longer than a batch. So
@@ -223,47 +200,62 @@ class SharedBatchEngine(SharedEngine):
         with self.condition:
             self.closed = True
             self.condition.notify_all()
-        for feeder in self.feeders:
-            feeder.join()
+        for thread in self.threads:
+            thread.join()
         super().close()
 
 
-class BoundEngine(Engine):
+class RequestBound:
+    """What the engines of one request have in common: threads that are shared, and an event that cancels their work."""
+
+    shared: SharedEngine
+    cancelled: threading.Event
+
+    def run_model(self, work: Callable[[], ResultT]) -> ResultT:
+        return self.shared.call(work, self.cancelled)
+
+    @contextmanager
+    def end_if_cancelled(self) -> Iterator[None]:
+        """Raise RequestCancelled where a search was cancelled."""
+        try:
+            yield
+        except CancelledError:
+            raise RequestCancelled from None
+
+
+class BoundEngine(RequestBound, Engine):
     """A shared engine, as the engine of one request."""
 
     def __init__(self, shared: SharedEngine, cancelled: threading.Event) -> None:
         self.shared, self.cancelled = shared, cancelled
 
     def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
-        try:
+        with self.end_if_cancelled():
             return enumerate(self.shared.decode(jobs, search, self.cancelled))
-        except CancelledError:
-            raise RequestCancelled from None
-
-    def run_model(self, work: Callable[[], ResultT]) -> ResultT:
-        return self.shared.call(work, self.cancelled)
 
 
-class BoundTorchEngine(TorchEngine):
+class BoundTorchEngine(RequestBound, TorchEngine):
     """A shared PyTorch engine, as the engine of one request. All decoding methods use its `run`."""
 
     def __init__(self, shared: SharedEngine, engine: TorchEngine, cancelled: threading.Event) -> None:
         # Without super().__init__(), which has set the memory allocator of the process for this model before.
         self.model, self.device, self.detokenize = engine.model, engine.device, engine.detokenize
-        self.shared, self.cancelled = shared, cancelled
+        self.shared, self.engine, self.cancelled = shared, engine, cancelled
 
     def run(
         self, jobs: Sequence[SearchJob], make_search: SearchFactory, *, is_plain_beam: bool, observe: Observer | None
     ) -> Results:
-        try:
-            return self.shared.run_search(
-                jobs, make_search, self.cancelled, is_plain_beam=is_plain_beam, observe=observe
+        with self.end_if_cancelled():
+            if scheduler := self.shared.scheduler:
+                submission = scheduler.submit(
+                    jobs, make_search, self.cancelled, is_plain_beam=is_plain_beam, observe=observe
+                )
+                return submission.wait()
+            results = self.run_model(
+                lambda: self.engine.run(jobs, make_search, is_plain_beam=is_plain_beam, observe=observe)
             )
-        except CancelledError:
-            raise RequestCancelled from None
-
-    def run_model(self, work: Callable[[], ResultT]) -> ResultT:
-        return self.shared.call(work, self.cancelled)
+            self.shared.counts.add(steps=1, slots=len(jobs), sentences=len(jobs))
+            return results
 
 
 def share_engine(translator: Translator, threads: int, *, batching: bool = True) -> SharedEngine:
