@@ -19,7 +19,7 @@ import dragoman
 from dragoman.errors import UserError
 from dragoman.serving.app import create_app
 from dragoman.serving.errors import RequestCancelled
-from dragoman.serving.server import describe_server
+from dragoman.serving.server import describe_server, serve
 from dragoman.serving.service import Service
 from dragoman.serving.settings import ServerSettings
 from dragoman.serving.state import name_runs
@@ -27,6 +27,11 @@ from toy_run import Call, Toy, assert_user_error, make_sentences, start_process
 from toy_server import ToyServer, serve_in_thread
 
 SOURCES = make_sentences(200, seed=3)
+
+
+def test_settings_and_options_exclude_each_other(toy: Toy) -> None:
+    with pytest.raises(UserError, match="not both: port"):
+        serve(toy.run, settings=ServerSettings(), port=9)
 
 
 def find_free_port() -> int:

@@ -267,8 +267,9 @@ def serve(runs: Runs, *, settings: ServerSettings | None = None, **options: Any)
     dragoman.serve("runs/demo", port=8000)
     dragoman.serve({"news": "runs/news", "chat": "runs/chat"}, max_characters=5000)
     """
-    settings = settings or parse_settings(ServerSettings, options, where="serve")
-    run_server(runs, settings)
+    if settings and options:
+        raise UserError(f"give settings or options, not both: {', '.join(options)} would be ignored")
+    run_server(runs, settings or parse_settings(ServerSettings, options, where="serve"))
 
 
 def run_server(runs: Runs, settings: ServerSettings, announce: Callable[[str], None] = log) -> Server:
