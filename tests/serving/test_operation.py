@@ -164,7 +164,7 @@ def test_a_stop_has_a_time_limit(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> N
         server.server.should_exit = True
         post.join(30)
     assert [answer.status_code for answer in answers] == [503]
-    assert server.server.cut_off == 1
+    assert server.server.cancelled_requests == 1
 
 
 def test_a_server_that_drains_is_not_ready(toy: Toy) -> None:

@@ -63,8 +63,8 @@ def serve_command(
     if server.signal == signal.SIGINT:
         code = errors.INTERRUPTED
     else:
-        code = errors.TERMINATED if server.cut_off else 0
-    if server.cut_off or server.force_exit:  # threads may still work for requests that nobody waits for
+        code = errors.TERMINATED if server.cancelled_requests else 0
+    if server.cancelled_requests or server.force_exit:  # threads may still work for requests that nobody waits for
         sys.stdout.flush()
         os._exit(code)
     if code:

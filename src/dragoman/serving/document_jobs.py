@@ -129,7 +129,7 @@ class DocumentJobs:
             raise RequestError(413, "too_large", message)
         reserved = MEMORY_FACTOR * len(request.data)
         with self.lock:
-            self._check_room(reserved)
+            self._check_capacity(reserved)
             self.reserved += reserved
         try:
             document = await self.workers.run(lambda _: self._open(name, request))
@@ -148,8 +148,8 @@ class DocumentJobs:
             route=str(http.scope["route"].path),
             refund=lambda: None,
         )
-        with self.lock:  # others may have taken the room while the document was parsed, and only now its size is known
-            self._check_room(job.bytes_held)
+        with self.lock:  # its size is only known now, and others may have taken the memory meanwhile
+            self._check_capacity(job.bytes_held)
             authorize(http, key, job.characters, job.total)
             job.owner = find_owner()
             job.refund = partial(http.app.state.access.refund, current_key(), job.characters)
@@ -224,7 +224,7 @@ class DocumentJobs:
         except LanguageMismatch as error:
             raise UserError(f"{error.problem}; give the languages of the file in the request") from None
 
-    def _check_room(self, needed: int) -> None:
+    def _check_capacity(self, needed: int) -> None:
         """Raise a RequestError if too many documents wait, or if there cannot be `needed` bytes more. Needs the lock.
 
         Finished documents do not count, since they give way, but only to a document that is not refused.

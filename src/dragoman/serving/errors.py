@@ -10,7 +10,7 @@ from dragoman.errors import UserError
 
 
 class RequestError(Exception):
-    """A request that is not answered, with the HTTP status, a code for programs and a sentence for people."""
+    """An error response: HTTP status, a code for programs, a sentence for people."""
 
     def __init__(self, status: int, code: str, message: str, *, retry_after: int = 0) -> None:
         super().__init__(message)

@@ -189,8 +189,8 @@ class Server(uvicorn.Server):
         )
         logging.getLogger("uvicorn.error").addFilter(is_unexpected)
         self.signal = 0  # that stopped the server
-        self.cut_off = 0  # requests that were cancelled
-        self.drained_at = 0.0  # when the server stops to accept requests after SIGTERM
+        self.cancelled_requests = 0
+        self.drain_ends = 0.0  # when the server stops accepting requests after SIGTERM
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -212,13 +212,13 @@ class Server(uvicorn.Server):
             return
         self.signal, self.state.is_stopping = sig, True
         if sig == signal.SIGTERM and self.state.settings.drain:
-            self.drained_at = time.monotonic() + self.state.settings.drain
+            self.drain_ends = time.monotonic() + self.state.settings.drain
         else:
             self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         now = time.monotonic()
-        if self.drained_at and now > self.drained_at:
+        if self.drain_ends and now > self.drain_ends:
             self.should_exit = True
         if counter % TICKS_PER_CHECK == 0:
             self.close_late_connections(now)
@@ -233,14 +233,14 @@ class Server(uvicorn.Server):
         """Stop accepting connections, and finish running requests; cancel them when the time for it is over."""
         self.state.is_stopping = True
 
-        async def cut_off_late() -> None:
+        async def cancel_late() -> None:
             deadline = time.monotonic() + self.state.settings.stop_timeout
             while (now := time.monotonic()) < deadline:
                 self.close_late_connections(now)
                 await asyncio.sleep(0.1)
-            self.cut_off = self.state.workers.stop() + self.documents.stop()
+            self.cancelled_requests = self.state.workers.stop() + self.documents.stop()
 
-        task = asyncio.create_task(cut_off_late())
+        task = asyncio.create_task(cancel_late())
         await super().shutdown(sockets)
         task.cancel()
 
@@ -294,8 +294,8 @@ def run_server(runs: Runs, settings: ServerSettings, announce: Callable[[str], N
         server.run([listening])
     if errors:
         raise errors[0]
-    if server.cut_off:
-        log(f"{server.cut_off} requests were not finished within {settings.stop_timeout:g} s", WARNING)
+    if server.cancelled_requests:
+        log(f"{server.cancelled_requests} requests were not finished within {settings.stop_timeout:g} s", WARNING)
     return server
 
 

@@ -1,4 +1,4 @@
-"""What all protocols call: translate, stream and look inside, with any of the loaded models.
+"""What all protocols call: translate, stream, detect languages, and choose models.
 
 Nothing here knows HTTP. Methods block, so handlers call them in threads (workers.py); `cancelled` is set when nobody
 waits for the result any more.

@@ -12,7 +12,7 @@ from dragoman.config.settings import AsTuple, Settings, setting
 
 
 class ServerSettings(Settings):
-    """All limits and options of a server. The defaults suit a machine that is reached by others."""
+    """All limits and options of a server. By default, only this machine reaches it, without API keys."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(5000, "port to listen on; 0: any free port", ge=0, le=65535)

@@ -56,7 +56,7 @@ class WorkerPool:
         """Return the result of `work` in a thread. Its argument is set when the result is not needed any more."""
         cancelled = Event()
         self._admit(cancelled)
-        # The queue keeps work that is given up until a thread is free, but then it no longer has what the work holds.
+        # The executor keeps abandoned tasks queued; clearing the list frees what they hold.
         tasks: list[Callable[[], T]] = [partial(copy_context().run, self._work, work, cancelled)]
         future = self.executor.submit(run_task, tasks)
         future.add_done_callback(lambda _: self._release(cancelled))
