@@ -400,6 +400,7 @@ def test_bad_bodies_are_explained(language_server: ToyServer) -> None:
         headers = {"content-type": "application/json"}
         answer = language_server.client.post("/v2/translate", content=content, headers=headers)
         assert answer.status_code == 400
+        assert answer.json()["detail"] == ("bad_text" if b"ud800" in content else "invalid_json")
     assert language_server.client.post("/v2/translate", json={**good, "text": ["a" * 30_000]}).status_code == 413
 
 

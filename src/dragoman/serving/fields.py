@@ -57,9 +57,9 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     try:
         value = json.loads(await request.body())
     except (ValueError, RecursionError):  # ValueError: also wrong UTF-8
-        raise RequestError(400, "bad_json", "the body is not valid JSON") from None
+        raise RequestError(400, "invalid_json", "the body is not valid JSON") from None
     if not isinstance(value, dict):
-        raise RequestError(400, "bad_json", "Invalid JSON format: the body must be an object")
+        raise RequestError(400, "invalid_json", "Invalid JSON format: the body must be an object")
     return value
 
 
