@@ -141,7 +141,7 @@ class DocumentJobs:
             owner="",  # the key is not known before the request is authorized
             options=request.options,
             document=document,
-            size=max(len(request.data), measure_text(document)),
+            size=max(len(request.data), len(document.file.text)),  # of packed formats, the text is larger
             total=len(document.units),
             characters=sum(len(unit.text) for unit in document.units),
             request_id=current_request().id,
@@ -291,11 +291,6 @@ class DocumentJobs:
 
 def stopping() -> RequestError:
     return RequestError(503, "stopping", "the server is stopping", retry_after=1)
-
-
-def measure_text(document: Document) -> int:
-    """Return the size of a document in memory, which for packed formats is not that of the file."""
-    return int(getattr(document, "size", 0)) or len(document.file.text)
 
 
 def clean_name(name: str) -> str:
