@@ -29,7 +29,7 @@ from dragoman.documents.document import Document, LanguageMismatch
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
 from dragoman.serving.access import authorize, current_key, current_request, find_owner
-from dragoman.serving.errors import RequestCancelled, RequestError, to_request_error
+from dragoman.serving.errors import RequestCancelled, RequestError, make_stopping_error, to_request_error
 from dragoman.serving.language_index import parse_code
 from dragoman.serving.observability import RequestLog
 from dragoman.serving.service import AUTO, Service, TranslationRequest
@@ -198,7 +198,7 @@ class DocumentJobs:
             self.is_stopped = True
             unfinished = [job for job in self.jobs.values() if not job.finished]
             for job in unfinished:
-                self._cancel(job, stopping())
+                self._cancel(job, make_stopping_error())
         self.executor.shutdown(wait=False, cancel_futures=True)
         return len(unfinished)
 
@@ -230,7 +230,7 @@ class DocumentJobs:
         Finished documents do not count, since they give way, but only to a document that is not refused.
         """
         if self.is_stopped:
-            raise stopping()
+            raise make_stopping_error()
         unfinished = [job for job in self.jobs.values() if not job.finished]
         if len(unfinished) >= self.settings.max_documents:
             raise RequestError(429, "busy", "the server has too many documents; try again later", retry_after=10)
@@ -258,7 +258,7 @@ class DocumentJobs:
         except (RequestError, UserError) as error:
             failure = to_request_error(error)
         except RequestCancelled:
-            failure = job.failure or stopping()
+            failure = job.failure or make_stopping_error()
         except Exception as error:
             self.log.log_error(job.request_id, job.route, error)
             message = f"the server has failed; its log has more under the request id {job.request_id}"
@@ -287,10 +287,6 @@ class DocumentJobs:
             found = [f"{document.units[number - 1].note or f'unit {number}'}: {text}" for text in texts]
             job.warnings += found[: MAX_WARNINGS - len(job.warnings)]
         return written
-
-
-def stopping() -> RequestError:
-    return RequestError(503, "stopping", "the server is stopping", retry_after=1)
 
 
 def clean_name(name: str) -> str:

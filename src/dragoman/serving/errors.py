@@ -18,6 +18,11 @@ class RequestError(Exception):
         self.retry_after = retry_after  # seconds; 0: a repeated request would fail as well
 
 
+def make_stopping_error() -> RequestError:
+    """Return the error of what a server that stops does not finish."""
+    return RequestError(503, "stopping", "the server is stopping", retry_after=1)
+
+
 class RequestCancelled(Exception):
     """Raised in the thread of a request whose client has gone, or whose time is over."""
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from dragoman.serving.errors import RequestCancelled, RequestError
+from dragoman.serving.errors import RequestCancelled, RequestError, make_stopping_error
 from dragoman.serving.request_context import CURRENT_REQUEST
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class WorkerPool:
         try:
             return await wait_for_result(asyncio.wrap_future(future), self.timeout)
         except RequestCancelled:
-            raise RequestError(503, "stopping", "the server is stopping", retry_after=1) from None
+            raise make_stopping_error() from None
         finally:
             cancelled.set()
             tasks.clear()
@@ -115,7 +115,7 @@ class WorkerPool:
     def _admit(self, cancelled: Event) -> None:
         with self.lock:
             if self.is_stopped:
-                raise RequestError(503, "stopping", "the server is stopping", retry_after=1)
+                raise make_stopping_error()
             if self.admitted >= self.limit:
                 seconds = math.ceil(self.mean_seconds * self.admitted / self.threads)
                 wait = min(max(seconds, 1), LONGEST_WAIT)
