@@ -9,9 +9,14 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 
 from dragoman.serving.errors import RequestError
-from dragoman.serving.keys import ApiKey, KeyStore, Right
+from dragoman.serving.keys import ApiKey, KeyStore
 from dragoman.serving.request_context import CURRENT_REQUEST, RequestContext
 
+OPEN_PATHS = (  # need no key
+    "/health", "/ready", "/api/settings", "/languages", "/frontend/settings", "/suggest", "/download_file/{name}",
+)  # fmt: skip
+# Keys of others are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
+KEYED_PREFIXES = ("/api/", "/v2/")
 SCHEMES = ("bearer ", "deepl-auth-key ")
 
 
@@ -78,12 +83,12 @@ def authorize(request: Request, key: str | None = None, characters: int = 0, tex
         access.charge(context, characters, texts)
 
 
-def require_right(request: Request, right: Right) -> None:
-    """Raise a RequestError unless the key of the request has a right."""
+def require_admin(request: Request) -> None:
+    """Raise a RequestError unless the key of the request is that of an administrator."""
     authorize(request)
     key = current_request().key
-    if key is None or right not in key.rights:
-        raise RequestError(403, "not_allowed", f"this needs an API key with the right {right!r}")
+    if key is None or "admin" not in key.rights:
+        raise RequestError(403, "not_allowed", "this needs an API key with the right 'admin'")
 
 
 def current_key() -> ApiKey | None:
@@ -101,10 +106,6 @@ def current_request() -> RequestContext:
     request = CURRENT_REQUEST.get()
     assert request  # RequestMiddleware has set it
     return request
-
-
-def require_admin(request: Request) -> None:
-    require_right(request, "admin")
 
 
 AdminOnly = Annotated[None, Depends(require_admin)]

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from dragoman.serving.access import Access, read_header_key, read_query_key
+from dragoman.serving.access import KEYED_PREFIXES, OPEN_PATHS, Access, read_header_key, read_query_key
 from dragoman.serving.errors import RequestError, ResponseAborted, render_error
 from dragoman.serving.observability import RequestLog, ServerMetrics
 from dragoman.serving.request_context import CURRENT_REQUEST, Message, RequestContext
@@ -43,9 +43,6 @@ MAX_UNVERIFIED = (
 )
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 PORT = re.compile(r":\d+$")
-# Keys of these are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
-KEYED_PREFIXES = ("/api/", "/v2/", "/v3/")
-KEYLESS_PATHS = ("/api/settings",)
 PROBES = ("/health", "/ready")  # which tell nothing, and whose clients may send no Host
 TEXT_IN_URL = "/v2/translate"  # the path that translates on GET, so that any link or image could use it
 BEFORE_READY = re.compile(r"/(health|ready|metrics|openapi\.json|api/settings)?$|.*\.(html|js|css|svg|png|ico)$")
@@ -167,7 +164,7 @@ class RequestMiddleware:
         if self.trusts_machine and request.path not in PROBES:
             self._refuse_foreign_pages(request, headers)
         path, key = request.path, read_header_key(headers)
-        if path.startswith(KEYED_PREFIXES) and path not in KEYLESS_PATHS:
+        if path.startswith(KEYED_PREFIXES) and path not in OPEN_PATHS:
             self.access.identify(request, key or read_query_key(query))
         elif key and self.access.store:
             request.key = self.access.store.find(key)  # if it is wrong, the body may have another one

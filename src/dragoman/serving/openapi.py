@@ -6,11 +6,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from dragoman.serving.access import OPEN_PATHS
 from dragoman.serving.errors import RequestError, render_error
 
-OPEN_PATHS = (  # need no key
-    "/health", "/ready", "/api/settings", "/languages", "/frontend/settings", "/suggest", "/download_file/{name}",
-)  # fmt: skip
 ERRORS = {
     "400": "the request is invalid",
     "401": "an API key is missing",
@@ -64,7 +62,7 @@ def complete_document(document: dict[str, Any]) -> None:
                 content = {"application/json": {"schema": schema}}
                 responses.setdefault(status, {"description": description, "content": content})
             if path not in OPEN_PATHS:
-                operation["security"] = [{}, {"deepl" if path.startswith(("/v2", "/v3")) else "bearer": []}]
+                operation["security"] = [{}, {"deepl" if path.startswith("/v2") else "bearer": []}]
 
 
 def describe_error_body(path: str) -> dict[str, Any]:
