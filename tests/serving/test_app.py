@@ -140,7 +140,7 @@ def test_a_mounted_application_refreshes_keys_and_writes_counts(
         raise AssertionError
 
     assert request() == 200
-    wait_for(lambda: KeyStore(file).usage(read_keys(file)[0])[0] == len("ba."))
+    wait_for(lambda: KeyStore(file).get_usage(read_keys(file)[0])[0] == len("ba."))
     remove_key(file, "a")
     wait_for(lambda: request() == 403)
     app.state.server.keys.close()

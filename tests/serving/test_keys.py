@@ -149,9 +149,9 @@ def test_characters_per_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     replica.take_characters(key, 15)
     replica.refresh()
     store.refresh()
-    assert store.usage(key) == replica.usage(key) == KeyStore(path).usage(key) == (75, 100)
-    monkeypatch.setattr(key_module, "this_month", lambda: "2999-01")
-    assert store.usage(key) == (0, 100)
+    assert store.get_usage(key) == replica.get_usage(key) == KeyStore(path).get_usage(key) == (75, 100)
+    monkeypatch.setattr(key_module, "get_month", lambda: "2999-01")
+    assert store.get_usage(key) == (0, 100)
     store.take_characters(key, 100)
 
 
@@ -161,18 +161,18 @@ def test_characters_wait_until_the_damaged_file_of_counts_is_gone(tmp_path: Path
     add_key(path, "a")
     [key] = read_keys(path)
     store = KeyStore(path)
-    file = store.usage_folder / f"{key_module.this_month()}.json"
+    file = store.usage_folder / f"{key_module.get_month()}.json"
     file.write_text(damage)
     store.take_characters(key, 60)
     for _ in range(2):
         with pytest.raises(UserError, match=r"\.json.*remove it"):
             store.refresh()
-    assert store.usage(key)[0] == 60
+    assert store.get_usage(key)[0] == 60
     with pytest.raises(UserError, match="remove it"):
         KeyStore(path)
     file.unlink()
     store.refresh()
-    assert KeyStore(path).usage(key)[0] == 60
+    assert KeyStore(path).get_usage(key)[0] == 60
 
 
 def test_characters_wait_until_they_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,12 +191,12 @@ def test_characters_wait_until_they_can_be_written(tmp_path: Path, monkeypatch: 
             store.refresh()
     with lock_folder(store.usage_folder, ""):
         store.refresh()  # another server writes, which is no error
-    assert (store.usage(key)[0], KeyStore(path).usage(key)[0]) == (60, 0)
+    assert (store.get_usage(key)[0], KeyStore(path).get_usage(key)[0]) == (60, 0)
     path.rename(tmp_path / "moved.json")
     with pytest.raises(UserError, match=r"keys\.json"):
         store.refresh()
     (tmp_path / "moved.json").rename(path)
-    assert KeyStore(path).usage(key)[0] == 60  # written, although there was no file of keys
+    assert KeyStore(path).get_usage(key)[0] == 60  # written, although there was no file of keys
 
 
 def test_characters_count_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,12 +212,12 @@ def test_characters_count_while_they_are_written(tmp_path: Path, monkeypatch: py
         with pytest.raises(RequestError, match="60 of its 100"):
             store.take_characters(key, 41)
         store.take_characters(key, 10)
-        used.append(store.usage(key)[0])
+        used.append(store.get_usage(key)[0])
         write(file, text)
 
     monkeypatch.setattr(key_module, "write_text", spend)
     store.refresh()
-    assert [*used, store.usage(key)[0]] == [70, 70]
+    assert [*used, store.get_usage(key)[0]] == [70, 70]
 
 
 def test_a_missing_file_of_keys_leaves_no_folder(tmp_path: Path) -> None:
@@ -230,14 +230,14 @@ def test_the_server_counts_characters(server: ToyServer) -> None:
     key = make_key(server, "counted", characters_per_month=2 * len(TEXT))
     assert [translate(server, f"Bearer {key}").status_code for _ in range(3)] == [200, 200, 403]
     store = server.app.state.server.keys
-    assert store.usage(store.find(key)) == (2 * len(TEXT), 2 * len(TEXT))
+    assert store.get_usage(store.find(key)) == (2 * len(TEXT), 2 * len(TEXT))
 
 
 def test_a_refused_request_costs_nothing(server: ToyServer) -> None:
     key = make_key(server, "refused", characters_per_month=1000)
     assert translate(server, f"Bearer {key}", "a" * 30_000).status_code == 413
     store = server.app.state.server.keys
-    assert store.usage(store.find(key))[0] == 0
+    assert store.get_usage(store.find(key))[0] == 0
 
 
 def test_a_failed_request_costs_nothing(server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,13 +249,13 @@ def test_a_failed_request_costs_nothing(server: ToyServer, monkeypatch: pytest.M
         broken.setattr(Service, "translate", Mock(side_effect=errors))
         for _ in errors:
             assert translate(server, header).status_code >= 400
-            assert store.usage(store.find(key))[0] == 0
+            assert store.get_usage(store.find(key))[0] == 0
     server.client.post("/api/detect", json={"text": TEXT}, headers={"authorization": header}).raise_for_status()
-    assert store.usage(store.find(key))[0] == 0
+    assert store.get_usage(store.find(key))[0] == 0
     assert translate(server, header).status_code == 200
     store.refresh()
     store.return_characters(store.find(key), 2 * len(TEXT))  # more than there are in this month
-    assert store.usage(store.find(key))[0] == 0
+    assert store.get_usage(store.find(key))[0] == 0
 
 
 def test_models_are_loaded_and_removed_by_administrators(server: ToyServer, toy: Toy) -> None:
@@ -341,11 +341,11 @@ def test_a_failed_document_costs_nothing(server: ToyServer, monkeypatch: pytest.
     with monkeypatch.context() as broken:
         broken.setattr(Service, "translate_units", Mock(side_effect=RuntimeError))
         assert translate_document() == "error"
-        assert store.usage(store.find(key))[0] == 0
+        assert store.get_usage(store.find(key))[0] == 0
         assert upload("/translate_file").status_code == 500  # of which the middleware gives back the characters
-        assert store.usage(store.find(key))[0] == 0
+        assert store.get_usage(store.find(key))[0] == 0
     assert translate_document() == "done"
-    assert store.usage(store.find(key))[0] == len(TEXT)
+    assert store.get_usage(store.find(key))[0] == len(TEXT)
 
 
 def test_bodies_with_their_keys_in_them_are_limited(toy: Toy, keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def authorize(request: Request, key: str | None = None, characters: int = 0, tex
     same request with further characters.
     """
     access: Access = request.app.state.access
-    context = current_request()
+    context = get_current_request()
     access.identify(context, key or read_header_key(request.headers))
     if characters:
         access.charge(context, characters, texts)
@@ -86,23 +86,23 @@ def authorize(request: Request, key: str | None = None, characters: int = 0, tex
 def require_admin(request: Request) -> None:
     """Raise a RequestError unless the key of the request is that of an administrator."""
     authorize(request)
-    key = current_request().key
+    key = get_current_request().key
     if key is None or "admin" not in key.rights:
         raise RequestError(403, "not_allowed", "this needs an API key with the right 'admin'")
 
 
-def current_key() -> ApiKey | None:
+def get_current_key() -> ApiKey | None:
     """Return the key of the current request; None if it has none."""
-    return current_request().key
+    return get_current_request().key
 
 
 def find_owner() -> str:
     """Return the name of the key of the current request; "" if it has none."""
-    key = current_key()
+    key = get_current_key()
     return key.name if key else ""
 
 
-def current_request() -> RequestContext:
+def get_current_request() -> RequestContext:
     request = CURRENT_REQUEST.get()
     assert request  # RequestMiddleware has set it
     return request

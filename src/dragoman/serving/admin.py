@@ -11,7 +11,7 @@ from fastapi import Path as PathParameter
 from pydantic import ConfigDict, Field
 
 from dragoman.run_dir import RunFolder
-from dragoman.serving.access import AdminOnly, authorize, current_request
+from dragoman.serving.access import AdminOnly, authorize, get_current_request
 from dragoman.serving.errors import RequestError
 from dragoman.serving.fields import RequestFields
 from dragoman.serving.observability import CONTENT_TYPE, ServerMetrics
@@ -48,7 +48,7 @@ def make_admin_router(server: ServerState, metrics: ServerMetrics) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def read_metrics(request: Request) -> Response:
         """Return metrics for Prometheus. If keys are required, other machines need one."""
-        if not current_request().is_local:
+        if not get_current_request().is_local:
             authorize(request)
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 

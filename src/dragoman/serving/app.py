@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from dragoman.errors import UserError
-from dragoman.serving.access import Access, current_request
+from dragoman.serving.access import Access, get_current_request
 from dragoman.serving.admin import make_admin_router
 from dragoman.serving.api import make_router
 from dragoman.serving.deepl import make_deepl_router
@@ -153,7 +153,7 @@ async def stop_at_end(app: FastAPI) -> AsyncIterator[None]:
 
 def render_exception(request: Request, error: Exception) -> Response:
     """Answer with an error in the form of the protocol of the path."""
-    context = current_request()
+    context = get_current_request()
     given = dict(getattr(error, "headers", None) or {})  # such as Retry-After
     if isinstance(error, HTTPException) and error.status_code == 405:
         given["Allow"] = allowed = list_methods(request) or given["Allow"]

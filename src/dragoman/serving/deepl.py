@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from dragoman.errors import UserError
 from dragoman.inference.constraints import Glossary
-from dragoman.serving.access import Access, authorize, current_key, find_owner, read_query_key
+from dragoman.serving.access import Access, authorize, find_owner, get_current_key, read_query_key
 from dragoman.serving.document_jobs import DocumentJob, DocumentJobs, DocumentRequest, respond_with_document
 from dragoman.serving.errors import RequestError, ResponseAborted, to_request_error
 from dragoman.serving.fields import (
@@ -198,8 +198,8 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
     async def usage(http: Request) -> dict[str, Any]:
         """Return the characters that the key has used, and how many it may use."""
         access: Access = http.app.state.access
-        key = current_key()
-        used, limit = access.store.usage(key) if key and access.store else (access.characters, 0)
+        key = get_current_key()
+        used, limit = access.store.get_usage(key) if key and access.store else (access.characters, 0)
         return {"character_count": used, "character_limit": limit or UNLIMITED}
 
     @router.post("/languages", include_in_schema=False)

@@ -28,7 +28,7 @@ from fastapi.responses import Response
 from dragoman.documents.document import Document, LanguageMismatch
 from dragoman.documents.formats import open_document
 from dragoman.errors import UserError
-from dragoman.serving.access import authorize, current_key, current_request, find_owner
+from dragoman.serving.access import authorize, find_owner, get_current_key, get_current_request
 from dragoman.serving.errors import RequestCancelled, RequestError, make_stopping_error, to_request_error
 from dragoman.serving.language_index import parse_code
 from dragoman.serving.observability import RequestLog
@@ -144,7 +144,7 @@ class DocumentJobs:
             size=max(len(request.data), len(document.file.text)),  # of packed formats, the text is larger
             total=len(document.units),
             characters=sum(len(unit.text) for unit in document.units),
-            request_id=current_request().id,
+            request_id=get_current_request().id,
             route=str(http.scope["route"].path),
             refund=lambda: None,
         )
@@ -152,7 +152,7 @@ class DocumentJobs:
             self._check_capacity(job.bytes_held)
             authorize(http, key, job.characters, job.total)
             job.owner = find_owner()
-            job.refund = partial(http.app.state.access.refund, current_key(), job.characters)
+            job.refund = partial(http.app.state.access.refund, get_current_key(), job.characters)
             self._expire(job.bytes_held)
             job.task = self.executor.submit(self._run, job)
             self.jobs[job.id] = job

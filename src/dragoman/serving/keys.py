@@ -153,7 +153,7 @@ class KeyStore:
         self.modified = -1
         self.keys: dict[str, ApiKey] = {}  # by id
         self.tokens: dict[str, tuple[float, float]] = {}  # by name: requests left in the bucket, and when that was
-        self.month = this_month()
+        self.month = get_month()
         self.stored: Counter[str] = Counter()  # characters of this month by name of key, in the file
         self.pending: Counter[str] = Counter()  # characters that are being written to the file
         self.added: Counter[str] = Counter()  # characters that are not in the file yet
@@ -201,7 +201,7 @@ class KeyStore:
             self._begin_month()
             self.added[key.name] -= min(characters, self._count(key))
 
-    def usage(self, key: ApiKey) -> tuple[int, int]:
+    def get_usage(self, key: ApiKey) -> tuple[int, int]:
         """Return the characters that a key has used in this month, and its limit (0: none)."""
         with self.lock:
             self._begin_month()
@@ -274,8 +274,8 @@ class KeyStore:
         return self.stored[key.name] + self.pending[key.name] + self.added[key.name]
 
     def _begin_month(self) -> None:
-        if self.month != this_month():
-            self.month = this_month()
+        if self.month != get_month():
+            self.month = get_month()
             self.stored, self.pending, self.added = Counter(), Counter(), Counter()
 
 
@@ -306,5 +306,5 @@ def read_counts(path: Path) -> Counter[str]:
         raise UserError(f"{str(path)!r} has no counts of characters; remove it to count this month from 0") from None
 
 
-def this_month() -> str:
+def get_month() -> str:
     return datetime.now(UTC).strftime("%Y-%m")
