@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from dragoman.serving import api, keys, middleware
-from dragoman.serving.api import TranslateAnswer
+from dragoman.serving.api import TranslateResponse
 from dragoman.serving.app import create_app, make_app
 from dragoman.serving.keys import KeyStore, add_key, read_keys, remove_key
 from dragoman.serving.settings import ServerSettings
@@ -42,13 +42,13 @@ def test_the_answer_is_described(toy_server: ToyServer) -> None:
     assert {"/api/translate", "/translate", "/v2/translate", "/v2/document"} <= set(document["paths"])
     schemas = document["components"]["schemas"]
     content = document["paths"]["/api/translate"]["post"]["responses"]["200"]["content"]["application/json"]
-    assert content["schema"]["$ref"].endswith("/TranslateAnswer")
+    assert content["schema"]["$ref"].endswith("/TranslateResponse")
     answer = toy_server.client.post("/api/translate", json={"text": make_sentences(2), "nbest": 2, "align": True})
-    assert answer.json().keys() == schemas["TranslateAnswer"]["properties"].keys()
+    assert answer.json().keys() == schemas["TranslateResponse"]["properties"].keys()
     for translation in answer.json()["translations"]:
-        assert translation.keys() == schemas["AnsweredTranslation"]["properties"].keys()
-        assert translation["alternatives"][0].keys() == schemas["AnsweredAlternative"]["properties"].keys()
-        TranslateAnswer.model_validate(answer.json())
+        assert translation.keys() == schemas["TranslationRecord"]["properties"].keys()
+        assert translation["alternatives"][0].keys() == schemas["AlternativeRecord"]["properties"].keys()
+        TranslateResponse.model_validate(answer.json())
 
 
 @pytest.mark.parametrize("path", ["/api/translate", "/api/stream"])
@@ -56,13 +56,13 @@ def test_answers_are_described_in_threads_of_requests(
     toy_server: ToyServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since alignments can be large, and the event loop serves everybody."""
-    threads, describe = list[str](), api.describe
+    threads, describe = list[str](), api.describe_translations
 
     def note_thread(*arguments: Any) -> dict[str, Any]:
         threads.append(current_thread().name)
         return describe(*arguments)
 
-    monkeypatch.setattr(api, "describe", note_thread)
+    monkeypatch.setattr(api, "describe_translations", note_thread)
     answer = toy_server.client.post(path, json={"text": "ba del fo!", "align": True})
     assert "ol ebi ak!" in answer.raise_for_status().text
     assert [name.partition("_")[0] for name in threads] == ["request"]

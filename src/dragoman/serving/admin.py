@@ -55,7 +55,7 @@ def make_admin_router(server: ServerState, metrics: ServerMetrics) -> APIRouter:
     @router.put("/api/models/{name}", tags=["models"])
     async def load_model(name: ModelName, body: ModelBody, _: AdminOnly) -> dict[str, Any]:
         """Load a run folder, and serve it in place of the model that has the name. Running requests finish."""
-        async with server.loading:
+        async with server.models_lock:
             try:
                 RunFolder(Path(body.run)).check_format()
             except ValueError as error:  # a UserError, or a null character in the path
@@ -67,7 +67,7 @@ def make_admin_router(server: ServerState, metrics: ServerMetrics) -> APIRouter:
     @router.delete("/api/models/{name}", status_code=204, tags=["models"])
     async def remove_model(name: ModelName, _: AdminOnly) -> Response:
         """Remove a model. Running requests finish."""
-        async with server.loading:
+        async with server.models_lock:
             if name not in server.pool.models:
                 raise RequestError(404, "unknown_model", f"there is no model {name[:100]!r}")
             if len(server.pool.models) == 1:

@@ -57,7 +57,7 @@ class TranslateBody(RequestFields):
         return TranslationRequest(texts=[self.text] if isinstance(self.text, str) else self.text, **values)
 
 
-class AnsweredRoute(BaseModel):
+class RouteRecord(BaseModel):
     """What translated a text. In an answer with several texts, each translation has its own."""
 
     model: str = Field(description="name of the model; empty if the text was not translated")
@@ -66,14 +66,14 @@ class AnsweredRoute(BaseModel):
     detected: dict[str, Any] | None = Field(description="language and confidence, if the source was auto")
 
 
-class AnsweredAlternative(BaseModel):
+class AlternativeRecord(BaseModel):
     """One of the other translations of a text."""
 
     text: str
     score: float = Field(description="logp after length normalization")
 
 
-class AnsweredTranslation(AnsweredRoute):
+class TranslationRecord(RouteRecord):
     """The translation of one text."""
 
     text: str = Field(description="the best translation")
@@ -87,17 +87,17 @@ class AnsweredTranslation(AnsweredRoute):
     word_alignment: list[list[float]] = Field(description="weights between words; rows are words of the translation")
     warnings: list[str] = Field(description="what may be wrong, in sentences")
     flags: list[str] = Field(description="what may be wrong, in words for programs")
-    alternatives: list[AnsweredAlternative] = Field(description="other translations, best first")
+    alternatives: list[AlternativeRecord] = Field(description="other translations, best first")
 
 
-class TranslateAnswer(AnsweredRoute):
+class TranslateResponse(RouteRecord):
     """The answer of POST /api/translate. Model and languages are those of the first text."""
 
-    translations: list[AnsweredTranslation] = Field(description="of each text, in order")
+    translations: list[TranslationRecord] = Field(description="of each text, in order")
 
 
-def describe(translations: list[Translation], texts: list[str]) -> dict[str, Any]:
-    """Return the answer of /api/translate for these texts (TranslateAnswer)."""
+def describe_translations(translations: list[Translation], texts: list[str]) -> dict[str, Any]:
+    """Return the answer of /api/translate for these texts (TranslateResponse)."""
     pairs = zip(translations, texts, strict=True)
     return {
         **describe_route(translations[0]),
@@ -143,7 +143,7 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
 
     # The answer is only described by a record, not validated: alignments can be large. So it is also written in the
     # thread of the request.
-    @router.post("/translate", responses={200: {"model": TranslateAnswer}})
+    @router.post("/translate", responses={200: {"model": TranslateResponse}})
     async def translate(body: TranslateBody, http: Request) -> Response:
         """Translate one or several texts.
 
@@ -155,7 +155,7 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
         authorize(http, None, request.characters, len(request.texts))
 
         def work(cancelled: Event) -> bytes:
-            return to_json(describe(service.translate(request, cancelled), request.texts))
+            return to_json(describe_translations(service.translate(request, cancelled), request.texts))
 
         return Response(await workers.run(work), media_type="application/json")
 
@@ -173,7 +173,7 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
 
         def work(cancelled: Event) -> Generator[str, None, str]:
             translation = yield from service.stream(request, cancelled)
-            return format_event("done", describe([translation], request.texts))
+            return format_event("done", describe_translations([translation], request.texts))
 
         items = workers.stream(work)
         first = await anext(items)  # errors before the first part are answered with their status

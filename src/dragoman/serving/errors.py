@@ -67,7 +67,7 @@ def explain(error: RequestError, *, where: str) -> str:
 LIBRETRANSLATE_PATHS = (
     "/translate", "/detect", "/languages", "/translate_file", "/download_file", "/suggest", "/frontend", "/spec",
 )  # fmt: skip
-ERROR_FORMS: dict[tuple[str, ...], Callable[[RequestError], Rendered]] = {  # by the first part of the path
+ERROR_RENDERERS: dict[tuple[str, ...], Callable[[RequestError], Rendered]] = {  # by the first part of the path
     ("/v1", "/v2", "/v3"): render_deepl,
     LIBRETRANSLATE_PATHS: render_libretranslate,
 }
@@ -76,7 +76,7 @@ ERROR_FORMS: dict[tuple[str, ...], Callable[[RequestError], Rendered]] = {  # by
 def render_error(path: str, error: RequestError) -> Rendered:
     """Return status and body of an error in the form of the protocol that the path belongs to."""
     first = "/" + path.lstrip("/").partition("/")[0]
-    for paths, render in ERROR_FORMS.items():
+    for paths, render in ERROR_RENDERERS.items():
         if first in paths:
             return render(error)
     return render_own(error)

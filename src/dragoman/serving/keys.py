@@ -152,7 +152,7 @@ class KeyStore:
         self.lock, self.refreshing = threading.Lock(), threading.Lock()
         self.modified = -1
         self.keys: dict[str, ApiKey] = {}  # by id
-        self.tokens: dict[str, tuple[float, float]] = {}  # by name: requests left in the bucket, and when that was
+        self.buckets: dict[str, tuple[float, float]] = {}  # by name: requests left in the bucket, and when that was
         self.month = get_month()
         self.stored: Counter[str] = Counter()  # characters of this month by name of key, in the file
         self.pending: Counter[str] = Counter()  # characters that are being written to the file
@@ -175,9 +175,9 @@ class KeyStore:
             return
         with self.lock:
             now, capacity = time.monotonic(), float(key.requests_per_minute)
-            left, before = self.tokens.get(key.name, (capacity, now))
+            left, before = self.buckets.get(key.name, (capacity, now))
             left = min(capacity, left + (now - before) * capacity / 60)
-            self.tokens[key.name] = (max(left - 1, 0.0) if left >= 1 else left, now)
+            self.buckets[key.name] = (max(left - 1, 0.0) if left >= 1 else left, now)
         if left < 1:
             message = f"the key {key.name!r} may make {key.requests_per_minute} requests per minute; try again later"
             raise RequestError(429, "rate_limited", message, retry_after=math.ceil((1 - left) * 60 / capacity))

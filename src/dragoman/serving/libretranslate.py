@@ -93,7 +93,7 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
         request = make_request(service, fields)
         authorize(http, fields.api_key, request.characters, len(request.texts))
         translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
-        return describe_translations(fields, translations)
+        return describe_for_libretranslate(fields, translations)
 
     @router.post("/detect", openapi_extra=describe_body(DetectFields))
     async def detect(http: Request) -> list[dict[str, Any]]:
@@ -249,7 +249,7 @@ def describe_frontend(service: Service) -> dict[str, Any]:
     }
 
 
-def describe_translations(fields: TranslateFields, translations: list[Translation]) -> dict[str, Any]:
+def describe_for_libretranslate(fields: TranslateFields, translations: list[Translation]) -> dict[str, Any]:
     """Return the answer of POST /translate. What was one text in the request is no list in the answer."""
     texts = [translation.text for translation in translations]
     detections = [describe_detection(translation.detection) for translation in translations]

@@ -29,7 +29,7 @@ class ServerState:
     keys: KeyStore | None
     is_loaded: bool = False
     is_stopping: bool = False
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)  # one model at a time is loaded or removed
+    models_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one model at a time is loaded or removed
 
     def is_ready(self) -> bool:
         return self.is_loaded and not self.is_stopping
