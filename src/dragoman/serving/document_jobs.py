@@ -64,7 +64,7 @@ class DocumentJob:
     total: int  # units to translate
     characters: int
     request_id: str  # of the upload, for the log
-    route: str  # template of the path of the upload, for the log
+    path_template: str  # of the upload, for the log
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     key: str = field(default_factory=lambda: secrets.token_hex(32))  # that clients of DeepL have to show
     status: Status = "queued"
@@ -145,7 +145,7 @@ class DocumentJobs:
             total=len(document.units),
             characters=sum(len(unit.text) for unit in document.units),
             request_id=get_current_request().id,
-            route=str(http.scope["route"].path),
+            path_template=str(http.scope["route"].path),
             refund=lambda: None,
         )
         with self.lock:  # its size is only known now, and others may have taken the memory meanwhile
@@ -260,7 +260,7 @@ class DocumentJobs:
         except RequestCancelled:
             failure = job.failure or make_stopping_error()
         except Exception as error:
-            self.log.log_error(job.request_id, job.route, error)
+            self.log.log_error(job.request_id, job.path_template, error)
             message = f"the server has failed; its log has more under the request id {job.request_id}"
             failure = RequestError(500, "internal_error", message)
         finally:

@@ -107,8 +107,8 @@ class RequestMiddleware:
             too_deep = RequestError(400, "too_deep", "the body is nested too deeply")
             await self._answer_error(request, too_deep, respond)
         except Exception as error:
-            request.route = find_route(scope, request)
-            self.log.log_error(request.id, request.route, error)
+            request.path_template = find_path_template(scope, request)
+            self.log.log_error(request.id, request.path_template, error)
             message = f"the server has failed; its log has more under the request id {request.id}"
             await self._answer_error(request, RequestError(500, "internal_error", message), respond)
         finally:
@@ -117,7 +117,7 @@ class RequestMiddleware:
             self.unverified_bytes -= request.body_bytes * request.is_unverified
             if request.characters and not 200 <= request.status < 400:  # 0: there was nobody to answer
                 self.access.refund(request.key, request.characters)
-            request.route = find_route(scope, request)
+            request.path_template = find_path_template(scope, request)
             seconds = time.perf_counter() - request.start
             self.metrics.observe(request, seconds)
             self.log.log_request(request, seconds)
@@ -240,8 +240,8 @@ def find_route_path(scope: Scope) -> str:
     return path[len(root) :] or "/" if is_below else path
 
 
-def find_route(scope: Scope, request: RequestContext) -> str:
-    """Return the template of the path of a request, for metrics and logs: paths as such are unlimited in number."""
+def find_path_template(scope: Scope, request: RequestContext) -> str:
+    """Return the template of the path of a request, for metrics and logs: there are unlimited numbers of paths."""
     route = scope.get("route")
     if route is not None:
         return str(route.path)

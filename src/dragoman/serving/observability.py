@@ -44,11 +44,11 @@ class ServerMetrics:
     def observe(self, request: RequestContext, seconds: float) -> None:
         """Count a request that has been answered."""
         method = request.method if request.method in METHODS else "other"  # clients may send any word
-        self.requests.labels(method, request.route, request.status).inc()
-        self.seconds.labels(request.route).observe(seconds)
+        self.requests.labels(method, request.path_template, request.status).inc()
+        self.seconds.labels(request.path_template).observe(seconds)
         if request.texts:
-            self.texts.labels(request.route).inc(request.texts)
-            self.characters.labels(request.route).inc(request.characters)
+            self.texts.labels(request.path_template).inc(request.texts)
+            self.characters.labels(request.path_template).inc(request.characters)
 
     def render(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
@@ -85,24 +85,24 @@ class RequestLog:
         self.enabled, self.lock = enabled, threading.Lock()
 
     def log_request(self, request: RequestContext, seconds: float) -> None:
-        if request.route in UNLOGGED and request.status < 400:
+        if request.path_template in UNLOGGED and request.status < 400:
             return
         self.write(
             "info",
             id=request.id,
             method=request.method,
-            route=request.route,
+            route=request.path_template,
             status=request.status,
             ms=round(1000 * seconds, 1),
             characters=request.characters,
             key=request.key.name if request.key else None,
         )
 
-    def log_error(self, identifier: str, route: str, error: BaseException) -> None:
+    def log_error(self, identifier: str, path_template: str, error: BaseException) -> None:
         """Log the traceback without the message of the error, which may quote a text."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-        self.write("error", id=identifier, route=route, error=type(error).__name__, traceback=lines)
+        self.write("error", id=identifier, route=path_template, error=type(error).__name__, traceback=lines)
 
     def write(self, level: str, **fields: Any) -> None:
         if not (self.enabled and is_shown(INFO)):

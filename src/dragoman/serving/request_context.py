@@ -31,7 +31,7 @@ class RequestContext:
     body_bytes: int = 0
     has_body: bool = False  # all of it has arrived
     status: int = 0  # of the response that has been started
-    route: str = ""
+    path_template: str = ""  # such as /api/models/{name}; the label "route" of metrics and logs
 
     async def wait_for_disconnect(self) -> None:
         """Return when the client has closed the connection. Only to be called when the body has arrived."""
