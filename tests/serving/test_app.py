@@ -123,7 +123,7 @@ def test_a_mounted_application_refreshes_keys_and_writes_counts(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although Starlette does not run the lifespan of an application that is mounted."""
-    monkeypatch.setattr(keys, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(keys, "KEY_REFRESH_SECONDS", 0.01)
     file = tmp_path / "keys.json"
     header = {"authorization": f"Bearer {add_key(file, 'a')}"}
     app = create_app([toy.run], ServerSettings(keys_file=file, log_requests=False))

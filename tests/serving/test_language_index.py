@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dragoman.inference.directions import Direction
 from dragoman.serving.errors import RequestError
 from dragoman.serving.language_index import LanguageIndex
-from dragoman.serving.text_lines import TextLines
+from dragoman.serving.text_lines import LineLayout
 from dragoman.types import Hypothesis
 
 MANY = [Direction(source, target, target) for source in ("en", "de", "fr") for target in ("en", "de", "fr")]
@@ -83,7 +83,7 @@ def test_lists_of_languages() -> None:
 
 @given(st.text(alphabet=" \t\n\r\u2028abé\U0001f600\ufe0f\u00a0"), st.booleans())
 def test_the_lines_and_gaps_of_a_text_are_the_text(text: str, keep_breaks: bool) -> None:
-    layout = TextLines.split(text, keep_breaks=keep_breaks)
+    layout = LineLayout.split(text, keep_breaks=keep_breaks)
     assert all(line == line.strip() and any(map(str.isalpha, line)) for line in layout.lines)
     if keep_breaks:
         assert layout.join(layout.lines) == text
@@ -97,7 +97,7 @@ def test_nbest_lists_of_lines_are_joined() -> None:
     def guess(*texts: str) -> list[Hypothesis]:
         return [Hypothesis(text, -1.0, [text], [], [], -1.0) for text in texts]
 
-    layout = TextLines.split(" a\n\nb ")
+    layout = LineLayout.split(" a\n\nb ")
     joined = layout.join_nbest([guess("A", "AA"), guess("B")], 3)
     assert [hypothesis.text for hypothesis in joined] == [" A\n\nB ", " AA\n\nB "]
-    assert [hypothesis.text for hypothesis in TextLines.split("\n").join_nbest([], 3)] == ["\n"]
+    assert [hypothesis.text for hypothesis in LineLayout.split("\n").join_nbest([], 3)] == ["\n"]

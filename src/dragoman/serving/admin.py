@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import ConfigDict, Field
 
 from dragoman.run_dir import RunFolder
 from dragoman.serving.access import AdminOnly, authorize, get_current_request
 from dragoman.serving.errors import RequestError
 from dragoman.serving.fields import RequestFields
-from dragoman.serving.observability import CONTENT_TYPE, ServerMetrics
+from dragoman.serving.observability import ServerMetrics
 from dragoman.serving.state import ServerState
 
 ModelName = Annotated[str, PathParameter(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of a model")]
@@ -50,7 +51,7 @@ def make_admin_router(server: ServerState, metrics: ServerMetrics) -> APIRouter:
         """Return metrics for Prometheus. If keys are required, other machines need one."""
         if not get_current_request().is_local:
             authorize(request)
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @router.put("/api/models/{name}", tags=["models"])
     async def load_model(name: ModelName, body: ModelBody, _: AdminOnly) -> dict[str, Any]:

@@ -46,7 +46,7 @@ UNLIMITED = 1_000_000_000_000  # characters: what DeepL says to accounts without
 MAX_GLOSSARIES_PER_REQUEST = 5
 SPACE_SECONDS = 4.0  # between the spaces before an answer that takes long
 LISTS_OF_NAMES = ("glossary_ids", "splitting_tags", "non_splitting_tags", "ignore_tags")  # may be repeated in forms
-VARIANTS = {  # target languages as clients know them
+TARGET_VARIANTS = {  # target languages as clients know them
     "en": {"EN-GB": "English (British)", "EN-US": "English (American)"},
     "pt": {"PT-BR": "Portuguese (Brazilian)", "PT-PT": "Portuguese (European)"},
     "no": {"NB": "Norwegian (Bokmål)"},
@@ -359,7 +359,9 @@ def base_code(code: str) -> str:
 def list_targets(codes: Sequence[str]) -> dict[str, str]:
     """Return target languages under the codes, with names, by which clients of DeepL know them."""
     named = {
-        variant: name for code in codes for variant, name in VARIANTS.get(code, {code.upper(): name_code(code)}).items()
+        variant: name
+        for code in codes
+        for variant, name in TARGET_VARIANTS.get(code, {code.upper(): name_code(code)}).items()
     }
     return dict(sorted(named.items()))
 

@@ -33,7 +33,7 @@ from dragoman.types import Line
 
 LIFETIME = 15 * 60.0  # seconds for which the page of an inspection is kept
 MAX_PAGE_BYTES = 100_000_000  # bytes of all pages together; the oldest pages leave first
-MAX_PREFIX = 1000  # characters of a prefix whose translation is inspected
+INSPECTED_PREFIX = 1000  # characters of a prefix whose translation is inspected
 
 
 @contextmanager
@@ -73,8 +73,8 @@ def render_inspection(service: Service, request: TranslationRequest, cancelled: 
 
     It takes seconds, so it does not run in the threads of the model, where all alignments would wait for it.
     """
-    if len(request.prefix) > MAX_PREFIX:
-        message = f"the prefix has {len(request.prefix):,} characters; an inspection takes {MAX_PREFIX:,} at most"
+    if len(request.prefix) > INSPECTED_PREFIX:
+        message = f"the prefix has {len(request.prefix):,} characters; an inspection takes {INSPECTED_PREFIX:,} at most"
         raise RequestError(400, "too_long", message)
     with lease_for_line(service, request, cancelled) as (translator, line):
 

@@ -30,7 +30,7 @@ from dragoman.serving.errors import RequestError
 
 PREFIX = "dragoman"
 LOCK_SECONDS = 10.0  # for which a command waits until another one has changed the file of keys
-REFRESH_SECONDS = 3.0  # between two calls of KeyStore.refresh in a server
+KEY_REFRESH_SECONDS = 3.0  # between two calls of KeyStore.refresh in a server
 Right = Literal["admin"]
 
 
@@ -282,7 +282,7 @@ class KeyStore:
 def refresh_regularly(store: ref[KeyStore], closed: threading.Event) -> None:
     """Refresh a store every few seconds, until it is closed or nobody uses it."""
     while refresh_store(store):
-        closed.wait(REFRESH_SECONDS)
+        closed.wait(KEY_REFRESH_SECONDS)
 
 
 def refresh_store(reference: ref[KeyStore]) -> bool:

@@ -32,7 +32,7 @@ from dragoman.serving.language_index import name_code, parse_code
 from dragoman.serving.service import AUTO, Detection, Service, Translation, TranslationRequest
 from dragoman.serving.workers import WorkerPool
 
-FORMATS = ("text", "html")
+TEXT_FORMATS = ("text", "html")
 ECHO_LANGUAGE = "en"  # as which LibreTranslate detects a text without letters
 
 
@@ -164,7 +164,7 @@ def require_fields(fields: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def make_request(service: Service, fields: TranslateFields) -> TranslationRequest:
     """Return what to translate; raise a RequestError in the words of LibreTranslate if that is not possible."""
-    if fields.format not in FORMATS:
+    if fields.format not in TEXT_FORMATS:
         raise RequestError(400, "bad_format", f"{fields.format[:20]} format is not supported")
     limit = service.settings.max_nbest - 1
     if fields.alternatives > limit:

@@ -15,13 +15,13 @@ from starlette.exceptions import HTTPException
 from dragoman.serving.access import KEYED_PREFIXES, OPEN_PATHS, Access, read_header_key, read_query_key
 from dragoman.serving.errors import RequestError, ResponseAborted, render_error
 from dragoman.serving.observability import RequestLog, ServerMetrics
-from dragoman.serving.request_context import CURRENT_REQUEST, Message, RequestContext
+from dragoman.serving.request_context import CURRENT_REQUEST, AsgiMessage, RequestContext
 from dragoman.serving.settings import ServerSettings
 from dragoman.serving.workers import CLIENT_GONE
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -131,7 +131,7 @@ class RequestMiddleware:
     def _limit_body(self, request: RequestContext, receive: Receive, limit: int) -> Receive:
         """Return a `receive` that refuses bodies beyond the limits of the request and of the server."""
 
-        async def receive_limited() -> Message:
+        async def receive_limited() -> AsgiMessage:
             message = await receive()
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))
@@ -195,7 +195,7 @@ class RequestMiddleware:
     def _add_headers(self, request: RequestContext, send: Send) -> Send:
         """Return a `send` that adds the headers of every response, notes its status, and has no body for HEAD."""
 
-        async def send_with_headers(message: Message) -> None:
+        async def send_with_headers(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
                 request.status = message["status"]
                 headers = list(message.get("headers", []))

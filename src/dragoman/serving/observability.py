@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from dragoman.progress import INFO, is_shown
@@ -21,8 +21,7 @@ from dragoman.serving.request_context import RequestContext
 from dragoman.serving.workers import WorkerPool
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 UNLOGGED = frozenset({"/health", "/ready", "/metrics"})  # unless they fail
 
 
@@ -43,7 +42,7 @@ class ServerMetrics:
 
     def observe(self, request: RequestContext, seconds: float) -> None:
         """Count a request that has been answered."""
-        method = request.method if request.method in METHODS else "other"  # clients may send any word
+        method = request.method if request.method in HTTP_METHODS else "other"  # clients may send any word
         self.requests.labels(method, request.path_template, request.status).inc()
         self.seconds.labels(request.path_template).observe(seconds)
         if request.texts:

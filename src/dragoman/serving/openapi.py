@@ -29,7 +29,7 @@ KEY_SCHEMES = {
         "description": "Authorization: DeepL-Auth-Key KEY",
     },
 }
-STRING = {"type": "string"}
+STRING_SCHEMA = {"type": "string"}
 
 
 def describe_api(app: FastAPI) -> None:
@@ -73,5 +73,7 @@ def describe_error_body(path: str) -> dict[str, Any]:
 
 def describe_strings(value: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of objects with the same keys and strings as values."""
-    properties = {key: describe_strings(item) if isinstance(item, dict) else STRING for key, item in value.items()}
+    properties = {
+        key: describe_strings(item) if isinstance(item, dict) else STRING_SCHEMA for key, item in value.items()
+    }
     return {"type": "object", "properties": properties, "required": list(value)}

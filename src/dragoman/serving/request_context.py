@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.serving.keys import ApiKey
 
-Message = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 
 
 @dataclass
@@ -20,7 +20,7 @@ class RequestContext:
     id: str
     method: str
     path: str  # without the root path
-    receive: Callable[[], Awaitable[Message]]  # of ASGI
+    receive: Callable[[], Awaitable[AsgiMessage]]  # of ASGI
     is_local: bool  # the client runs on this machine
     start: float = field(default_factory=time.perf_counter)
     key: ApiKey | None = None

@@ -24,7 +24,7 @@ from dragoman.serving.errors import RequestCancelled, RequestError
 from dragoman.serving.language_index import LanguageIndex, Route, parse_code
 from dragoman.serving.model_pool import ModelPool, ServedModel
 from dragoman.serving.settings import ServerSettings
-from dragoman.serving.text_lines import TextLines
+from dragoman.serving.text_lines import LineLayout
 from dragoman.types import Hypothesis, Line
 
 UNITS_PER_STEP = 64  # of a document: translated together; then progress is reported
@@ -91,8 +91,8 @@ class Translation:
         return self.hypotheses[0].text
 
 
-Choice = tuple[Route | None, Detection | None]  # what Service.choose_route returns
-Models = dict[str, ServedModel]  # by name
+RouteChoice = tuple[Route | None, Detection | None]  # what Service.choose_route returns
+LeasedModels = tuple[list[RouteChoice], dict[str, ServedModel]]  # the choices for texts, and models by name
 
 
 class Service:
@@ -113,7 +113,7 @@ class Service:
         return index
 
     @contextmanager
-    def lease_models(self, texts: Sequence[str], request: TranslationRequest) -> Iterator[tuple[list[Choice], Models]]:
+    def lease_models(self, texts: Sequence[str], request: TranslationRequest) -> Iterator[LeasedModels]:
         """Yield what `choose_route` returns for each text, and the models of these routes, which stay usable.
 
         If a model is removed or replaced between the choice and its use, which may have other directions then, the
@@ -160,7 +160,7 @@ class Service:
         cancelled: Event,
     ) -> list[list[Hypothesis]]:
         """Return the n best translations of each text by a model in the direction of the route."""
-        layouts = [TextLines.split(text, keep_breaks=request.keep_breaks) for text in texts]
+        layouts = [LineLayout.split(text, keep_breaks=request.keep_breaks) for text in texts]
         translator = model.bind(cancelled)
         beam = request.beam or (request.nbest if request.nbest > translator.recipe.search.beam else None)
         options = translator.make_options(beam=beam, count=request.nbest, align=request.align, tag=route.direction.tag)
@@ -232,7 +232,7 @@ class Service:
         self, text: str, model: ServedModel, route: Route, request: TranslationRequest, cancelled: Event
     ) -> Generator[str, None, list[Hypothesis]]:
         """Yield the translation of a text without tags in parts; return its only hypothesis."""
-        layout, parts = TextLines.split(text, keep_breaks=request.keep_breaks), list[list[Hypothesis]]()
+        layout, parts = LineLayout.split(text, keep_breaks=request.keep_breaks), list[list[Hypothesis]]()
         translator = model.bind(cancelled)
         options = translator.make_options(beam=request.beam, align=request.align, tag=route.direction.tag)
         for gap, line in zip(layout.gaps, self.make_lines(layout.lines, request, options.context), strict=False):
@@ -266,7 +266,7 @@ class Service:
         count = max((model.translator.choose_context(None) for model in list(self.pool.models.values())), default=0)
         return tuple(text.split("\n")[-count:]) if count and text.strip() else ()
 
-    def choose_route(self, text: str, request: TranslationRequest) -> Choice:
+    def choose_route(self, text: str, request: TranslationRequest) -> RouteChoice:
         """Return the model and direction for a text, and its language if that had to be detected.
 
         There is no route for a text that is already in the target language, as detected or as the request says, and

@@ -20,14 +20,14 @@ SYMBOLS = {"So", "Sk", "Cf", "Mn", "Me", "Zs", "Co", "Cn"}  # Unicode categories
 
 
 @dataclass(frozen=True, slots=True)
-class TextLines:
+class LineLayout:
     """A text as gaps[0] + lines[0] + gaps[1] + lines[1] + ... + gaps[-1]. Only the lines are translated."""
 
     lines: tuple[str, ...]
     gaps: tuple[str, ...]
 
     @classmethod
-    def split(cls, text: str, *, keep_breaks: bool = True) -> TextLines:
+    def split(cls, text: str, *, keep_breaks: bool = True) -> LineLayout:
         """Split a text into lines. Without `keep_breaks`, all of it is one line, in which breaks become spaces."""
         if not keep_breaks:
             stripped = text.strip()

@@ -23,17 +23,17 @@ import torch
 from dragoman.serving.errors import RequestCancelled, RequestError, make_stopping_error
 from dragoman.serving.request_context import CURRENT_REQUEST
 
-T = TypeVar("T")
-R = TypeVar("R")
+ValueT = TypeVar("ValueT")
+EndT = TypeVar("EndT")
 LONGEST_WAIT = 60  # seconds that a refused client is told to wait at most
 CLIENT_GONE = 499  # status in logs and metrics of a request that nobody waited for
 
 
 @dataclass(frozen=True)
-class StreamEnd(Generic[R]):
+class StreamEnd(Generic[EndT]):
     """The last item of a stream: what its generator returned."""
 
-    value: R
+    value: EndT
 
 
 class WorkerPool:
@@ -52,12 +52,12 @@ class WorkerPool:
         self.mean_seconds = 1.0  # recent duration of a request, for Retry-After
         self.is_stopped = False
 
-    async def run(self, work: Callable[[Event], T]) -> T:
+    async def run(self, work: Callable[[Event], ValueT]) -> ValueT:
         """Return the result of `work` in a thread. Its argument is set when the result is not needed any more."""
         cancelled = Event()
         self._admit(cancelled)
         # The executor keeps abandoned tasks queued; clearing the list frees what they hold.
-        tasks: list[Callable[[], T]] = [partial(copy_context().run, self._work, work, cancelled)]
+        tasks: list[Callable[[], ValueT]] = [partial(copy_context().run, self._work, work, cancelled)]
         future = self.executor.submit(run_task, tasks)
         future.add_done_callback(lambda _: self._release(cancelled))
         try:
@@ -68,22 +68,24 @@ class WorkerPool:
             cancelled.set()
             tasks.clear()
 
-    async def stream(self, work: Callable[[Event], Generator[T, None, R]]) -> AsyncGenerator[T | StreamEnd[R], None]:
+    async def stream(
+        self, work: Callable[[Event], Generator[ValueT, None, EndT]]
+    ) -> AsyncGenerator[ValueT | StreamEnd[EndT], None]:
         """Yield what a generator yields in a thread, and at the end what it returns.
 
         Errors before the first item, such as that of a full queue, are raised by the first `anext`: a handler that
         awaits it before it begins to answer can still answer with the status of the error.
         """
         loop = asyncio.get_running_loop()
-        items: asyncio.Queue[T | None] = asyncio.Queue()  # None: the generator has ended
+        items: asyncio.Queue[ValueT | None] = asyncio.Queue()  # None: the generator has ended
 
-        def produce(cancelled: Event) -> R:
+        def produce(cancelled: Event) -> EndT:
             generator = work(cancelled)
             try:
                 while not cancelled.is_set():
                     loop.call_soon_threadsafe(items.put_nowait, next(generator))
             except StopIteration as end:
-                result: R = end.value
+                result: EndT = end.value
                 return result
             finally:
                 generator.close()
@@ -129,7 +131,7 @@ class WorkerPool:
             self.admitted -= 1
             self.events.discard(cancelled)
 
-    def _work(self, work: Callable[[Event], T], cancelled: Event) -> T:
+    def _work(self, work: Callable[[Event], ValueT], cancelled: Event) -> ValueT:
         start = time.perf_counter()
         with self.lock:
             self.running += 1
@@ -143,7 +145,7 @@ class WorkerPool:
                 self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
 
 
-def run_task(tasks: list[Callable[[], T]]) -> T:
+def run_task(tasks: list[Callable[[], ValueT]]) -> ValueT:
     """Return the result of the only task, which is no longer there if it has been given up."""
     try:
         task = tasks.pop()
@@ -152,7 +154,7 @@ def run_task(tasks: list[Callable[[], T]]) -> T:
     return task()
 
 
-async def wait_for_result(result: asyncio.Future[T], timeout: float) -> T:
+async def wait_for_result(result: asyncio.Future[ValueT], timeout: float) -> ValueT:
     """Return the result of what works for the current request; raise a RequestError if nobody waits for it any more.
 
     That is when the client has gone or the time is over; the work is cancelled then. Raise RequestCancelled if others
