@@ -229,7 +229,7 @@ def test_only_uploads_may_be_large(toy: Toy) -> None:
 
 def test_the_bodies_of_all_requests_are_limited(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "MAX_BODIES", 0)  # so one document of the largest size is allowed
-    settings = ServerSettings(open_access=True, max_document=1, max_body=10**6, log_requests=False)
+    settings = ServerSettings(open_access=True, max_document_bytes=1, max_body=10**6, log_requests=False)
     app, text = create_app([toy.run], settings), "ba. " * 50_000
     for path, request in (("/api/translate", {"json": {"text": text}}), ("/translate", {"files": {"q": (None, text)}})):
         answer = send(app, "POST", path, **request)
@@ -263,7 +263,7 @@ def test_the_bodies_of_all_requests_are_limited(toy: Toy, monkeypatch: pytest.Mo
     ],
 )
 def test_pages_of_other_servers_cannot_use_a_local_server(toy: Toy, headers: dict[str, str], code: str | None) -> None:
-    settings = ServerSettings(hosts=("mt.example",), cors=("https://good.example",), log_requests=False)
+    settings = ServerSettings(allowed_hosts=("mt.example",), cors=("https://good.example",), log_requests=False)
     app = make_app([toy.run], settings, load=False)
     answer = send(app, "POST", "/api/detect", json={}, headers={"host": "127.0.0.1", **headers})
     assert answer.json()["error"]["code"] == (code or "loading")

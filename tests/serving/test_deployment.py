@@ -46,7 +46,7 @@ def test_grace_is_longer_than_the_stop_of_a_server(name: str) -> None:
     documents = [document for document in yaml.safe_load_all(text) if document]
     assert documents
     grace = re.search(r"(?:stop_grace_period|terminationGracePeriodSeconds): (\d+)", text)
-    waits = re.findall(r'--(?:drain|stop-timeout), "(\d+)"', text)
+    waits = re.findall(r'--(?:drain-seconds|stop-timeout), "(\d+)"', text)
     assert len(waits) == 2
     assert int(grace[1]) > sum(map(int, waits)) + 5
 

@@ -82,7 +82,7 @@ def test_files_in_other_languages_are_refused(language_server: ToyServer, name: 
 
 
 def test_limits_of_documents(language_runs: list[Path]) -> None:
-    settings = ServerSettings(log_requests=False, document_threads=1, max_documents=2, document_lifetime=0.05)
+    settings = ServerSettings(log_requests=False, document_threads=1, max_queued_documents=2, document_lifetime=0.05)
     with serve_in_thread(language_runs, settings) as server:
         may_go_on = Event()
         server.app.state.documents.executor.submit(may_go_on.wait)
@@ -113,7 +113,7 @@ def test_documents_that_arrive_together_are_limited(language_runs: list[Path], m
         return parse(jobs, *arguments)
 
     monkeypatch.setattr(DocumentJobs, "_open", parse_together)
-    settings = ServerSettings(log_requests=False, document_threads=1, max_documents=1)
+    settings = ServerSettings(log_requests=False, document_threads=1, max_queued_documents=1)
     with serve_in_thread(language_runs, settings) as server, ThreadPoolExecutor(2) as clients:
         may_go_on = hold(server)
         answers = [clients.submit(upload, server, "ba.") for _ in range(2)]
@@ -132,7 +132,7 @@ def test_documents_that_are_parsed_together_have_room(
         return parse(jobs, *arguments)
 
     monkeypatch.setattr(DocumentJobs, "_open", parse_slowly)
-    settings = ServerSettings(log_requests=False, document_bytes=500)
+    settings = ServerSettings(log_requests=False, document_memory=500)
     with serve_in_thread(language_runs, settings) as server, ThreadPoolExecutor(1) as clients:
         first = clients.submit(upload, server, "ba." * 50)
         assert is_parsed.wait(30)
@@ -144,7 +144,7 @@ def test_documents_that_are_parsed_together_have_room(
 
 def test_a_refused_document_takes_no_room_from_others(language_runs: list[Path], tmp_path: Path) -> None:
     rich, poor = (add_key(tmp_path / "keys.json", name, characters_per_month=n) for name, n in (("a", 1000), ("b", 10)))
-    settings = ServerSettings(log_requests=False, document_bytes=1000, keys_file=tmp_path / "keys.json")
+    settings = ServerSettings(log_requests=False, document_memory=1000, keys_file=tmp_path / "keys.json")
     with serve_in_thread(language_runs, settings) as server:
         client = server.client
         client.headers["authorization"] = f"Bearer {rich}"
@@ -197,8 +197,8 @@ def test_a_deleted_document_does_not_wait(language_runs: list[Path]) -> None:
 def test_packed_documents_count_with_their_unpacked_size(language_runs: list[Path]) -> None:
     packed = pack_docx(f"<w:document><w:p><w:r><w:t>{'ba ' * 30_000}</w:t></w:r></w:p></w:document>", "<w:ftr/>")
     files, fields = {"file": ("a.docx", packed)}, {"source": "en", "target": "de"}
-    settings = ServerSettings(log_requests=False, document_bytes=100_000)
-    assert 3 * len(packed) < settings.document_bytes
+    settings = ServerSettings(log_requests=False, document_memory=100_000)
+    assert 3 * len(packed) < settings.document_memory
     with serve_in_thread(language_runs, settings) as server:
         assert server.client.post("/api/documents", data=fields, files=files).status_code == 429
         assert not server.app.state.documents.jobs

@@ -351,7 +351,7 @@ def test_a_failed_document_costs_nothing(server: ToyServer, monkeypatch: pytest.
 def test_bodies_with_their_keys_in_them_are_limited(toy: Toy, keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests whose key is not known before their body has arrived cannot take the memory of the others."""
     monkeypatch.setattr(middleware, "MAX_UNVERIFIED", 0)  # so one document of the largest size is allowed
-    settings = ServerSettings(keys_file=keys_file, max_document=1, max_body=10**6, log_requests=False)
+    settings = ServerSettings(keys_file=keys_file, max_document_bytes=1, max_body=10**6, log_requests=False)
     key, text = add_key(keys_file, "in-body"), "ba. " * 50_000
     with serve_in_thread([toy.run], settings) as server:
         form = {"q": text, "source": "en", "target": "de", "api_key": key}

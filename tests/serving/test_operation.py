@@ -170,7 +170,7 @@ def test_a_stop_has_a_time_limit(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_server_that_drains_is_not_ready(toy: Toy) -> None:
     port = find_free_port()
     with (
-        serve_as_process(toy, port, "--drain", 1) as running,
+        serve_as_process(toy, port, "--drain-seconds", 1) as running,
         httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
     ):
         assert client.get("/ready").status_code == 200

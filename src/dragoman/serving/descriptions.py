@@ -12,7 +12,7 @@ from dragoman.serving.language_index import UNDETERMINED, LanguageIndex
 from dragoman.serving.model_pool import ServedModel
 from dragoman.serving.settings import ServerSettings
 
-PUBLIC_LIMITS = ("max_texts", "max_characters", "max_nbest", "max_body", "max_document")
+PUBLIC_LIMITS = ("max_texts", "max_characters", "max_nbest", "max_body", "max_document_bytes")
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:

@@ -124,8 +124,9 @@ class DocumentJobs:
         `key` is the API key of the request, if it is not in the header. The characters of the document are charged.
         """
         name = clean_name(request.name)
-        if len(request.data) > self.settings.max_document:
-            message = f"the document has {len(request.data):,} bytes, and {self.settings.max_document:,} are allowed"
+        if len(request.data) > self.settings.max_document_bytes:
+            limit = self.settings.max_document_bytes
+            message = f"the document has {len(request.data):,} bytes, and {limit:,} are allowed"
             raise RequestError(413, "too_large", message)
         reserved = MEMORY_FACTOR * len(request.data)
         with self.lock:
@@ -232,9 +233,9 @@ class DocumentJobs:
         if self.is_stopped:
             raise make_stopping_error()
         unfinished = [job for job in self.jobs.values() if not job.finished]
-        if len(unfinished) >= self.settings.max_documents:
+        if len(unfinished) >= self.settings.max_queued_documents:
             raise RequestError(429, "busy", "the server has too many documents; try again later", retry_after=10)
-        if self.reserved + needed + sum(job.bytes_held for job in unfinished) > self.settings.document_bytes:
+        if self.reserved + needed + sum(job.bytes_held for job in unfinished) > self.settings.document_memory:
             message = "the documents of the server take all the memory allowed; try again later"
             raise RequestError(429, "busy", message, retry_after=30)
 
@@ -244,7 +245,7 @@ class DocumentJobs:
             oldest = time.monotonic() - self.settings.document_lifetime
             held = needed + sum(job.bytes_held for job in self.jobs.values())
             for job in list(self.jobs.values()):
-                if job.finished and (job.finished < oldest or held > self.settings.document_bytes):
+                if job.finished and (job.finished < oldest or held > self.settings.document_memory):
                     held -= job.bytes_held
                     del self.jobs[job.id]
 

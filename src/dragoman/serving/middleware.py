@@ -68,12 +68,12 @@ class RequestMiddleware:
     ) -> None:
         self.app, self.settings, self.access, self.metrics, self.log = app, settings, access, metrics, log
         self.is_ready, self.is_stopping = is_ready, is_stopping
-        self.hosts = {"localhost", "127.0.0.1", "[::1]", settings.host, *map(str.lower, settings.hosts)}
+        self.allowed_hosts = {"localhost", "127.0.0.1", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)}
         self.trusts_machine = settings.trusts_machine
-        self.max_bodies = max(MAX_BODIES, settings.max_document + MULTIPART_ALLOWANCE)
+        self.max_bodies = max(MAX_BODIES, settings.max_document_bytes + MULTIPART_ALLOWANCE)
         # Of all unfinished requests; only used by the thread of the event loop.
         self.body_bytes = self.unverified_bytes = 0
-        self.max_unverified = max(MAX_UNVERIFIED, settings.max_document + MULTIPART_ALLOWANCE)
+        self.max_unverified = max(MAX_UNVERIFIED, settings.max_document_bytes + MULTIPART_ALLOWANCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,7 +125,7 @@ class RequestMiddleware:
     def _find_limit(self, path: str, headers: Headers) -> int:
         """Return how many bytes the body of a request may have."""
         if path in UPLOAD_PATHS and headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            return self.settings.max_document + MULTIPART_ALLOWANCE
+            return self.settings.max_document_bytes + MULTIPART_ALLOWANCE
         return self.settings.max_body
 
     def _limit_body(self, request: RequestContext, receive: Receive, limit: int) -> Receive:
@@ -179,8 +179,9 @@ class RequestMiddleware:
         this server for that of the page.
         """
         host = PORT.sub("", headers.get("host", "").lower())
-        if host not in self.hosts:
-            message = f"this server is not called {host[:100]!r}; use localhost, or start it with --hosts {host[:100]}"
+        if host not in self.allowed_hosts:
+            host = host[:100]
+            message = f"this server is not called {host!r}; use localhost, or start it with --allowed-hosts {host}"
             raise RequestError(403, "host_not_allowed", message)
         origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
         if site in ("same-origin", "none") or {"*", origin} & set(self.settings.cors):  # none: typed by the user

@@ -211,8 +211,8 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
             return
         self.signal, self.state.is_stopping = sig, True
-        if sig == signal.SIGTERM and self.state.settings.drain:
-            self.drain_ends = time.monotonic() + self.state.settings.drain
+        if sig == signal.SIGTERM and self.state.settings.drain_seconds:
+            self.drain_ends = time.monotonic() + self.state.settings.drain_seconds
         else:
             self.should_exit = True
 

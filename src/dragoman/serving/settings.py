@@ -24,15 +24,15 @@ class ServerSettings(Settings):
     timeout: float = setting(120.0, "seconds after which a request is given up", gt=0)
     receive_timeout: float = setting(30.0, "seconds in which a request must arrive, plus 1 per 10 kB received", gt=0)
     stop_timeout: float = setting(30.0, "seconds for unfinished requests when the server stops", gt=0)
-    drain: float = setting(0.0, "seconds to go on accepting requests, but not to be ready, after SIGTERM", ge=0)
+    drain_seconds: float = setting(0.0, "seconds to go on accepting requests, but not to be ready, after SIGTERM", ge=0)
     max_connections: int = setting(1000, "open connections; further ones are refused with status 503", ge=1)
     max_body: int = setting(2_000_000, "bytes of a request, documents excepted", ge=1)
-    max_document: int = setting(20_000_000, "bytes of a document", ge=1)
+    max_document_bytes: int = setting(20_000_000, "bytes of a document", ge=1)
     max_texts: int = setting(128, "texts of a request", ge=1)
     max_characters: int = setting(20_000, "characters of a request, all texts together", ge=1)
     max_nbest: int = setting(20, "translations per text, and hypotheses of the beam", ge=1)
     cors: Annotated[tuple[str, ...], AsTuple] = setting((), "origins whose pages may call the server; * for all")
-    hosts: Annotated[tuple[str, ...], AsTuple] = setting(
+    allowed_hosts: Annotated[tuple[str, ...], AsTuple] = setting(
         (), "further host names that clients may use, if only this machine reaches the server and needs no key"
     )
     keys_file: Annotated[Path, Field(strict=False)] | None = setting(
@@ -43,8 +43,8 @@ class ServerSettings(Settings):
         None, "folder of the glossaries of clients, which servers may share; by default they are kept in memory only"
     )
     document_threads: int = setting(2, "documents that are translated at the same time", ge=1, le=1000)
-    max_documents: int = setting(100, "documents that may wait or be translated; further ones are refused", ge=1)
-    document_bytes: int = setting(1_000_000_000, "memory of all documents and their translations", ge=1)
+    max_queued_documents: int = setting(100, "documents that may wait or be translated; further ones are refused", ge=1)
+    document_memory: int = setting(1_000_000_000, "bytes of memory for all documents and their translations", ge=1)
     document_lifetime: float = setting(3600.0, "seconds for which a translated document can be fetched", gt=0)
     log_requests: bool = setting(True, "write a line of JSON to stderr for each request, without its texts")
 

@@ -14,7 +14,7 @@ export class Documents {
     Object.assign(this, { list, choose, announce, limit: 0, jobs: [] });
   }
 
-  configure({ max_document: limit }) {
+  configure({ max_document_bytes: limit }) {
     this.limit = limit;
     for (const id of JSON.parse(sessionStorage.getItem(STORED) ?? "[]")) this.add({ id, name: "", status: "queued" }).follow();
   }

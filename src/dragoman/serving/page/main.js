@@ -35,7 +35,7 @@ async function start() {
   $("key-button").hidden = !page.settings.key_required;
   $("version").textContent = `Dragoman ${page.settings.version}`;
   const formats = page.settings.document_formats.map(({ name, suffixes }) => `${name} (${suffixes.join(", ")})`);
-  $("formats").textContent = `${formats.join(" · ")}. At most ${formatBytes(page.settings.max_document)} each.`;
+  $("formats").textContent = `${formats.join(" · ")}. At most ${formatBytes(page.settings.max_document_bytes)} each.`;
   $("tab-documents").hidden = !page.settings.document_formats.length;
   $("file").accept = page.settings.document_formats.flatMap(format => format.suffixes).join(",");
   if (!page.columns.length) {
