@@ -29,9 +29,10 @@ from dragoman.cli.align import align_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.inspect import inspect_command
+from dragoman.cli.keys import keys
 from dragoman.cli.lab import lab_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
-from dragoman.cli.serve import keys, serve_command
+from dragoman.cli.serve import serve_command
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
 from dragoman.hardware import limit_threads, set_runtime_defaults

@@ -21,11 +21,13 @@ from dragoman.serving.access import Access, get_current_request
 from dragoman.serving.admin import make_admin_router
 from dragoman.serving.api import make_router
 from dragoman.serving.deepl import make_deepl_router
+from dragoman.serving.description_api import make_description_router
 from dragoman.serving.document_api import make_document_router
 from dragoman.serving.document_jobs import DocumentJobs
 from dragoman.serving.errors import RequestError, describe_invalid, to_request_error
-from dragoman.serving.exploration_api import make_description_router, make_exploration_router
+from dragoman.serving.exploration_api import make_exploration_router
 from dragoman.serving.glossaries import GlossaryStore
+from dragoman.serving.glossary_api import make_glossary_router
 from dragoman.serving.keys import KeyStore
 from dragoman.serving.libretranslate import make_libretranslate_router
 from dragoman.serving.middleware import RequestMiddleware, format_error
@@ -92,18 +94,11 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     app.state.server = server
     app.state.access = Access(keys, required=settings.key_required)
     metrics = ServerMetrics(pool, workers, server.is_ready)
-    service = Service(pool, settings)
-    app.include_router(make_admin_router(server, metrics))
     request_log = RequestLog(enabled=settings.log_requests)
-    glossaries = GlossaryStore(settings.glossary_folder)
-    jobs = DocumentJobs(service, workers, settings, request_log)
-    app.state.documents = jobs
-    app.include_router(make_router(service, workers, glossaries))
-    app.include_router(make_document_router(service, workers, jobs, glossaries))
-    app.include_router(make_exploration_router(service, workers))
-    app.include_router(make_description_router(service, workers))
-    app.include_router(make_libretranslate_router(service, workers, jobs))
-    app.include_router(make_deepl_router(service, workers, jobs, glossaries))
+    service = Service(pool, settings)
+    app.state.documents = DocumentJobs(service, workers, settings, request_log)
+    app.include_router(make_admin_router(server, metrics))
+    add_routers(app, service, workers, app.state.documents)
     if PAGE_FOLDER.is_dir():
         # Not mounted at "/": there it would match every path, also those that routes know with another method.
         app.router.default = PageFiles(directory=PAGE_FOLDER, html=True)
@@ -133,6 +128,18 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     if load:
         server.load_models()
     return app
+
+
+def add_routers(app: FastAPI, service: Service, workers: WorkerPool, jobs: DocumentJobs) -> None:
+    """Add the routes of all protocols."""
+    glossaries = GlossaryStore(service.settings.glossary_folder)
+    app.include_router(make_router(service, workers, glossaries))
+    app.include_router(make_document_router(workers, jobs, glossaries))
+    app.include_router(make_glossary_router(service, workers, glossaries))
+    app.include_router(make_exploration_router(service, workers))
+    app.include_router(make_description_router(service, workers))
+    app.include_router(make_libretranslate_router(service, workers, jobs))
+    app.include_router(make_deepl_router(service, workers, jobs, glossaries))
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The routes of our own API that show how a model translates a text, and what the server can do."""
+"""The routes of our own API that show how a model translates a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from fastapi.responses import HTMLResponse
 from pydantic import ConfigDict, Field
 
 from dragoman.serving.access import authorize
-from dragoman.serving.descriptions import describe_languages, describe_model, describe_settings
 from dragoman.serving.exploration import InspectionStore, list_alternatives
 from dragoman.serving.fields import RequestFields
 from dragoman.serving.service import AUTO, Service, SourceCode, TranslationRequest
@@ -49,14 +48,6 @@ class WordsBody(SentenceBody):
     count: int = Field(8, ge=1, le=32, description="number of words")
 
 
-class DetectBody(RequestFields):
-    """The body of POST /api/detect."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    text: str = Field(description="text whose language is wanted")
-
-
 def make_exploration_router(service: Service, workers: WorkerPool) -> APIRouter:
     """Return the routes that show how a model translates one text."""
     router, store = APIRouter(), InspectionStore()
@@ -89,35 +80,5 @@ def make_exploration_router(service: Service, workers: WorkerPool) -> APIRouter:
     @router.get("/inspections/{name}", response_class=HTMLResponse, include_in_schema=False)
     async def get_inspection(name: str) -> HTMLResponse:
         return HTMLResponse(store.get(name), headers=INSPECTION_HEADERS)
-
-    return router
-
-
-def make_description_router(service: Service, workers: WorkerPool) -> APIRouter:
-    """Return the routes that tell what the server can do, and in which language a text is."""
-    router = APIRouter(prefix="/api")
-
-    @router.get("/models")
-    async def models() -> list[dict[str, Any]]:
-        """Return the models, in the order in which they are chosen."""
-        return [describe_model(model) for model in list(service.pool.models.values())]
-
-    @router.get("/languages")
-    async def languages() -> list[dict[str, Any]]:
-        """Return all languages and, for each, those into which it is translated."""
-        return describe_languages(service.languages)
-
-    @router.get("/settings")
-    async def settings() -> dict[str, Any]:
-        """Return the limits of requests, and what the server supports."""
-        return describe_settings(service.settings)
-
-    @router.post("/detect")
-    async def detect(body: DetectBody, http: Request) -> dict[str, Any]:
-        """Return the languages of the models, best first, with the probability that the text is in each."""
-        service.check(TranslationRequest(texts=[body.text]))
-        authorize(http)
-        found = await workers.run(lambda _: service.detect(body.text))
-        return {"languages": [{"language": d.language, "confidence": round(d.confidence, 4)} for d in found]}
 
     return router
