@@ -296,7 +296,7 @@ def add_glossary_routes(router: APIRouter, service: Service, workers: WorkerPool
         text = await workers.run(lambda _: format_entries(glossaries.find(glossary_id, find_owner())))
         return PlainTextResponse(text, media_type="text/tab-separated-values")
 
-    @router.delete("/glossaries/{glossary_id}", status_code=204)
+    @router.delete("/glossaries/{glossary_id}", status_code=204, response_model=None)
     async def delete_glossary(glossary_id: str) -> None:
         """Delete a glossary."""
         await workers.run(lambda _: glossaries.delete(glossary_id, find_owner()))

@@ -58,7 +58,7 @@ def make_document_router(workers: WorkerPool, jobs: DocumentJobs, glossaries: Gl
         """Return a translated document."""
         return respond_with_document(jobs.find(document_id, owner=find_owner()))
 
-    @router.delete("/documents/{document_id}", status_code=204)
+    @router.delete("/documents/{document_id}", status_code=204, response_model=None)
     async def delete_document(document_id: str) -> None:
         """Forget a document, and stop its translation."""
         jobs.delete(jobs.find(document_id, owner=find_owner()))

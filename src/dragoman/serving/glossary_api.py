@@ -54,7 +54,7 @@ def make_glossary_router(service: Service, workers: WorkerPool, glossaries: Glos
         found = await workers.run(lambda _: glossaries.find(glossary_id, find_owner()))
         return {**describe_glossary(found), "entries": dict(found.entries)}
 
-    @router.delete("/glossaries/{glossary_id}", status_code=204)
+    @router.delete("/glossaries/{glossary_id}", status_code=204, response_model=None)
     async def delete_glossary(glossary_id: str) -> None:
         """Delete a glossary."""
         await workers.run(lambda _: glossaries.delete(glossary_id, find_owner()))

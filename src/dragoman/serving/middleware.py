@@ -98,15 +98,17 @@ class RequestMiddleware:
         try:
             self._admit(request, headers, scope.get("query_string", b""), limit)
             await self.app(scope, self._limit_body(request, receive, limit), respond)
-        except ResponseAborted as abort:
-            request.status = abort.status
-            raise
         except RequestError as error:
             await self._answer_error(request, error, respond)
         except RecursionError:
             too_deep = RequestError(400, "too_deep", "the body is nested too deeply")
             await self._answer_error(request, too_deep, respond)
         except Exception as error:
+            while isinstance(error, ExceptionGroup):  # some versions of Starlette stream in a group of tasks
+                error = error.exceptions[0]
+            if isinstance(error, ResponseAborted):
+                request.status = error.status
+                raise error from None
             request.path_template = find_path_template(scope, request)
             self.log.log_error(request.id, request.path_template, error)
             message = f"the server has failed; its log has more under the request id {request.id}"
