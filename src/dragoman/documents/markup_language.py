@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 from xml.parsers import expat
 
-from dragoman.documents.document import Document, MarkedText, TextFile, UnitBuilder, decode_file, render
+from dragoman.documents.document import Document, Kind, MarkedText, TextFile, UnitBuilder, decode_file, render
 from dragoman.errors import UserError
 
 # Linear on any text: every alternative is decided by its first characters, and nothing that failed is tried again.
@@ -285,6 +285,10 @@ def set_attribute(token: Token, name: str, value: str) -> str:
 CODES = {"bpt", "ept", "ph", "it", "ut"}
 OPENING, CLOSING = {"bpt", "bx", "sc", "sm"}, {"ept", "ex", "ec", "em"}
 PAIR_KEYS = ("startRef", "rid", "i", "id")  # attributes that name the pair of an opening or a closing code
+ISOLATED_KINDS: dict[str, Kind] = {"begin": "open", "open": "open", "end": "close", "close": "close"}  # pos of <it>
+MEANINGS = ("equiv-text", "equiv", "disp", "id")  # attributes that may say what a single code stands for
+CODE_TAG = re.compile(r"\s*<\s*+(/?)([A-Za-z][\w:.\-]*)(?:\s[^<>]*)?>\s*")
+NAMED_TAG = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")  # as Angular calls tags: START_LINK_1 ends with CLOSE_LINK
 
 
 def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
@@ -315,9 +319,11 @@ def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
                 number = builder.add_tag(raw, "open", key)
             elif token.name in CLOSING:
                 number = builder.add_tag(raw, "close", key)
+            elif token.kind == "open" and end == index:
+                number = builder.add_tag(raw, "open", f"<{token.name}>")
             else:
-                is_pair = token.kind == "open" and end == index
-                number = builder.add_tag(raw, "open" if is_pair else "standalone", f"<{token.name}>")
+                content = "".join(each.raw for each in tokens[index + 1 : end] if each.kind == "text")
+                number = builder.add_tag(raw, *find_meaning(token, unescape_xml(content)))
             order = token.get("canReorder")
             if order == "firstNo" or (order == "no" and not sequences):
                 sequences.append([])
@@ -331,6 +337,22 @@ def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
     for sequence in sequences:
         builder.keep_order(sequence)
     return builder
+
+
+def find_meaning(token: Token, content: str) -> tuple[Kind, str]:
+    """Return the kind and the key of a single code, such as <ph>, <x> or <it>.
+
+    Two of them can be the ends of a pair by what they stand for: an opening and a closing tag.
+    """
+    names = [content, *map(token.get, MEANINGS)] if token.name in ("ph", "x", "it", "ut") else []
+    for name in names:
+        if match := CODE_TAG.fullmatch(name):
+            return "close" if match[1] else "open", f"tag {match[2]}"
+        if match := NAMED_TAG.fullmatch(name):
+            return "open" if match[1] == "START" else "close", f"name {match[2]}"
+    if token.name == "it":
+        return ISOLATED_KINDS.get(token.get("pos"), "standalone"), f"isolated {token.get('rid') or token.get('x')}"
+    return "standalone", ""
 
 
 PROTECTED = {"protected": "no"}  # value of mtype -> value of translate

@@ -41,6 +41,9 @@ BATCH_SEGMENTS = 512  # segments between two reports of progress
 LINE_END = re.compile(r"(?<=[.!?:;…。！？])[ \t]*\r?\n|\r?\n(?=[ \t]*(?:[-*•#>|]|\d+[.)]|\r?\n|[ \t]{2,}))|\r?\n\s*\n")
 # A tag between two words that is a line break or a tab: other tags can stand inside a word.
 BREAK = re.compile(r"<(?:\w+:)?(?:br|cr|tab|ptab)\b|\bctype=[\"']lb[\"']", re.IGNORECASE)
+# A single code of XLIFF or TMX, unless it stands for a value: two of them may belong together without saying so.
+SINGLE_CODE = re.compile(r"<(?:\w+:)?(?:x|ph|it|ut)\b(?!.*?(?:INTERPOLATION|[>\"'](?:\{|%|\$)))", re.DOTALL)
+MOVED_WARNING = "single codes are in another order; check that none of them belong together"
 EMPTY_WARNING = "an empty translation"
 Progress = Callable[[int, int], None]  # gets the numbers of translated units and of all units
 
@@ -216,6 +219,8 @@ def join_unit(
         position = end
     parts += list_copies(unit.text, position, len(unit.text)) if unit.markup else []
     content, warnings = place_markup(unit, join_aligned(parts, unit.text))
+    codes = [tag.id for tag in content.markup if tag.partner is None and SINGLE_CODE.match(tag.raw)]
+    warnings += [MOVED_WARNING] if codes != sorted(codes) else []
     for hypothesis in hypotheses:
         kinds = {get_warning_kind(warning) for warning in hypothesis.warnings}
         warnings += [*hypothesis.warnings, *(flag for flag in hypothesis.flags if flag not in kinds)]
