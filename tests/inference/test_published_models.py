@@ -10,12 +10,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import dragoman
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.errors import UserError
 from dragoman.inference.directions import Direction, choose_direction
-from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
+from dragoman.inference.engines.huggingface import (
+    HuggingFaceEngine,
+    compute_feature_order,
+    import_huggingface,
+    make_sinusoid_table,
+    read_weights,
+)
 from dragoman.inference.engines.published import FORBIDDEN_LOGIT, IdMap, guess_model_languages, read_published
 from dragoman.inference.export import export
 from dragoman.inference.loading import load_as
@@ -315,6 +322,51 @@ def test_numbers_that_are_null_have_a_default(tmp_path: Path) -> None:
     damage("config.json", dropout=None, max_position_embeddings=None)(folder)
     damage("tokenizer_config.json", model_max_length=None)(folder)
     assert read_published(folder).longest_source == 510
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Its table of sinusoids is rounded, and transformers would compute in it."""
+    folder = tmp_path / "there"
+    write_marian(folder).to(dtype).save_pretrained(folder)
+    weights = read_weights(folder)
+    waves = make_sinusoid_table("sinusoidal", 512, 32)[:, compute_feature_order(32)].to(dtype)
+    save_file(
+        {**weights, "model.encoder.embed_positions.weight": waves}, folder / "model.safetensors", {"format": "pt"}
+    )
+    import_huggingface(folder, tmp_path / "run")
+    translator = load_as(Translator, tmp_path / "run")
+    engine = HuggingFaceEngine(folder, read_published(folder).id_map)
+    assert engine.model.dtype == torch.float32
+    options = translator.make_options(beam=1, search={"max_tokens": 24})
+    ours, theirs = (t.translate_nbest(LINES, options) for t in (translator, replace(translator, engine=engine)))
+    assert [h.tokens for [h] in ours] == [h.tokens for [h] in theirs]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_in_several_files_are_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "there"
+    write_marian(folder)
+    weights = read_weights(folder)
+    (folder / "model.safetensors").unlink()
+    stem, _, suffix = name.partition(".")
+    parts = {f"{stem}-0000{i + 1}-of-00002.{suffix}": dict([*weights.items()][i::2]) for i in range(2)}
+    for file, part in parts.items():
+        if suffix == "bin":
+            torch.save(part, folder / file)
+        else:
+            save_file({key: tensor.contiguous() for key, tensor in part.items()}, folder / file)
+    index = folder / f"{name}.index.json"
+    index.write_text(json.dumps({"weight_map": {key: file for file, part in parts.items() for key in part}}))
+    again = read_weights(folder)
+    assert {*again} == {*weights}
+    assert all(torch.equal(weights[key], again[key]) for key in weights)
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    with pytest.raises(UserError, match="does not name the files of the weights"):
+        read_weights(folder)
+    index.write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    with pytest.raises(UserError, match=r"b\.safetensors' is incomplete or damaged"):
+        read_weights(folder)
 
 
 def test_the_command(tmp_path: Path, call: Call) -> None:

@@ -46,6 +46,7 @@ from dragoman.inference.engines.published import (
     IdMap,
     PublishedModel,
     is_published,
+    read_json_file,
     read_published,
     reorder_rows,
 )
@@ -302,18 +303,30 @@ def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers, te
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights by name. Pickled files are loaded safely: no code in them is executed."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        path = folder / name
-        if not path.exists():
-            continue
+    tensors: dict[str, Tensor] = {}
+    for path in list_weight_files(folder):
         try:
-            if name.endswith(".bin"):
-                return dict(torch.load(path, map_location="cpu", weights_only=True))
-            return dict(load_file(path))
+            is_pickle = path.suffix == ".bin"
+            tensors |= torch.load(path, map_location="cpu", weights_only=True) if is_pickle else load_file(path)
         except UnpicklingError:
             raise UserError(f"{str(path)!r} is damaged or contains more than weights, so it is not loaded") from None
-        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
+        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, TypeError) as error:
             raise UserError(f"{str(path)!r} is incomplete or damaged ({error}); copy it again") from None
+    return tensors
+
+
+def list_weight_files(folder: Path) -> list[Path]:
+    """Return the files with the weights of a model: one, or those that an index names."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).exists():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            files = read_json_file(index, required=True).get("weight_map")
+            # Only files of this folder: an index comes from elsewhere, and could name any file.
+            if not isinstance(files, dict) or not all(isinstance(f, str) and Path(f).name == f for f in files.values()):
+                raise UserError(f"{str(index)!r} does not name the files of the weights; copy it again")
+            return [folder / file for file in sorted({*files.values()})]
     raise UserError(f"{str(folder)!r} has neither model.safetensors nor pytorch_model.bin; name a complete model")
 
 
@@ -355,7 +368,8 @@ def find_position(tensors: dict[str, Tensor], width: int) -> str:
 def has_sinusoids(position_PC: Tensor, position: str) -> bool:
     """Return whether a table contains the vectors of a position encoding, in the order of `transformers`."""
     sinusoid_PC = make_sinusoid_table(position, *position_PC.shape)[:, compute_feature_order(position_PC.size(1))]
-    return torch.allclose(position_PC.float(), sinusoid_PC, atol=SINUSOID_TOLERANCE)
+    rounding = torch.finfo(position_PC.dtype).eps if position_PC.is_floating_point() else 0.0  # of half precision
+    return torch.allclose(position_PC.float(), sinusoid_PC, atol=max(SINUSOID_TOLERANCE, rounding))
 
 
 class HuggingFaceEngine(Engine):
@@ -371,7 +385,7 @@ class HuggingFaceEngine(Engine):
                 "pip install 'dragoman[huggingface]' installs it"
             ) from None
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
         rows = self.model.config.vocab_size, getattr(self.model.config, "decoder_vocab_size", None)
         self.source_ids = id_map.source if id_map else range(rows[0])  # their id of each of ours
         self.target_ids = id_map.target if id_map else range(rows[1] or rows[0])
