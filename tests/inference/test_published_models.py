@@ -260,6 +260,41 @@ def test_languages_of_a_name() -> None:
     assert guess_model_languages(("", ""), ["opus-mt-en-roa", "x"], {})[0] == "en"
 
 
+def test_a_group_of_languages_is_no_language() -> None:
+    for group in ("gem", "zle", "itc", "mul", "roa"):
+        assert guess_model_languages(("", ""), [f"opus-mt-tc-big-{group}-en"], {}) == ("", "en")
+        assert guess_model_languages(("", ""), ["x"], {"source_lang": "eng", "target_lang": group}) == ("en", "")
+    assert guess_model_languages(("", "be"), ["opus-mt-en-zle"], {}) == ("en", "be")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("owner/opus-mt-en-de", "owner/opus-mt-en-de"), ("/home/someone/model", "there"), ("./a", "there"), ("", "there")],
+)
+def test_the_name_is_no_path_of_another_machine(written: str, name: str, tmp_path: Path) -> None:
+    write_marian(tmp_path / "there")
+    damage("config.json", _name_or_path=written)(tmp_path / "there")
+    assert read_published(tmp_path / "there").origin["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("write", "files"),
+    [
+        (write_marian, "source.spm, target.spm, vocab.json"),
+        (lambda folder: write_m2m(folder, nllb=True), "sentencepiece.bpe.model"),
+    ],
+)
+def test_missing_tokenizer_files_are_named(write: Callable[[Path], Any], files: str, tmp_path: Path) -> None:
+    """transformers 5 saves tokenizer.json only."""
+    folder = tmp_path / "there"
+    write(folder)
+    for path in (*folder.glob("*.spm"), *folder.glob("*.model")):
+        path.unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=f"copy {files}.* from the original model"):
+        import_huggingface(folder, tmp_path / "run")
+
+
 def damage(name: str, **values: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / name

@@ -40,7 +40,13 @@ FORBIDDEN_LOGIT = -1e4  # output bias of a token that is never an output; finite
 # Their name -> model.activation.
 HUGGINGFACE_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 MODEL_NAME = re.compile(r"opus-mt-(?:tc-big-)?([a-z]{2,3})-([a-z]{2,3})$", re.IGNORECASE)
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")  # owner/name
 MARIAN_LANGUAGE, M2M_LANGUAGE = re.compile(r">>(.+)<<"), re.compile(r"__(.+)__")
+# Of each model_type; transformers 5 saves tokenizer.json instead. NLLB has no vocab.json.
+TOKENIZER_FILES = {
+    "marian": ("source.spm", "target.spm", "vocab.json"),
+    "m2m_100": ("sentencepiece.bpe.model", "vocab.json (if it has one)"),
+}
 UNUSED_TOKEN = "<unused-{}>"  # of a row without a token
 
 
@@ -64,9 +70,22 @@ class PublishedModel:
 
 
 def is_published(folder: Path) -> bool:
-    """Return whether a folder has tokenizer files of a published model, and not those of our own export."""
-    spm_files = ("source.spm", "sentencepiece.bpe.model")
-    return not (folder / "tokenizer" / "tokenizer.json").exists() and any((folder / n).exists() for n in spm_files)
+    """Return whether a folder has a published model, and not our own export, which has tokenizer/ or is a Pegasus."""
+    if (folder / "tokenizer" / "tokenizer.json").exists():
+        return False
+    if any((folder / files[0]).exists() for files in TOKENIZER_FILES.values()):
+        return True
+    return read_json_file(folder / "config.json", required=True).get("model_type") in tuple(TOKENIZER_FILES)
+
+
+def check_tokenizer_files(folder: Path, model_type: str) -> None:
+    """Raise a UserError for a folder without SentencePiece files, as transformers 5 saves it."""
+    needed = TOKENIZER_FILES[model_type]
+    if not (folder / needed[0]).exists():
+        raise UserError(
+            f"{str(folder)!r} has neither {needed[0]} nor a folder tokenizer/ with Dragoman's tokenizer; copy "
+            f"{', '.join(needed)} from the original model, or tokenizer/ from the run that the model was exported from"
+        )
 
 
 def read_published(
@@ -78,6 +97,7 @@ def read_published(
     """
     config = read_json_file(folder / "config.json", required=True)
     check_config(config, folder)
+    check_tokenizer_files(folder, config["model_type"])
     is_marian = config["model_type"] == "marian"
     tokenizer_config = read_json_file(folder / "tokenizer_config.json")
     if is_marian:
@@ -85,7 +105,8 @@ def read_published(
     else:
         tokenizers, id_map, is_joint = read_m2m_tokenizers(folder, config, tokenizer_config)
     card = read_front_matter(folder / "README.md")
-    name = str(config.get("_name_or_path") or folder.resolve().name)
+    written = str(config.get("_name_or_path") or "")
+    name = written if HUB_NAME.fullmatch(written) else folder.resolve().name  # it may be a path of another machine
     given = (source_language, target_language)
     languages = guess_model_languages(given, [name, folder.resolve().name], tokenizer_config) if is_marian else ("", "")
     positions = int(get_number(config, "max_position_embeddings", folder / "config.json", 512, minimum=3))
@@ -370,10 +391,19 @@ def read_licence(card: Mapping[str, Any]) -> str:
 def guess_model_languages(
     given: tuple[str, str], names: Sequence[str], tokenizer_config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return the languages of a MarianMT model: those given, or those of its tokenizer or its name; "" if unknown."""
+    """Return the languages of a MarianMT model: those given, or those of its tokenizer or its name.
+
+    "" stands for unknown languages and for groups, such as gem: they can be any language.
+    """
     named = next((match.groups() for name in names if (match := MODEL_NAME.search(name))), ("", ""))
     configured = [str(tokenizer_config.get(f"{side}_lang") or "") for side in ("source", "target")]
     source, target = (
-        one or find_code(other) or find_code(third) for one, other, third in zip(given, configured, named, strict=True)
+        one or find_language(other) or find_language(third)
+        for one, other, third in zip(given, configured, named, strict=True)
     )
     return source, target
+
+
+def find_language(text: str) -> str:
+    """Return the usual notation of a language code; "" if it is none, or that of a group of languages."""
+    return "" if text.lower() in TABLES["language_groups"].split() else find_code(text)
