@@ -5,17 +5,24 @@ TMX and XLIFF files are parsed as they are read, so they may be of any size. Inl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 from xml.parsers import expat
 
 from dragoman.documents.markup_language import CODES, is_same_language
 from dragoman.documents.po import parse_messages, read_plural_forms
-from dragoman.documents.xliff import MACHINE_STATE, UNIT_ELEMENTS, UNTRANSLATED_STATES
+from dragoman.documents.xliff import UNIT_ELEMENTS, UNTRANSLATED_STATES
 from dragoman.errors import UserError
 
 # Of texts without a translation, and of those by a machine: it would learn its own mistakes.
-REFUSED_STATES = UNTRANSLATED_STATES | {MACHINE_STATE}
+REFUSED_STATE = re.compile(rf"{'|'.join(UNTRANSLATED_STATES)}|needs-.*")
+MACHINE_QUALIFIERS = {"mt-suggestion", "leveraged-mt"}
+# Of the segments of SDLXLIFF: not confirmed or rejected, and translated by a machine without a change.
+REFUSED_CONFIRMATIONS = {"Draft", "RejectedTranslation", "RejectedSignOff"}
+MACHINE_ORIGINS = {"mt", "nmt", "amt"}
+SINGLE_CODES = {"ph", "x", "ut"}  # which may be line breaks or values, while others begin or end a format
+CODE = "\0"  # in a text: a single code stood here
 Texts = list[tuple[str, str]]  # the texts of a unit: language, or source or target, and text
 
 
@@ -28,8 +35,12 @@ class UnitCollector:
         self.texts: Texts = []
         self.key = self.source_language = ""
         self.pieces: list[str] | None = None  # of the text that is being read
+        # The segments of a unit of XLIFF 1.2: source or target and mid -> pieces.
+        self.segments: dict[tuple[str, str], list[str]] = {}
+        self.marks: list[list[str]] = []  # for each open <mrk>, the pieces of the segment that it is or stands in
+        self.refused: set[str] = set()  # the segments that are not confirmed
         self.ignored = 0  # number of open elements whose content is no text
-        self.in_unit = self.is_refused = False
+        self.in_unit = self.in_variant = self.is_refused = False
         self.forbidden = [False]  # whether translation is forbidden, for each open element
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
@@ -45,36 +56,63 @@ class UnitCollector:
         name = element.rpartition(":")[2]
         translate = attributes.get("translate")
         self.forbidden.append(self.forbidden[-1] if not translate else translate == "no")
+        if name in SINGLE_CODES:
+            self.add_text(CODE)
         if self.ignored or name in CODES or name == "alt-trans":
             self.ignored += 1
         elif name == "header":
             self.source_language = attributes.get("srclang", "")
         elif name == "tu" or name in UNIT_ELEMENTS:
-            self.texts, self.in_unit = [], True
-            self.is_refused = self.forbidden[-1] or attributes.get("state") in REFUSED_STATES
+            self.texts, self.segments, self.refused, self.in_unit = [], {}, set(), True
+            self.is_refused = self.forbidden[-1] or is_unconfirmed(attributes)
         elif name == "tuv":
-            self.key = attributes.get("xml:lang") or attributes.get("lang", "")
-        elif name in ("seg", "source", "target") and self.in_unit:
-            self.key = self.key if name == "seg" else name
-            self.pieces = []
-            self.is_refused |= attributes.get("state") in REFUSED_STATES
+            self.key, self.in_variant = attributes.get("xml:lang") or attributes.get("lang", ""), True
+        elif name == "seg" and not self.in_variant:  # <sdl:seg> of SDLXLIFF, which describes a segment
+            if is_unconfirmed(attributes):
+                self.refused.add(attributes.get("id", ""))
+        elif name in TEXT_ELEMENTS and self.in_unit:
+            self.key = self.key if name == "seg" else name.removeprefix("seg-")
+            self.pieces, self.marks = [], []
+            self.is_refused |= is_unconfirmed(attributes)
+        elif name == "mrk" and self.pieces is not None:
+            outer = self.marks[-1] if self.marks else []
+            if attributes.get("mtype") == "seg":
+                outer = self.segments.setdefault((self.key, attributes.get("mid", "")), [])
+            self.marks.append(outer)
 
     def end(self, element: str) -> None:
         name = element.rpartition(":")[2]
         self.forbidden.pop()
         if self.ignored:
             self.ignored -= 1
-        elif name in ("seg", "source", "target") and self.pieces is not None:
-            self.texts.append((self.key, " ".join("".join(self.pieces).split())))
+        elif name == "mrk" and self.marks:
+            self.marks.pop()
+        elif name == "tuv":
+            self.in_variant = False
+        elif name in TEXT_ELEMENTS and self.pieces is not None:
+            if name != "seg-source":  # the source again
+                self.texts.append((self.key, join_pieces(self.pieces)))
             self.pieces = None
         elif name == "tu" or name in UNIT_ELEMENTS:
             if not self.is_refused:
-                self.units.append(self.texts)
+                self.units += self.list_segments() or [self.texts]
             self.texts, self.in_unit = [], False
+
+    def list_segments(self) -> list[Texts]:
+        """Return the texts of each segment of a unit; nothing if its target is not segmented."""
+        if not any(side == "target" for side, _ in self.segments):
+            return []
+        identifiers = dict.fromkeys(mid for _, mid in self.segments if mid not in self.refused)
+        return [
+            [(side, join_pieces(self.segments.get((side, mid), []))) for side in ("source", "target")]
+            for mid in identifiers
+        ]
 
     def add_text(self, text: str) -> None:
         if self.pieces is not None and not self.ignored:
             self.pieces.append(text)
+            if self.marks:
+                self.marks[-1].append(text)
 
     def read(self, lines: Iterable[str]) -> Iterator[Texts]:
         """Yield the texts of each unit as soon as its lines have been read."""
@@ -88,6 +126,25 @@ class UnitCollector:
             reason = expat.ErrorString(error.code)
             raise UserError(f"{self.name} is no well-formed XML: {reason} in line {error.lineno}; correct it") from None
         yield from self.units
+
+
+TEXT_ELEMENTS = {"seg", "source", "seg-source", "target"}
+
+
+def is_unconfirmed(attributes: dict[str, str]) -> bool:
+    """Return whether a unit or a segment is marked as not translated, not reviewed, or translated by a machine."""
+    return bool(
+        REFUSED_STATE.fullmatch(attributes.get("state", ""))
+        or attributes.get("state-qualifier") in MACHINE_QUALIFIERS
+        or attributes.get("conf") in REFUSED_CONFIRMATIONS
+        or attributes.get("origin") in MACHINE_ORIGINS
+    )
+
+
+def join_pieces(pieces: list[str]) -> str:
+    """Return a text with single spaces, and with one for a code between two words."""
+    text = re.sub(rf"(?<=\w){CODE}+(?=\w)", " ", "".join(pieces)).replace(CODE, "")
+    return " ".join(text.split())
 
 
 def read_tmx_pairs(lines: Iterable[str], name: str, languages: tuple[str, str] = ("", "")) -> Iterator[tuple[str, str]]:
