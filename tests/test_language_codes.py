@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dragoman.language_codes import (
     LANGUAGE_NAMES,
     LANGUAGES,
     find_code,
+    is_same_language,
     match_language,
     name_language,
     normalize_code,
@@ -38,3 +41,17 @@ def test_the_nearest_language_is_matched() -> None:
     assert match_language("nn", ["no"]) is None
     assert match_language("tl", ["fil"]) == "fil"
     assert match_language("fil", ["en", "tl"]) == "tl"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("en", "en-US", True), ("de-AT", "de_DE", True), ("ENG", "en", True), ("eng_Latn", "en", True),
+        ("no", "nb", True), ("fil", "tl-PH", True), ("nb-NO", "no", True), ("nn", "nb", False),
+        ("zh-CN", "zh-Hans", True), ("zh", "zh-CN", True), ("zh-TW", "zh-Hant", True), ("zh-CN", "zh-Hant", False),
+        ("sr-Cyrl", "sr", True), ("sr-Latn", "sr-Cyrl", False), ("sr@latin", "sr-Latn", True),
+        ("de_DE@euro", "de", True), ("en", "de", False), ("", "", False), ("tlh", "tlh-Latn", True), ("*", "en", False),
+    ],
+)  # fmt: skip
+def test_codes_of_one_language_and_script_are_one(first: str, second: str, *, same: bool) -> None:
+    assert is_same_language(first, second) == is_same_language(second, first) == same

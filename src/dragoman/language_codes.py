@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -38,6 +39,7 @@ LANGUAGES, CODE_BY_NOTATION = read_language_table()
 LANGUAGE_NAMES = {language.code: language.name for language in LANGUAGES.values()}  # code -> English name
 # Codes of the language that another code also stands for: Bokmål is what `no` usually means, Filipino standard Tagalog.
 WIDER_CODES = {"nb": "no", "fil": "tl"}
+SCRIPTS_OF_LOCALES = {"latin": "Latn", "cyrillic": "Cyrl", "devanagari": "Deva", "arabic": "Arab"}  # sr@latin
 CODE = re.compile(r"(?P<language>[a-z]{2,3})(-(?P<script>[a-z]{4}))?(-(?P<region>[a-z]{2}|\d{3}))?", re.I)
 
 
@@ -102,9 +104,23 @@ def get_wider_code(code: str) -> str:
     return WIDER_CODES.get(main, main)
 
 
+@lru_cache(4096)  # files of translations ask for every unit
+def find_locale_code(text: str) -> str:
+    """Return the usual notation of a language code or a locale, such as sr@latin; in lower case if it is neither."""
+    main, _, modifier = text.strip().partition("@")
+    script = SCRIPTS_OF_LOCALES.get(modifier.lower())
+    return (find_code(f"{main}-{script}") if script else "") or find_code(main) or main.lower()
+
+
 def is_same_language(first: str, second: str) -> bool:
-    """Return whether two codes differ in their regions only, so that a text in one needs no translation."""
-    return get_wider_code(first) == get_wider_code(second) and list_scripts(first)[:1] == list_scripts(second)[:1]
+    """Return whether two codes, in any notation, differ in their regions only, so that a text needs no translation.
+
+    Those of one language in two scripts, such as zh-CN and zh-TW, do not.
+    """
+    codes = [find_locale_code(first), find_locale_code(second)]
+    scripts = [list_scripts(code)[:1] for code in codes]
+    is_same = get_wider_code(codes[0]) == get_wider_code(codes[1])
+    return is_same and all(codes) and (scripts[0] == scripts[1] or not all(scripts))
 
 
 def match_language(code: str, available: Iterable[str]) -> str | None:

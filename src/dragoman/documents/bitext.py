@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 from xml.parsers import expat
 
-from dragoman.documents.markup_language import CODES, is_same_language
+from dragoman.documents.markup_language import CODES
 from dragoman.documents.po import parse_messages, read_plural_forms
 from dragoman.documents.xliff import UNIT_ELEMENTS, UNTRANSLATED_STATES
 from dragoman.errors import UserError
+from dragoman.language_codes import is_same_language
 
 # Of texts without a translation, and of those by a machine: it would learn its own mistakes.
 REFUSED_STATE = re.compile(rf"{'|'.join(UNTRANSLATED_STATES)}|needs-.*")

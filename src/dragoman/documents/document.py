@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from dragoman.errors import UserError
-from dragoman.language_codes import find_code
+from dragoman.language_codes import is_same_language
 
 MAX_DOCUMENT_BYTES = 256 << 20
 # Encodings of text, by the names of their codecs: others, such as punycode, can take very long to decode.
@@ -280,12 +280,11 @@ class LanguageMismatch(UserError):
 
 
 def check_languages(name: str, named: tuple[str, str], requested: tuple[str, str]) -> None:
-    """Raise a LanguageMismatch if a file names other languages than requested; de and de-DE are one."""
-    codes = [[find_code(code.partition("@")[0]).partition("-")[0] for code in pair] for pair in (named, requested)]
-    bases = [["nb" if code == "no" else code for code in pair] for pair in codes]  # Norwegian is mostly Bokmål
-    if all(theirs == ours or not (theirs and ours) for theirs, ours in zip(*bases, strict=True)):
-        return
-    raise LanguageMismatch(name, named, requested)
+    """Raise a LanguageMismatch if a file names other languages or scripts than requested; de and de-DE are one."""
+    if any(
+        theirs and ours and not is_same_language(theirs, ours) for theirs, ours in zip(named, requested, strict=True)
+    ):
+        raise LanguageMismatch(name, named, requested)
 
 
 WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # as in HTML and XML: no-break spaces are not among them

@@ -356,9 +356,3 @@ def find_meaning(token: Token, content: str) -> tuple[Kind, str]:
 
 
 PROTECTED = {"protected": "no"}  # value of mtype -> value of translate
-
-
-def is_same_language(first: str, second: str) -> bool:
-    """Return whether two codes are of one language: en, en-US and EN_us are."""
-    a, b = (code.lower().replace("_", "-") for code in (first, second))
-    return bool(a and b) and (a == b or a.startswith(b + "-") or b.startswith(a + "-"))

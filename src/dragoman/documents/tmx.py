@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from dragoman.documents.document import Document, MarkedText, Slot, Splice
@@ -10,7 +11,6 @@ from dragoman.documents.markup_language import (
     XmlDocument,
     close_empty,
     find_element_end,
-    is_same_language,
     list_children,
     read_inline,
     read_xml,
@@ -18,6 +18,7 @@ from dragoman.documents.markup_language import (
     tokenize_markup,
 )
 from dragoman.errors import UserError
+from dragoman.language_codes import is_same_language
 
 
 def read_tmx(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
@@ -53,8 +54,12 @@ def read_tmx(data: bytes, name: str, source_language: str = "", target_language:
         raise UserError(
             f"{name} has no text in {document.source_language}; choose one of its languages ({found}) as source"
         )
+    spellings = Counter(get_language(tokens[first]) for children in variants for first, _ in children)
+    spellings[document.target_language] *= len(variants)  # before others if the file has it
+    targets = [code for code, _ in spellings.most_common() if is_same_language(code, document.target_language)]
+    spelling = next(iter(targets), document.target_language)  # of the target language in this file, such as de-DE
     for children in variants:
-        add_translation_unit(document, tokens, children)
+        add_translation_unit(document, tokens, children, spelling)
     return document
 
 
@@ -71,8 +76,13 @@ def find_segment(tokens: Sequence[Token], variant: tuple[int, int]) -> tuple[int
     return next((child for child in list_children(tokens, *variant) if tokens[child[0]].name == "seg"), None)
 
 
-def add_translation_unit(document: Document, tokens: Sequence[Token], variants: list[tuple[int, int]]) -> None:
-    """Add a <tu> to the units of a document, unless it has no text in the source language or has a translation."""
+def add_translation_unit(
+    document: Document, tokens: Sequence[Token], variants: list[tuple[int, int]], target_language: str
+) -> None:
+    """Add a <tu> to the units of a document, unless it has no text in the source language or has a translation.
+
+    A new variant has the code `target_language`.
+    """
 
     def find(language: str) -> tuple[int, int] | None:
         same = [child for child in variants if is_same_language(get_language(tokens[child[0]]), language)]
@@ -105,7 +115,7 @@ def add_translation_unit(document: Document, tokens: Sequence[Token], variants: 
         first, last = source
         indent = tokens[first - 1].raw if tokens[first - 1].raw.isspace() else ""
         attribute = "xml:lang" if "xml:lang" in tokens[first].attributes else "lang"
-        new = f'{indent}<tuv {attribute}="{document.target_language}">{content}</tuv>'
+        new = f'{indent}<tuv {attribute}="{target_language}">{content}</tuv>'
         return [Splice(tokens[last].end, tokens[last].end, new)]
 
     document.add(builder.build(), Slot(make_splices, in_place=False))

@@ -1,0 +1,53 @@
+"""Files of translations: XLIFF, TMX and PO as tools for translators write and read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.documents.bitext import read_tmx_pairs
+from dragoman.documents.document import Document, MarkedText
+from dragoman.documents.formats import open_document
+from dragoman.errors import UserError
+
+
+def open_text(text: str, name: str, source: str = "en", target: str = "de") -> Document:
+    return open_document(text.encode(), name, source_language=source, target_language=target)
+
+
+def translate(document: Document, text: str = "neu") -> str:
+    return document.write([MarkedText(text) for _ in document.units]).decode()
+
+
+def make_memory(*units: dict[str, str]) -> str:
+    variants = ("".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in u.items()) for u in units)
+    return f'<tmx><header srclang="en"/><body>{"".join(f"<tu>{unit}</tu>" for unit in variants)}</body></tmx>'
+
+
+def test_a_memory_is_filled_in_the_spelling_of_the_file() -> None:
+    memory = make_memory({"en-US": "One", "de-DE": "Eins"}, {"en-US": "Two"}, {"en-US": "Three", "de-DE": "Drei"})
+    document = open_text(memory, "a.tmx")
+    assert (len(document.units), document.skipped) == (1, 2)
+    assert '<tuv xml:lang="de-DE"><seg>neu</seg>' in translate(document)
+    assert '<tuv xml:lang="de">' in translate(open_text(make_memory({"en": "One"}), "a.tmx"))
+
+
+def test_a_memory_in_another_script_has_no_translation() -> None:
+    memory = make_memory({"en": "One", "zh-CN": "一"})
+    assert open_text(memory, "a.tmx", target="zh-Hans").skipped == 1
+    document = open_text(memory, "a.tmx", target="zh-Hant")
+    assert '<tuv xml:lang="zh-Hant"><seg>neu</seg>' in translate(document)
+    assert [*read_tmx_pairs([memory], "a.tmx", ("en", "zh-Hans"))] == [("One", "一")]
+    assert not [*read_tmx_pairs([memory], "a.tmx", ("en", "zh-Hant"))]
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted", "is_read"),
+    [("zh-CN", "zh-Hans", True), ("zh-CN", "zh-Hant", False), ("sr-Cyrl", "sr-Latn", False), ("de-AT", "de", True)],
+)
+def test_a_file_in_another_script_is_refused(named: str, wanted: str, *, is_read: bool) -> None:
+    text = f'<xliff><file target-language="{named}"><trans-unit><source>a</source></trans-unit></file></xliff>'
+    if is_read:
+        assert open_text(text, "a.xlf", target=wanted).units
+        return
+    with pytest.raises(UserError, match=f"is from .*to {named}|is to {named}"):
+        open_text(text, "a.xlf", target=wanted)
