@@ -368,3 +368,81 @@ def test_tags_that_begin_a_block_are_reported(text: str, position: int, warned: 
     moved = MarkedText("x Hi", (unit.markup[0]._replace(position=position),))
     document.write([*(other.content for other in others), moved])
     assert list(document.warnings.values()) == [BLOCK_WARNING] * warned
+
+
+SIMPLE = "  Right     Left\n-------     ------\n     12     twelve\n    123     more\n"
+HEADLESS = "-------     ------\n     12     twelve\n    123     more\n-------     ------\n"
+MULTILINE = """\
+--------------------
+ Centered   Default
+  Header    Aligned
+---------- ---------
+   First    row
+            one
+
+   Second   row
+--------------------
+"""
+GRID = "+-----+-----+\n| One | Two |\n+=====+=====+\n| - a | b   |\n|     |     |\n+-----+-----+\n"
+ENVIRONMENT = "\\begin{table}[h]\nSome text\n\nAnd more & cells\n\\end{table}\n"
+
+
+@pytest.mark.parametrize("block", [SIMPLE, HEADLESS, MULTILINE, GRID, ENVIRONMENT, "\\newpage\n", "\\vspace{1em}\n"])
+@pytest.mark.parametrize("before", ["", "Before it.\n\n"])
+@pytest.mark.parametrize("after", ["", "\nBehind it.\n"])
+def test_tables_and_tex_of_pandoc_stay_as_they_are(block: str, before: str, after: str) -> None:
+    text = before + block + after
+    document = open_markdown(text)
+    assert [unit.text for unit in document.units] == [part.strip() for part in (before, after) if part]
+    assert document.skipped == 1
+    assert write_marked(document) == text
+
+
+def test_lines_after_bars_are_texts() -> None:
+    text = "| A line of verse\n|    and another,\n  that goes on\n|\n| The last one\n\nText\n"
+    document = open_markdown(text)
+    assert [unit.text for unit in document.units] == [
+        "A line of verse", "and another, that goes on", "The last one", "Text"
+    ]  # fmt: skip
+    assert write_marked(document) == text.replace(",\n  that", ", that")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('![alt](a.png){width="6.5in"\nheight="4in"} b', "<![:alt> b"),
+        ('[a](b){target="_blank" .ext} c', "<[:a> c"),
+        ('[a]{custom-style="Big Text"} b', "<[:a> b"),
+        ("[a]{.smallcaps} b {c} [d]", "<[:a> b {c} [d]"),
+        ("a`<br/>`{=html} b `c`{.py}", "a`<br/>`{=html} b `c`{.py}"),
+        (r"see \ref{fig:one} and \emph{this}", r"see \ref{fig:one} and \emph{this}"),
+    ],
+)
+def test_attributes_and_tex_of_pandoc_are_tags(text: str, shown: str) -> None:
+    document = open_markdown(text)
+    [unit] = document.units
+    assert show(unit) == shown
+    assert not any(word in unit.text for word in ("width", "style", "target", "smallcaps", "html", "ref", "py"))
+    assert write_marked(document) == text
+
+
+@pytest.mark.parametrize("text", [r"a C:\temp b", r"a \LaTeX b", r"one \\LaTeX two"])
+def test_a_backslash_before_a_letter_stays_as_it_is(text: str) -> None:
+    document = open_markdown(text)
+    translation = MarkedText(f"{document.units[0].text}!")
+    assert document.write([translation]).decode() == f"{text}!"
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("--- ---\n\nText\n\n- - -\n", ["Text"]),
+        ("Text\n--- ---\n\nMore\n--- ---", ["Text", "More"]),
+        ("\\begin{a}\n\nText\n", ["Text"]),
+        ("a | b\n--- | ---\nc | d\n", ["a", "b", "c", "d"]),
+        ("| a | b |\n|---|---|\n| c | d |\n", ["a", "b", "c", "d"]),
+        ("Text\n-----\n", ["Text"]),
+    ],
+)
+def test_what_only_looks_like_a_table_is_read(text: str, units: list[str]) -> None:
+    assert [unit.text for unit in open_markdown(text).units] == units

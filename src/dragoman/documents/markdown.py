@@ -34,6 +34,13 @@ DEFINITION = re.compile(
 FOOTNOTE = re.compile(r"[ ]{0,3}\[\^[^\]\s]+\]:[ \t]*")
 NOTE = re.compile(r"[ \t]*(?:!!!|\?\?\?\+?|===)[ \t]+\S")  # with indented blocks
 DIRECTIVE = re.compile(rf"{NOTE.pattern}|[ \t]*:{{3,}}|[ \t]*/{{3,}}|[ \t]*\{{[%:]|\[TOC\]")
+# Tables and other blocks of Pandoc.
+GRID_BORDER = re.compile(r"[ ]{0,3}\+(?:[-=:]+\+)+[ \t]*$")
+DASHES = re.compile(r"[ ]*-{3,}[ \t]*$")  # above and below a table whose rows have several lines
+DASH_GROUPS = re.compile(r"[ ]*-{2,}(?:[ ]+-{2,})+[ \t]*$")  # the columns of a table without bars
+LINE_BLOCK = re.compile(r"\|[ ]+(?=\S)|\|[ \t]*$")
+TEX_ENVIRONMENT = re.compile(r"[ ]{0,3}\\begin\{([^{}]+)\}")
+TEX_LINE = re.compile(r"[ ]{0,3}\\[A-Za-z]{2,}")  # a paragraph that begins with a command, such as \newpage
 MATH = re.compile(r"[ \t]*\$\$")
 ALERT = re.compile(r"[ ]{0,3}\[!\w+\][ \t]*$")  # the first line of a quote, such as [!NOTE]
 DESCRIPTION = re.compile(r"[ ]{0,3}:[ \t]+(?=\S)")  # of a term, in a definition list
@@ -64,7 +71,7 @@ BLOCK_WARNING = "tags that moved to the start of a line may have made it another
 HARD_BREAK = re.compile(r"(?: {2,}|\\)[\r\n]")
 # What would make a paragraph a heading, a list item, code or another block.
 BLOCK_START = re.compile(
-    r"(?:#{1,6}|[-+*:]|=+|!!!|\?\?\?\+?|:{3,})(?=\s|$)|>|<[A-Za-z/!?]|`{3}|~{3}|\$\$|"
+    r"(?:#{1,6}|[-+*:|]|=+|!!!|\?\?\?\+?|:{3,})(?=\s|$)|>|<[A-Za-z/!?]|`{3}|~{3}|\$\$|"
     rf"{RULE.pattern}|{UNDERLINE.pattern}"
 )
 # What would make it an ordered list or a definition with the character after it.
@@ -92,6 +99,7 @@ class MarkdownReader:
         # The open quotes and list items, from the outside: 0 for a quote, and for what contains indented blocks, such
         # as a list item, the columns of this indentation.
         self.containers: list[int] = []
+        self.missing: set[str] = set()  # ends of blocks that do not follow any more
 
     def read(self) -> None:
         index = self.skip_front_matter()
@@ -133,6 +141,11 @@ class MarkdownReader:
             if count_columns(line, position) >= 4:
                 return index + 1
         rest = line[position:]
+        if (last := self.find_pandoc_end(index, rest)) > index:
+            self.paragraph = []
+            self.close(depth)
+            self.document.skipped += 1
+            return last
         if opening := FENCE.match(rest):
             self.close(depth)
             return self.skip_fence(index, opening[1])
@@ -159,6 +172,8 @@ class MarkdownReader:
         if "|" in rest and "|" in next_line and DELIMITER_ROW.match(next_line, self.match_containers(next_line)[0]):
             self.close(depth)
             return self.read_table(index, position)
+        if not self.paragraph and (mark := LINE_BLOCK.match(rest)):
+            return self.read_line_block(index, position + mark.end())
         position += len(rest) - len(rest.lstrip())
         if position < len(line):
             self.paragraph.append((start + position, start + len(line)))
@@ -229,6 +244,52 @@ class MarkdownReader:
             index += 1
         return index
 
+    def read_line_block(self, index: int, position: int) -> int:
+        """Add a line after a bar, with the indented lines that continue it, as a text; return the index after them."""
+        start, end = self.lines[index][0] + position, self.lines[index][0] + len(self.get_line(index))
+        spans = [(start, end)]
+        while index + 1 < len(self.lines) and (line := self.get_line(index + 1)).startswith(" ") and line.strip():
+            index += 1
+            spans.append((self.lines[index][0] + len(line) - len(line.lstrip()), self.lines[index][0] + len(line)))
+        if start < end:
+            self.texts.append((spans, False))
+        return index + 1
+
+    def find_pandoc_end(self, index: int, rest: str) -> int:
+        """Return the index of the line after a table of Pandoc, or after TeX, that ends or begins here; else `index`.
+
+        These blocks are left as they are: a longer text would move the columns of a table. The open paragraph may be
+        the header of the table.
+        """
+        if GRID_BORDER.match(rest) and not self.paragraph:
+            return self.find_line(index + 1, lambda line: not line.lstrip(" \t>").startswith(("+", "|")))
+        if environment := not self.paragraph and TEX_ENVIRONMENT.match(rest):
+            end = f"\\end{{{environment[1]}}}"
+            if (last := self.find_line(index, lambda line: end in line, end)) < len(self.lines):
+                return last + 1
+        if TEX_LINE.match(rest) and not self.paragraph:
+            return self.find_line(index + 1, is_blank)
+        if not DASH_GROUPS.match(rest) or index + 1 == len(self.lines) or is_blank(self.get_line(index + 1)):
+            return index
+        if not self.paragraph:  # without a header, a table ends as it begins
+            end = rest.strip()
+            last = self.find_line(index + 1, lambda line: line.strip(" \t>") == end, end)
+        elif DASHES.match(self.get_line(max(index - len(self.paragraph) - 1, 0))):  # rows of several lines
+            last = self.find_line(index + 1, lambda line: DASHES.match(line) is not None, "-")
+        else:
+            return self.find_line(index + 1, is_blank)
+        return last + 1 if last < len(self.lines) else index
+
+    def find_line(self, first: int, is_end: Callable[[str], bool], name: str = "") -> int:
+        """Return the index of the first line from `first` on that ends a block; the number of lines if there is none.
+
+        What ends it has a `name`: once there is none, it is not searched for again, so that this takes linear time.
+        """
+        lines = range(first, len(self.lines) if name not in self.missing else first)
+        found = next((index for index in lines if is_end(self.get_line(index))), len(self.lines))
+        self.missing |= {name} if name and found == len(self.lines) else set()
+        return found
+
     def finish(self) -> None:
         """End the open paragraph: note the definitions that it begins with, and the rest as a text."""
         spans, self.paragraph = self.paragraph, []
@@ -269,6 +330,10 @@ class MarkdownReader:
             return [Splice(start, end, text)]
 
         self.document.add(builder.build(), Slot(make_splices))
+
+
+def is_blank(line: str) -> bool:
+    return not line.strip(" \t>")
 
 
 def is_paragraph(text: str) -> bool:

@@ -21,10 +21,13 @@ DESTINATION = (
 TITLE = r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\((?:[^()\\]|\\.)*+\))"""
 # As in CommonMark; an address with spaces, which is none there, may have pairs of parentheses.
 LINK_END = rf"\(\s*+(?:{DESTINATION}(?:\s++{TITLE})?+)?+\s*+\)|\((?:[^()]|\([^()]*\))*+\)"
+# Behind a link, a span or code, as Pandoc and others write them: {.class key="value"}, {=html}.
+ATTRIBUTES = re.compile(r"\{(?=[ ]*(?:[:.\#=]|[\w\-]{1,40}=))[^{}]{0,1000}\}")
 INLINE_TOKEN = re.compile(
     rf"""
       (?P<hard>(?<![ ])[ ]{{2,}}+\n|\\\n)
     | \\(?P<escaped>[!-/:-@\[-`{{-~])
+    | (?P<tex>\\[A-Za-z]{{2,40}}(?:\[[^\[\]\n]{{0,200}}\])?\{{[^{{}}\n]{{0,500}}\}})
     | (?P<code>`++)
     | (?P<link><(?:[A-Za-z][A-Za-z0-9+.\-]{{1,31}}:[^\s<>]*|[^\s<>@]{{1,64}}@[^\s<>]{{1,255}})>)
     | (?P<other><!--|<\?|<!\[CDATA\[|<!(?=[A-Za-z]))
@@ -33,7 +36,7 @@ INLINE_TOKEN = re.compile(
     | (?P<math>\$\$[^$]{{1,3000}}+\$\$ | (?<![\w$])\$(?=[^\s$])[^$\n]{{1,500}}+(?<=\S)\$(?![\d$]))
     | (?P<opening>!?\[)
     | (?P<closing>\]
-        (?:{LINK_END}|\[(?P<label>(?:[^\[\]\\]|\\.){{0,500}}+)\])?(?:\{{[:.\#][^{{}}\n]*\}})?)
+        (?:{LINK_END}|\[(?P<label>(?:[^\[\]\\]|\\.){{0,500}}+)\])?(?:{ATTRIBUTES.pattern})?)
     | (?P<emphasis>\*+|_+|~+)
     | (?P<address>(?:https?|ftp)://[^\s<>()\[\]*`|]*[^\s<>()\[\]*`|.,;:!?'"])
     | (?P<entity>&(?:\#\d{{1,7}}|\#[xX][0-9a-fA-F]{{1,6}}|[A-Za-z]\w{{0,31}});)
@@ -138,6 +141,8 @@ def find_tokens(text: str, labels: set[str]) -> list[Token]:
             if following == len(ends):
                 continue
             position = ends[following] + length
+            attributes = ATTRIBUTES.match(text, position)
+            position = attributes.end() if attributes else position
         elif kind == "other":
             end = OTHER_ENDS[match[0]]
             found = -1 if end in missing else text.find(end, start + 2)  # also in <!-->
@@ -254,4 +259,11 @@ def make_markdown_escaper(literals: set[str], always: str, spellings: dict[str, 
     table |= {ord(key): value for key, value in spellings.items() if len(key) == 1}
     table |= {ord(mark): f"\\{mark}" for mark in always}
     inside_word = re.compile(r"(?<=\w)\\_(?=\w)")
-    return lambda text: inside_word.sub("_", text.replace("\n", " ").replace("\r", " ").translate(table))
+    # Before a letter, a backslash needs no escape, and begins a command of TeX in Pandoc.
+    before_letter = re.compile(r"(?!)" if "\\" in spellings else r"\\\\(?=[A-Za-z])")
+
+    def escape(text: str) -> str:
+        text = inside_word.sub("_", text.replace("\n", " ").replace("\r", " ").translate(table))
+        return before_letter.sub(r"\\", text)
+
+    return escape
