@@ -51,3 +51,28 @@ def test_a_file_in_another_script_is_refused(named: str, wanted: str, *, is_read
         return
     with pytest.raises(UserError, match=f"is from .*to {named}|is to {named}"):
         open_text(text, "a.xlf", target=wanted)
+
+
+ICU = "{VAR_PLURAL, plural, =0 {just now} other {{n} minutes ago}}"
+
+
+@pytest.mark.parametrize("message", [ICU, "Since {n,select, a {one} other {two}}", "{ n , selectordinal, one {#st}}"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xlf", "<xliff><file><trans-unit><source>{}</source></trans-unit></file></xliff>"),
+        (
+            "a.xlf",
+            '<xliff><file><trans-unit><source/><seg-source><mrk mtype="seg" mid="1">{}</mrk></seg-source>'
+            '<target><mrk mtype="seg" mid="1"/></target></trans-unit></file></xliff>',
+        ),
+        ("b.xlf", '<xliff version="2.0"><file><unit><segment><source>{}</source></segment></unit></file></xliff>'),
+        ("a.po", 'msgid "{}"\nmsgstr ""\n'),
+        ("a.tmx", '<tmx><body><tu><tuv xml:lang="en"><seg>{}</seg></tuv></tu></body></tmx>'),
+    ],
+)
+def test_messages_of_icu_are_left_alone(name: str, text: str, message: str) -> None:
+    document = open_text(text.replace("{}", message), name)
+    assert (len(document.units), document.skipped) == (0, 1)
+    document = open_text(text.replace("{}", "A {name, number} or {a}"), name)
+    assert (len(document.units), document.skipped) == (1, 0)

@@ -28,6 +28,8 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+# A message of ICU, such as {count, plural, one {# file} other {# files}}: its text stands inside of its syntax.
+ICU_MESSAGE = re.compile(r"\{\s*[\w.\-]{1,100}\s*,\s*(?:plural|select|selectordinal)\s*,")
 Kind = Literal["open", "close", "standalone"]
 
 

@@ -10,7 +10,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice, Unit, check_languages, decode_file
+from dragoman.documents.document import (
+    ICU_MESSAGE,
+    Document,
+    MarkedText,
+    Slot,
+    Splice,
+    Unit,
+    check_languages,
+    decode_file,
+)
 from dragoman.errors import UserError
 
 CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
@@ -110,7 +119,12 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
             named = language[1] if language else ""
             check_languages(name, ("", named), (source_language, target_language))
             document.target_language = document.target_language or named
-        elif message.is_fuzzy or all(entry.text for entry in translations) or not identifier.text.strip():
+        elif (
+            message.is_fuzzy
+            or all(entry.text for entry in translations)
+            or not identifier.text.strip()
+            or ICU_MESSAGE.search(identifier.text)
+        ):
             document.skipped += 1
         else:
             is_odd = has_count and message.find("msgid_plural") and len(translations) != count

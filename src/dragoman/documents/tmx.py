@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice
+from dragoman.documents.document import ICU_MESSAGE, Document, MarkedText, Slot, Splice
 from dragoman.documents.markup_language import (
     Token,
     XmlDocument,
@@ -98,7 +98,8 @@ def add_translation_unit(
     if not builder.text.strip():
         return
     old = find_segment(tokens, target) if target else None
-    if old and any(token.kind != "text" or token.raw.strip() for token in tokens[old[0] + 1 : old[1]]):
+    is_done = old and any(token.kind != "text" or token.raw.strip() for token in tokens[old[0] + 1 : old[1]])
+    if is_done or ICU_MESSAGE.search(builder.text):
         document.skipped += 1
         return
 

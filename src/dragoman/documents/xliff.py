@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dragoman.documents.document import (
+    ICU_MESSAGE,
     Document,
     MarkedText,
     Slot,
@@ -197,7 +198,8 @@ class BilingualUnit:
         builder = self.read_content(source)
         if not builder.text.strip():
             return
-        if self.is_fixed or (self.has_text(self.target) and not self.is_untranslated):
+        is_done = self.has_text(self.target) and not self.is_untranslated
+        if self.is_fixed or is_done or ICU_MESSAGE.search(builder.text):
             self.document.skipped += 1
             return
         state = self.new_state if self.is_first_version else ""
@@ -218,7 +220,8 @@ class BilingualUnit:
                     self.fill_segment(place, render_xml(builder.build().content, builder.spellings))
                 )
             return
-        if self.is_fixed or not place or (self.has_text(place) and not self.is_untranslated):
+        is_done = self.has_text(place) and not self.is_untranslated
+        if self.is_fixed or not place or is_done or ICU_MESSAGE.search(builder.text):
             self.document.skipped += 1
             return
 
