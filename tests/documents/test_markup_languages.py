@@ -194,3 +194,24 @@ def test_xml_texts_are_documents_or_fragments(text: str, expected: str) -> None:
 def test_bad_xml_texts_are_refused_at_their_place(text: str, problem: str) -> None:
     with pytest.raises(UserError, match=f"^the text .*{problem}"):
         read_fragment(text, "xml")
+
+
+@pytest.mark.parametrize(
+    ("label", "codec", "text"),
+    [
+        ("iso-8859-1", "cp1252", "“Quoted” – 5 €"),
+        ("US-ASCII", "cp1252", "“Quoted” – 5 €"),
+        ("latin1", "latin-1", "caf\xe9 \x81"),
+        ("iso-8859-9", "cp1254", "“Iğdır”"),
+        ("gb2312", "gb18030", "朱镕基 €"),
+        ("shift_jis", "cp932", "①髙橋～"),
+        ("euc-kr", "cp949", "똠방각하"),
+        ("big5", "big5hkscs", "香港啫"),
+        ("iso-8859-2", "iso-8859-2", "žluť"),
+    ],
+)
+def test_encodings_of_html_are_those_of_browsers(label: str, codec: str, text: str) -> None:
+    page = f'<meta charset="{label}"><p>{text}</p>'.encode(codec)
+    document = open_document(page, "a.html")
+    assert document.units[-1].text == text
+    assert document.write([MarkedText(f"{unit.text}!") for unit in document.units]) == page.replace(b"</p>", b"!</p>")

@@ -33,6 +33,18 @@ OLD_ENTITIES = "|".join(sorted((name for name in html5 if not name.endswith(";")
 HTML_ENTITY = re.compile(rf"{ENTITY.pattern}|&(?:#[0-9]{{1,8}}|#[xX][0-9a-fA-F]{{1,7}}|{OLD_ENTITIES})")
 ATTRIBUTE_ENTITY = re.compile(rf"{HTML_ENTITY.pattern}(?![=0-9A-Za-z])")
 META_CHARSET = re.compile(rb"<meta\s[^>]*?charset\s*=\s*[\"']?([\w.:\-]+)", re.IGNORECASE)
+# What browsers read under these labels, as WHATWG's Encoding Standard says.
+ENCODINGS = {
+    **dict.fromkeys(("iso-8859-1", "iso8859-1", "iso_8859-1", "latin1", "l1", "ascii", "us-ascii"), "windows-1252"),
+    **dict.fromkeys(("iso-8859-9", "iso8859-9", "latin5"), "windows-1254"),
+    **dict.fromkeys(("iso-8859-11", "tis-620"), "cp874"),
+    **dict.fromkeys(("gb2312", "gb_2312-80", "gbk", "x-gbk", "chinese"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "sjis", "x-sjis", "ms_kanji", "windows-31j"), "cp932"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987", "ksc5601", "korean"), "cp949"),
+    **dict.fromkeys(("big5", "big5-hkscs", "x-x-big5"), "big5hkscs"),
+    "iso-8859-8-i": "iso-8859-8",
+}
+UNDEFINED_BYTES = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")  # of windows-1252 for Python, control characters for browsers
 INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|br|cite|del|dfn|em|font|i|img|ins|input|kbd|label|mark|q|ruby|rb|rp|rt|s|samp|small|"
     "span|strike|strong|sub|sup|time|tt|u|var|wbr|code|svg|math|data|output|meter|progress"
@@ -52,6 +64,8 @@ def read_html(data: bytes, name: str, source_language: str = "", target_language
     head = data[:4096]
     declared = META_CHARSET.search(head) or DECLARED_ENCODING.match(head)
     encoding = declared[1].decode().lower() if declared else ""
+    if not data.isascii() and (ENCODINGS.get(encoding) != "windows-1252" or not UNDEFINED_BYTES.search(data)):
+        encoding = ENCODINGS.get(encoding, encoding)
     # What can be read as ASCII up to here is not in UTF-16: browsers take it as UTF-8.
     file = decode_file(data, name, "" if encoding.startswith(("utf-16", "utf-32")) else encoding)
     document = Document(file, source_language=source_language, target_language=target_language)
