@@ -52,8 +52,9 @@ MAX_TEXT_BYTES = 32 << 20  # of those with text
 MAX_TAGS = 1_000_000  # of those with text: a tag of four characters becomes a record of some 250 bytes
 MAX_MEMBERS = 20_000
 MAX_NESTING = 40  # of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated
-# Markers of spelling and saving: they are left out where a paragraph is written anew.
-IGNORED = {"proofErr", "lastRenderedPageBreak"}
+# Markers of spelling and saving, and soft hyphens: they are left out where a paragraph is written anew.
+IGNORED = {"proofErr", "lastRenderedPageBreak", "softHyphen"}
+HYPHEN = "\u2011"  # of <w:noBreakHyphen/>, which stands inside of words
 CONTAINERS = {"hyperlink", "ins", "smartTag", "sdt", "customXml", "fldSimple", "moveTo", "dir", "bdo"}
 CONTAINER_PROPERTIES = {"sdtPr", "sdtEndPr", "smartTagPr", "customXmlPr", "fldData"}  # stand before the content
 MAX_OPEN_RANGES = 200  # of ranges that begin one after another, only the last ones are pairs of tags
@@ -291,6 +292,8 @@ class Paragraph:
                     self.recorded[properties] += 1
             elif token.name == "t" and token.kind == "open":
                 self.list_text(index + 1, end, properties)
+            elif token.name == "noBreakHyphen":
+                self.pieces.append(Piece("text", HYPHEN, properties))
             elif token.kind != "text" and token.name not in IGNORED and token.name != "t":
                 self.pieces.append(self.make_piece("object", index, end, properties))
             index = end + 1
@@ -444,6 +447,10 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
         if piece.kind == "text":
             change_format(piece.format)
             add_escaped(builder, piece.raw, unescape_xml)
+            if piece.raw == HYPHEN:
+                opening, closing = make_run("")
+                start, end = opening.removeprefix("<w:r>"), closing.removesuffix("</w:r>")
+                builder.spellings[HYPHEN] = f"{end}<w:noBreakHyphen/>{start}"
             continue
         change_format(bases[-1])
         if piece.kind == "open":
