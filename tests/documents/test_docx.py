@@ -35,3 +35,41 @@ def test_hyphens_are_no_objects_between_words() -> None:
     assert (unit.text, unit.markup) == ("a co\u2011op hyphen", ())
     written = read_member(translate(document))
     assert '>a co</w:t><w:noBreakHyphen/><w:t xml:space="preserve">op hyphen!</w:t></w:r></w:p>' in written
+
+
+def test_the_language_of_the_text_is_set() -> None:
+    body = make_body(
+        '<w:r><w:rPr><w:lang w:val="en-US" w:bidi="en-US"/></w:rPr><w:t>one</w:t></w:r>'
+        '<w:r><w:rPr><w:lang w:eastAsia="en-GB" w:val="fr-FR"/></w:rPr><w:t> deux</w:t></w:r>'
+    )
+    data = pack_docx(body, "<a/>", word__styles=f'<w:styles {MAIN}><w:lang w:eastAsia="en" w:val="en-GB"/></w:styles>')
+    written = translate(open_document(data, "a.docx", source_language="en", target_language="de"))
+    assert '<w:lang w:val="de" w:bidi="en-US"/>' in read_member(written)
+    assert '<w:lang w:eastAsia="en-GB" w:val="fr-FR"/>' in read_member(written)
+    assert '<w:lang w:eastAsia="en" w:val="de"/>' in read_member(written, "word/styles.xml")
+    assert "en-US" in read_member(translate(open_document(data, "a.docx")))
+
+
+def test_alternative_texts_charts_and_smartart_are_counted() -> None:
+    picture = '<w:drawing><wp:docPr id="1" name="a" {}/><pic:cNvPr descr="A dog"/></w:drawing>'
+    pictures = picture.format('descr="A dog"') + picture.format("") + picture.format('descr=""')
+    parts = {"word__charts__chart1": "<c/>", "word__diagrams__data1": "<d/>", "word__diagrams__colors1": "<d/>"}
+    data = pack_docx(make_body(f"<w:r><w:t>one</w:t>{pictures}</w:r>"), "<a/>", **parts)
+    document = open_document(data, "a.docx")
+    assert (len(document.units), document.skipped) == (1, 3)
+
+
+def test_the_relationships_name_the_body() -> None:
+    body = make_body("<w:r><w:t>one</w:t></w:r>")
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as archive:
+        archive.writestr(
+            "_rels/.rels",
+            '<Relationships><Relationship Type="http://x/relationships/styles" Target="word/styles.xml"/>'
+            '<Relationship Id="a" Type="http://x/relationships/officeDocument" Target="/word/document2.xml"/>'
+            "</Relationships>",
+        )
+        archive.writestr("word/document2.xml", body)
+    document = open_document(output.getvalue(), "a.docx")
+    assert [unit.text for unit in document.units] == ["one"]
+    assert ">one!<" in read_member(translate(document), "word/document2.xml")

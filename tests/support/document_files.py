@@ -251,8 +251,8 @@ def tmx_files(draw: st.DrawFn) -> GeneratedFile:
     return finish([*parts, *same("</body></tmx>")], "a.tmx", encoding, draw(NEWLINES))
 
 
-def pack_docx(document: str, footer: str = "") -> bytes:
-    """Return a DOCX file with these texts of its XML."""
+def pack_docx(document: str, footer: str = "", **others: str) -> bytes:
+    """Return a DOCX file with these texts of its XML; the names of others have __ for a slash."""
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
         members: dict[str, bytes] = {
@@ -262,6 +262,7 @@ def pack_docx(document: str, footer: str = "") -> bytes:
             "word/footer1.xml": footer.encode(),
             "docProps/app.xml": b"<a/>",
         }
+        members |= {f"{name.replace('__', '/')}.xml": text.encode() for name, text in others.items()}
         for name, content in members.items():
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # without the time of day
     return output.getvalue()

@@ -41,8 +41,14 @@ from dragoman.documents.markup_language import (
     unescape_xml,
 )
 from dragoman.errors import UserError
+from dragoman.language_codes import is_same_language
 
 TEXT_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
+UNTRANSLATED_PARTS = re.compile(r"word/(?:charts/chart(?:Ex)?|diagrams/data)\d*\.xml")  # charts and SmartArt
+ALTERNATIVE_TEXT = re.compile(r"<wp:docPr\s[^<>]*?\b(?:descr|title)\s*=\s*(?:\"[^\"]|'[^'])")  # of a picture
+LANGUAGE = re.compile(r"(<w:lang\s(?:[^<>]*?\s)?w:val\s*=\s*[\"'])([^\"'<>]*)")  # for the spelling checker
+MAIN_PART = "word/document.xml"
+STYLES = "word/styles.xml"  # has the language of runs that name none
 # What zipfile raises for damaged files; ValueError for offsets before the beginning.
 DAMAGE = (
     zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError,
@@ -92,11 +98,23 @@ class DocxDocument(Document):
                 content = old.read(member)
                 if member.filename in self.parts:
                     file = self.parts[member.filename][2]
-                    text = pieces[[*self.parts].index(member.filename)]
+                    text = self.set_language(pieces[[*self.parts].index(member.filename)])
                     check_xml(text, f"the translated {member.filename}")
                     content = file.encode(text, "xmlcharrefreplace")
+                elif member.filename == STYLES:  # any other encoding than UTF-8 stays as it is, byte for byte
+                    styles = content.decode("utf-8", "surrogateescape")
+                    content = self.set_language(styles).encode("utf-8", "surrogateescape")
                 new.writestr(member, content, compress_type=member.compress_type)
         return output.getvalue()
+
+    def set_language(self, text: str) -> str:
+        """Return the text of a part with the target language where it names the source language."""
+
+        def replace_code(match: re.Match[str]) -> str:
+            is_source = self.target_language and is_same_language(match[2], self.source_language)
+            return f"{match[1]}{self.target_language}" if is_source else match[0]
+
+        return LANGUAGE.sub(replace_code, text)
 
 
 PART_SEPARATOR = "\0"  # cannot be in XML
@@ -105,17 +123,20 @@ PART_SEPARATOR = "\0"  # cannot be in XML
 def read_docx(data: bytes, name: str, source_language: str = "", target_language: str = "") -> DocxDocument:
     """Return the paragraphs of a DOCX file as units."""
     files: dict[str, TextFile] = {}
-    text_bytes = tags = 0
+    text_bytes = tags = untranslated = 0
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
             if len(members) > MAX_MEMBERS or sum(member.file_size for member in members) > MAX_PART_BYTES:
                 raise UserError(f"{name} unpacks to more than {MAX_PART_BYTES >> 20} MiB, which is refused; split it")
-            if "word/document.xml" not in archive.namelist():
-                raise UserError(f"{name} has no word/document.xml, so it is no DOCX file; save it as DOCX")
+            main = find_main_part(archive)
+            if main not in archive.namelist():
+                raise UserError(f"{name} has no {main}, so it is no DOCX file; save it as DOCX")
             for member in members:
                 content = archive.read(member)  # of all members: damage is found now, not when they are copied
-                if TEXT_PARTS.fullmatch(member.filename) and member.filename not in files:
+                untranslated += UNTRANSLATED_PARTS.fullmatch(member.filename) is not None
+                is_text = member.filename == main or TEXT_PARTS.fullmatch(member.filename)
+                if is_text and member.filename not in files:
                     text_bytes += len(content)
                     tags += content.count(b"<")
                     if text_bytes > MAX_TEXT_BYTES or tags > MAX_TAGS:
@@ -136,8 +157,19 @@ def read_docx(data: bytes, name: str, source_language: str = "", target_language
     for part, file in files.items():
         document.parts[part] = (offset, offset + len(file.text), file)
         add_paragraphs(document, list(tokenize_markup(file.text)), offset)
+        untranslated += len(ALTERNATIVE_TEXT.findall(file.text))
         offset += len(file.text) + 1
+    document.skipped += untranslated
     return document
+
+
+def find_main_part(archive: zipfile.ZipFile) -> str:
+    """Return the name of the part with the body, which the relationships of the file say."""
+    relationships = "_rels/.rels"
+    text = archive.read(relationships).decode("utf-8", "replace") if relationships in archive.namelist() else ""
+    related = (token for token in tokenize_markup(text) if token.name == "Relationship")
+    main = (token.get("Target") for token in related if token.get("Type").endswith("/officeDocument"))
+    return next(main, MAIN_PART).lstrip("/")
 
 
 def check_prefix(file: TextFile) -> None:
