@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.documents.document import Unit, render
 from dragoman.documents.formats import open_document
-from dragoman.inference.document_translation import MOVED_WARNING, join_unit
+from dragoman.inference.document_translation import MOVED_WARNING, join_unit, split_unit
 from dragoman.inference.markup_projection import place_markup
 from dragoman.inference.word_alignment import AlignedText, find_words
 from dragoman.types import Hypothesis
@@ -79,3 +79,20 @@ def test_single_codes_in_another_order_are_warned_about(first: str, second: str,
     translated = join_unit(unit, [(0, len(unit.text))], [hypothesis])
     assert (MOVED_WARNING in translated.warnings) == warns
     assert sorted(tag.raw for tag in translated.content.markup) == sorted([first, second])
+
+
+@pytest.mark.parametrize(
+    ("code", "is_break"),
+    [
+        ('<ph id="1">&lt;br/&gt;</ph>', True),
+        ('<x id="LINE_BREAK" equiv-text="&lt;br /&gt;"/>', True),
+        ('<x id="1" ctype="lb"/>', True),
+        ('<ph id="0" equiv="LINE_BREAK" type="fmt"/>', True),
+        ('<ph id="0" subType="xlf:lb" type="fmt"/>', True),
+        ('<ph id="1">&lt;b&gt;</ph>', False),
+        ('<x id="1"/>', False),
+    ],
+)
+def test_a_line_break_separates_two_words(code: str, *, is_break: bool) -> None:
+    unit = read_unit(f"one{code}two")
+    assert split_unit(unit) == ([(0, 3), (3, 6)] if is_break else [(0, 6)])

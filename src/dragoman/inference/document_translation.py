@@ -40,7 +40,11 @@ BATCH_SEGMENTS = 512  # segments between two reports of progress
 # A line break that ends a sentence in texts where lines may be wrapped: after its last mark, before a list or a blank.
 LINE_END = re.compile(r"(?<=[.!?:;…。！？])[ \t]*\r?\n|\r?\n(?=[ \t]*(?:[-*•#>|]|\d+[.)]|\r?\n|[ \t]{2,}))|\r?\n\s*\n")
 # A tag between two words that is a line break or a tab: other tags can stand inside a word.
-BREAK = re.compile(r"<(?:\w+:)?(?:br|cr|tab|ptab)\b|\bctype=[\"']lb[\"']", re.IGNORECASE)
+BREAK = re.compile(
+    r"(?:<|&lt;)(?:\w+:)?(?:br|cr|tab|ptab)\b|\bctype=[\"'](?:lb|x-br)[\"']|\b(?:id|equiv)=[\"']LINE_BREAK\b|"
+    r"\bsubType=[\"']xlf:lb[\"']",
+    re.IGNORECASE,
+)
 # A single code of XLIFF or TMX, unless it stands for a value: two of them may belong together without saying so.
 SINGLE_CODE = re.compile(r"<(?:\w+:)?(?:x|ph|it|ut)\b(?!.*?(?:INTERPOLATION|[>\"'](?:\{|%|\$)))", re.DOTALL)
 MOVED_WARNING = "single codes are in another order; check that none of them belong together"
