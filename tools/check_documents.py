@@ -34,7 +34,9 @@ COLUMNS = ("files", "refused", "units", "same", "different")
 # What may appear, or change its spelling, where a text changes.
 IGNORED = {
     "po": re.compile(r'^msgstr(?:\[\d\])?[^\n]*\n(?:"[^\n]*\n)*', re.MULTILINE),
-    "xliff": re.compile(r"<target[^>]*/>|<target\b.*?</target>|(?<=<segment) state=\"\w+\"", re.DOTALL),
+    "xliff": re.compile(
+        r"<target[^>]*/>|<target\b.*?</target>|(?<=<segment)(?: (?:state|subState)=\"[\w:]+\")+", re.DOTALL
+    ),
     "html": re.compile('"'),
     "markdown": re.compile(r"[\\>]"),
 }

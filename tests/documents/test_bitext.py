@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dragoman.documents.bitext import read_xliff_pairs
+from dragoman.documents.document import MarkedText
+from dragoman.documents.formats import open_document
 
 
 def list_xliff_pairs(*units: str, version: str = "1.2") -> list[tuple[str, str]]:
@@ -74,3 +76,22 @@ def test_states_that_need_work_are_left_out(attributes: str, *, is_read: bool) -
 def test_a_code_between_two_words_is_a_space(content: str, text: str) -> None:
     unit = f"<trans-unit><source>{content}</source><target>x</target></trans-unit>"
     assert list_xliff_pairs(unit) == [(text, "x")]
+
+
+@pytest.mark.parametrize(
+    ("version", "unit"),
+    [
+        ("1.2", "<trans-unit><source>One.</source></trans-unit>"),
+        ("1.2", make_segmented("")),
+        ("2.0", '<unit><segment state="initial"><source>One.</source></segment></unit>'),
+    ],
+)
+def test_our_own_translations_are_not_read_again(version: str, unit: str) -> None:
+    file = f'<xliff version="{version}"><file>{unit}</file></xliff>'
+    document = open_document(file.encode(), "a.xlf")
+    written = document.write([MarkedText("Eins.") for _ in document.units]).decode()
+    assert written.count("Eins.") == len(document.units)
+    assert not [*read_xliff_pairs([written], "a.xlf")]
+    assert not open_document(written.encode(), "a.xlf").units
+    reviewed = written.replace('state="translated"', 'state="reviewed"').replace("needs-review-translation", "final")
+    assert len([*read_xliff_pairs([reviewed], "a.xlf")]) == len(document.units)

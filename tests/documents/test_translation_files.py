@@ -76,3 +76,20 @@ def test_messages_of_icu_are_left_alone(name: str, text: str, message: str) -> N
     assert (len(document.units), document.skipped) == (0, 1)
     document = open_text(text.replace("{}", "A {name, number} or {a}"), name)
     assert (len(document.units), document.skipped) == (1, 0)
+
+
+def test_locked_segments_stay_as_they_are() -> None:
+    segments = "".join(f'<mrk mtype="seg" mid="{i}">{text}</mrk>' for i, text in enumerate(("One.", "Two.")))
+    targets = '<mrk mtype="seg" mid="0"/><mrk mtype="seg" mid="1"/>'
+    definitions = '<sdl:seg-defs><sdl:seg id="0" locked="true"/><sdl:seg id="1"/></sdl:seg-defs>'
+    unit = f"<seg-source>{segments}</seg-source><target>{targets}</target>{definitions}"
+    document = open_text(f'<xliff xmlns:sdl="s"><file><trans-unit>{unit}</trans-unit></file></xliff>', "a.sdlxliff")
+    assert ([unit.text for unit in document.units], document.skipped) == (["Two."], 1)
+    assert '<mrk mtype="seg" mid="0"/><mrk mtype="seg" mid="1">neu</mrk>' in translate(document)
+
+
+@pytest.mark.parametrize(("value", "is_locked"), [("locked", True), ("true", True), ("false", False)])
+def test_locked_units_of_memoq_stay_as_they_are(value: str, *, is_locked: bool) -> None:
+    unit = f'<trans-unit mq:locked="{value}"><source>One.</source></trans-unit>'
+    document = open_text(f'<xliff xmlns:mq="m"><file>{unit}</file></xliff>', "a.mqxliff")
+    assert (len(document.units), document.skipped) == (1 - is_locked, is_locked)

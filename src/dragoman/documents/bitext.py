@@ -12,7 +12,7 @@ from xml.parsers import expat
 
 from dragoman.documents.markup_language import CODES
 from dragoman.documents.po import parse_messages, read_plural_forms
-from dragoman.documents.xliff import UNIT_ELEMENTS, UNTRANSLATED_STATES
+from dragoman.documents.xliff import MACHINE_SUBSTATE, UNIT_ELEMENTS, UNTRANSLATED_STATES
 from dragoman.errors import UserError
 from dragoman.language_codes import is_same_language
 
@@ -137,6 +137,7 @@ def is_unconfirmed(attributes: dict[str, str]) -> bool:
     return bool(
         REFUSED_STATE.fullmatch(attributes.get("state", ""))
         or attributes.get("state-qualifier") in MACHINE_QUALIFIERS
+        or (attributes.get("subState") == MACHINE_SUBSTATE and attributes.get("state") == "translated")
         or attributes.get("conf") in REFUSED_CONFIRMATIONS
         or attributes.get("origin") in MACHINE_ORIGINS
     )

@@ -37,6 +37,7 @@ from dragoman.errors import UserError
 
 UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
 MACHINE_STATE = "needs-review-translation"  # of our translations in XLIFF 1.2
+MACHINE_SUBSTATE = "dragoman:machine"  # of those in XLIFF 2, which has no such state
 UNIT_ELEMENTS = {"trans-unit", "segment"}
 
 
@@ -121,7 +122,12 @@ class BilingualUnit:
         self.is_first_version = self.element.name == "trans-unit"
         state = tokens[self.target[0]].get("state") if self.target and self.is_first_version else ""
         state = state if self.is_first_version else self.element.get("state")
-        self.is_fixed = is_fixed or self.element.get("approved") == "yes" or state == "final"
+        # Tools for translators lock units (memoQ) or segments (Trados, whose <sdl:seg> describe them).
+        is_locked = self.element.get("mq:locked") not in ("", "false", "no")
+        self.locked = {
+            token.get("id") for token in tokens[slice(*span)] if token.name == "seg" and token.get("locked") == "true"
+        }
+        self.is_fixed = is_fixed or is_locked or self.element.get("approved") == "yes" or state == "final"
         self.is_untranslated = state in UNTRANSLATED_STATES
         self.new_state = MACHINE_STATE if self.is_first_version else "translated"
 
@@ -141,7 +147,7 @@ class BilingualUnit:
             return [self.make_skeleton(self.source, segments)]
         count = len(self.document.units)
         for identifier, segment in segments.items():
-            self.add_segment(segment, places.get(identifier))
+            self.add_segment(segment, places.get(identifier), is_fixed=self.is_fixed or identifier in self.locked)
         if self.target and len(self.document.units) > count:
             opening = self.tokens[self.target[0]]
             tag = set_attribute(opening, "state", self.new_state)
@@ -206,22 +212,23 @@ class BilingualUnit:
 
         def make_splices(translation: MarkedText) -> list[Splice]:
             splice = self.make_target(source, render_xml(translation, builder.spellings), state)
-            tag = set_attribute(self.element, "state", self.new_state)
+            tag = set_attribute(self.element, "subState", MACHINE_SUBSTATE)
+            tag = set_attribute(self.element._replace(raw=tag), "state", self.new_state)
             return [splice] if state else [Splice(self.element.start, self.element.end, tag), splice]
 
         self.document.add(builder.build(note=self.note, wraps=self.wraps), Slot(make_splices, in_place=False))
 
-    def add_segment(self, segment: tuple[int, int], place: tuple[int, int] | None) -> None:
+    def add_segment(self, segment: tuple[int, int], place: tuple[int, int] | None, *, is_fixed: bool) -> None:
         """Add a segment of the source to the units of the document; its translation is written to `place`."""
         builder = self.read_content(segment)
         if not builder.text.strip():
-            if place and place[1] - place[0] <= 1 and not self.is_fixed:  # it has no content: it gets the same tags
+            if place and place[1] - place[0] <= 1 and not is_fixed:  # it has no content: it gets the same tags
                 self.document.settled.append(
                     self.fill_segment(place, render_xml(builder.build().content, builder.spellings))
                 )
             return
         is_done = self.has_text(place) and not self.is_untranslated
-        if self.is_fixed or not place or is_done or ICU_MESSAGE.search(builder.text):
+        if is_fixed or not place or is_done or ICU_MESSAGE.search(builder.text):
             self.document.skipped += 1
             return
 
