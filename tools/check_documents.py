@@ -28,6 +28,7 @@ from dragoman.documents.document import MarkedText, Unit  # noqa: E402
 from dragoman.documents.formats import find_format, list_suffixes, open_document  # noqa: E402
 from dragoman.documents.html import INLINE  # noqa: E402
 from dragoman.errors import UserError  # noqa: E402
+from dragoman.language_codes import is_same_language  # noqa: E402
 
 MARK = "\ue000"  # a character for private use, which no document has
 COLUMNS = ("files", "refused", "units", "same", "different")
@@ -40,6 +41,7 @@ IGNORED = {
     "html": re.compile('"'),
     "markdown": re.compile(r"[\\>]"),
 }
+VARIANT = re.compile(r"<tuv\b[^>]*?\blang\s*=\s*[\"']([^\"']*)[\"'][^>]*?(?:/>|>.*?</tuv>)", re.DOTALL)  # of TMX
 # What a reader does not see: spaces on its one side may move to the other.
 INVISIBLE = {
     "html": re.compile(rf"<!--.*?-->|</?(?!br)(?:{INLINE.pattern})(?=[\s/>])[^<>]*>", re.DOTALL | re.IGNORECASE),
@@ -58,7 +60,7 @@ def mark(unit: Unit) -> MarkedText:
     return MarkedText(text[: first + 1] + MARK + text[first + 1 :], markup)
 
 
-def normalize(data: bytes, name: str, encoding: str) -> list[str]:
+def normalize(data: bytes, name: str, encoding: str, target_language: str) -> list[str]:
     """Return what must not change when the text of a document is replaced, without marks."""
     if name == "docx":
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -72,6 +74,8 @@ def normalize(data: bytes, name: str, encoding: str) -> list[str]:
     text = (
         data.decode(encoding).replace(MARK, "").replace(MARK.encode("ascii", "xmlcharrefreplace").decode(), "") + "\n"
     )
+    if name == "tmx":
+        text = VARIANT.sub(lambda match: "" if is_same_language(match[1], target_language) else match[0], text)
     text = text if name == "text" else html.unescape(text)
     visible = INVISIBLE[name].sub("", text) if name in INVISIBLE else text
     visible = re.sub(r"<[^<>]*>", " ", visible) if name == "html" else visible
@@ -91,15 +95,15 @@ def check_document(path: Path) -> tuple[str, Counter[str], str]:
         return name, Counter(files=1, refused=1), f"refused: {error}"
     counts = Counter(files=1, units=len(document.units))
     encoding = document.file.encoding
-    before = normalize(data, name, encoding)
+    language = document.target_language
+    before = normalize(data, name, encoding, language)
     problems = []
     if unchanged != data and (
-        all(slot.in_place for slot in document.slots) or normalize(unchanged, name, encoding) != before
+        all(slot.in_place for slot in document.slots) or normalize(unchanged, name, encoding, language) != before
     ):
         problems.append("with its own text")
-    if (
-        normalize(marked, name, "utf-8" if document.warnings else encoding) != before
-    ):  # PO files become UTF-8 for a mark
+    encoding = "utf-8" if document.warnings else encoding  # PO files become UTF-8 for a mark
+    if normalize(marked, name, encoding, language) != before:
         problems.append("with marks")
     counts["different" if problems else "same"] += 1
     return name, counts, f"different {' and '.join(problems)}" if problems else ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import runpy
 import zipfile
 from collections import Counter
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -479,3 +481,15 @@ def test_any_bytes_are_read_or_refused(name: str) -> None:
             pass
 
     check()
+
+
+def test_the_check_of_documents_sees_no_difference_in_translated_memories(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "check_documents.py"))
+    variants = [f'<tuv xml:lang="{code}"><seg>One <ph>x</ph></seg></tuv>' for code in ("en", "de-DE")]
+    memory = f'<tmx><header srclang="en"/><body><tu>{variants[0]}</tu><tu>{"".join(variants)}</tu></body></tmx>'
+    (tmp_path / "a.tmx").write_text(memory)
+    (tmp_path / "b.xlf").write_text(
+        '<xliff version="2.0"><file><unit><segment><source>One</source></segment></unit></file></xliff>'
+    )
+    for path in tmp_path.iterdir():
+        assert tool["check_document"](path)[1:] == (Counter(files=1, units=1, same=1), "")
