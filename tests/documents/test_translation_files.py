@@ -93,3 +93,59 @@ def test_locked_units_of_memoq_stay_as_they_are(value: str, *, is_locked: bool) 
     unit = f'<trans-unit mq:locked="{value}"><source>One.</source></trans-unit>'
     document = open_text(f'<xliff xmlns:mq="m"><file>{unit}</file></xliff>', "a.mqxliff")
     assert (len(document.units), document.skipped) == (1 - is_locked, is_locked)
+
+
+TEMPLATE = """\
+# SOME TITLE
+#
+#, fuzzy
+msgid ""
+msgstr ""
+"Language: \\n"
+"Content-Type: text/plain; charset=CHARSET\\n"
+"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"
+
+#, c-format, fuzzy
+msgid "Old"
+msgstr "Alt"
+
+msgid "One"
+msgstr ""
+
+msgid "One file"
+msgid_plural "%d files"
+msgstr[0] ""
+msgstr[1] ""
+"""
+
+
+def test_a_template_becomes_a_valid_file() -> None:
+    document = open_text(TEMPLATE, "a.pot")
+    written = translate(document)
+    assert '"Language: de\\n"\n' in written
+    assert "charset=UTF-8" in written
+    assert "#\n#, fuzzy\nmsgid" not in written
+    assert written.count("fuzzy") == 1  # of the message
+    assert [bool(unit.warning) for unit in document.units] == [False, True, True]
+    assert "Plural-Forms" in document.units[1].warning
+    assert document.write([None] * 3) == TEMPLATE.encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "locale"),
+    [("de", "de"), ("pt-BR", "pt_BR"), ("zh-Hans", "zh_CN"), ("zh-Hant", "zh_TW"), ("sr-Latn", "sr@latin")],
+)
+@pytest.mark.parametrize("header", ["Language: ", 'Language:\\n"\n"A: b'])
+def test_the_language_of_a_header_is_that_of_gettext(code: str, locale: str, header: str) -> None:
+    text = f'#, fuzzy, x\nmsgid ""\nmsgstr ""\n"{header}\\n"\n\nmsgid "One"\nmsgstr ""\n'
+    written = translate(open_text(text, "a.po", target=code))
+    assert f"Language: {locale}\\n" in written
+    assert written.startswith("#, x\nmsgid")
+    assert open_text(written, "a.po", target=code).skipped == 1
+    assert "Plural" not in str(open_text(text, "a.po").units[0].warning)
+
+
+def test_a_header_with_a_language_stays() -> None:
+    for header in ("Language: de", "Content-Type: text/plain; charset=UTF-8"):
+        text = f'#, fuzzy\nmsgid ""\nmsgstr "{header}\\n"\n\nmsgid "One"\nmsgstr ""\n'
+        assert translate(open_text(text, "a.po")) == text[:-3] + '"neu"\n'

@@ -21,10 +21,19 @@ from dragoman.documents.document import (
     decode_file,
 )
 from dragoman.errors import UserError
+from dragoman.language_codes import find_code
 
 CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
 DECLARED_CHARSET = re.compile(r"(Content-Type:[^\n\"]{0,200}?charset=)([\w.:\-]+)", re.IGNORECASE)
 PLURAL_FORMS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
+LANGUAGE = re.compile(r"^Language:[ \t]*([\w@.\-]*)", re.MULTILINE)
+EMPTY_LANGUAGE = re.compile(r'(?<="Language:)[ \t]*(?=\\n")')  # in a file
+FUZZY_FLAG = re.compile(
+    r"^#,[ \t]*fuzzy[ \t]*\r?\n|(?<=^#,)[ \t]*fuzzy[ \t]*,|,[ \t]*fuzzy(?=[ \t]*(?:,|\r?$))", re.MULTILINE
+)
+# How gettext names languages whose scripts or regions are other ones than usual, by our codes.
+LOCALES = {"zh-Hans": "zh_CN", "zh-Hant": "zh_TW"}
+MODIFIERS = {"Latn": "@latin", "Cyrl": "@cyrillic", "Deva": "@devanagari", "Arab": "@arabic"}
 KEYWORD = re.compile(
     r'[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:(?<=msgstr)\[(\d{1,9})\])?[ \t]*+(?:\r?\n[ \t]*+)?(?=")'
 )
@@ -103,11 +112,9 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
     document = PoDocument(
         decode_file(data, name, charset), source_language=source_language, target_language=target_language
     )
-    if declared and not charset and (match := DECLARED_CHARSET.search(document.file.text)):
-        document.settled.append(Splice(*match.span(2), "UTF-8"))
     messages = parse_messages(document.file.text, name, document.file.encoding)
     count, singular = 2, 0  # number of plural forms, and the form of the number 1
-    has_count = False
+    has_header = has_count = False
     for message in messages:
         identifier, translations = message.find("msgid"), message.translations
         if not identifier or not translations:
@@ -115,10 +122,12 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
         if not identifier.text and not message.find("msgctxt"):
             count, singular = read_plural_forms(translations[0].text, name)
             has_count = PLURAL_FORMS.search(translations[0].text) is not None
-            language = re.search(r"^Language:[ \t]*([\w@.\-]+)", translations[0].text, re.MULTILINE)
+            language = LANGUAGE.search(translations[0].text)
             named = language[1] if language else ""
             check_languages(name, ("", named), (source_language, target_language))
             document.target_language = document.target_language or named
+            has_header = True
+            fill_header(document, identifier.start, translations[0])
         elif (
             message.is_fuzzy
             or all(entry.text for entry in translations)
@@ -127,10 +136,36 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
         ):
             document.skipped += 1
         else:
-            is_odd = has_count and message.find("msgid_plural") and len(translations) != count
-            warning = f"{len(translations)} plural forms, but the header of the file names {count}" if is_odd else ""
+            warning = ""
+            if message.find("msgid_plural") and has_count and len(translations) != count:
+                warning = f"{len(translations)} plural forms, but the header of the file names {count}"
+            elif message.find("msgid_plural") and has_header and not has_count:
+                warning = "plural forms, but the header of the file has no Plural-Forms of its language; fill them in"
             add_message(document, message, singular if count > 1 else -1, warning)
     return document
+
+
+def fill_header(document: Document, start: int, header: Field) -> None:
+    """Have the encoding and the empty language of a template filled in, and its header no longer be fuzzy.
+
+    The string of the msgid begins at `start`.
+    """
+    text = document.file.text
+    splices = list[Splice]()
+    charset = DECLARED_CHARSET.search(text, header.start, header.end)
+    if charset and charset[2] == "CHARSET":
+        splices.append(Splice(*charset.span(2), "UTF-8"))
+    if document.target_language and (empty := EMPTY_LANGUAGE.search(text, header.start, header.end)):
+        splices.append(Splice(*empty.span(), f" {name_locale(document.target_language)}"))
+    flags = [match.span() for match in FUZZY_FLAG.finditer(text, 0, start)] if splices else []
+    document.settled += [*splices, *(Splice(*span, "") for span in flags)]
+
+
+def name_locale(code: str) -> str:
+    """Return a language code as gettext writes it: pt_BR, zh_CN or sr@latin."""
+    code = find_code(code) or code
+    language, _, rest = code.partition("-")
+    return LOCALES.get(code) or f"{language}{MODIFIERS.get(rest) or (rest and f'_{rest}')}"
 
 
 def parse_messages(text: str, name: str, encoding: str = "utf-8") -> list[Message]:
