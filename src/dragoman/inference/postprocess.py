@@ -40,7 +40,9 @@ RATIO_MARGIN = 1.25  # a length ratio is flagged if it exceeds the bounds of the
 OFTEN_REWRITTEN = 0.3  # placeholders are not checked if at least this fraction of the training pairs changes them
 MIN_PLACEHOLDER_PAIRS = 10  # minimum denominator of this fraction: very few pairs with placeholders prove little
 MAX_LISTED = 10  # maximum number of placeholders that one warning lists
-PLACEHOLDER_MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
+PLACEHOLDER_MARKS = re.compile(
+    r"[{<%@]|://|www\.|[:$][a-z_]"
+)  # a text without any of these has no placeholder, tag or link
 # Matching takes linear time on any text: every alternative starts with a distinct character or at the start of a word,
 # and its repetitions are possessive (they never backtrack).
 PLACEHOLDER = re.compile(
@@ -50,8 +52,9 @@ PLACEHOLDER = re.compile(
     | </?[A-Za-z][\w:.\-]*+ (?:\s[^<>]*+)? /?>                                            # <b>, </b>, <a href="x">
     | \{\{[^{}]*+\}\} | \{%[^{}%]*+%\} | [$%]\{[^{}]*+\}                                  # {{x}}, {% x %}, ${x}
     | \{[ ]?[\w.\-\[\]]*+ (?:[:,!][\w.:,!\-\[\]<>^+\#%' ]*+ | [ ])?\}  # {name}, {0:>3}, {0, number}
-    | (?<![\d%]) % (?:\([\w.]++\)|<\w++>|\d++\$)? [\-+\#0]*+ \d*+ (?:\.\d++)? (?:hh?|ll?|z)? [sdifgeuxXcr@] (?!\w)  # %s
-    | (?<![\d%]) %L?\d{1,2}+ (?!\w)  # %1, %L2
+    | (?<![\w%]) %[A-Za-z_]\w++% | (?<![\w:/.]) :[a-z_]\w++ (?!:) | (?<![\w$]) \$[a-z_]\w++  # %name%, :name, $name
+    | (?<![\d%]) % (?:\([\w.]++\)|<\w++>|\d++\$)? [\-+\#0]*+ \d*+ (?:\.\d++)? (?:hh?|ll?|z)? [sdifgeuxXcrn@] (?!\w)
+    | (?<![\d%]) %L?\d{1,2}+ (?!\w)  # as %s before; %1, %L2
     """,
     re.VERBOSE,
 )
