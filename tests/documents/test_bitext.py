@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.documents.bitext import read_xliff_pairs
+from dragoman.documents.bitext import read_po_pairs, read_xliff_pairs
 from dragoman.documents.document import MarkedText
 from dragoman.documents.formats import open_document
 
@@ -95,3 +95,11 @@ def test_our_own_translations_are_not_read_again(version: str, unit: str) -> Non
     assert not open_document(written.encode(), "a.xlf").units
     reviewed = written.replace('state="translated"', 'state="reviewed"').replace("needs-review-translation", "final")
     assert len([*read_xliff_pairs([reviewed], "a.xlf")]) == len(document.units)
+
+
+def test_an_empty_message_with_a_context_is_no_header() -> None:
+    header = 'msgid ""\nmsgstr "Plural-Forms: nplurals=2; plural=(n == 1);\\n"\n'  # the singular is form 1
+    empty = 'msgctxt "a"\nmsgid ""\nmsgstr "Plural-Forms: nplurals=2; plural=(n != 1);\\n"\n'
+    plural = 'msgid "one"\nmsgid_plural "many"\nmsgstr[0] "viele"\nmsgstr[1] "eins"\n'
+    lines = "\n".join([header, empty, plural]).split("\n")
+    assert [*read_po_pairs(lines, "a.po")] == [("many", "viele"), ("one", "eins")]

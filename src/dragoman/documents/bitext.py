@@ -188,9 +188,8 @@ def read_po_pairs(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
         identifier, plural, translations = message.find("msgid"), message.find("msgid_plural"), message.translations
         if not identifier or not translations or message.is_fuzzy:
             continue
-        if not identifier.text:
-            count, form = read_plural_forms(translations[0].text, name)
-            singular = form if count > 1 else -1
+        if message.is_header:
+            _, singular = read_plural_forms(translations[0].text, name)
             continue
         for translation in translations:
             is_singular = not plural or translation.number == singular

@@ -67,6 +67,11 @@ class Message:
     keys: set[tuple[str, int]] = field(default_factory=set)  # keywords and numbers of all of them
     is_fuzzy: bool = False
 
+    @property
+    def is_header(self) -> bool:
+        identifier = self.find("msgid")
+        return identifier is not None and not identifier.text and not self.find("msgctxt")
+
     def find(self, keyword: str) -> Field | None:
         return next((entry for entry in self.fields if entry.keyword == keyword), None)
 
@@ -119,7 +124,7 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
         identifier, translations = message.find("msgid"), message.translations
         if not identifier or not translations:
             continue
-        if not identifier.text and not message.find("msgctxt"):
+        if message.is_header:
             count, singular = read_plural_forms(translations[0].text, name)
             has_count = PLURAL_FORMS.search(translations[0].text) is not None
             language = LANGUAGE.search(translations[0].text)
@@ -141,7 +146,7 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
                 warning = f"{len(translations)} plural forms, but the header of the file names {count}"
             elif message.find("msgid_plural") and has_header and not has_count:
                 warning = "plural forms, but the header of the file has no Plural-Forms of its language; fill them in"
-            add_message(document, message, singular if count > 1 else -1, warning)
+            add_message(document, message, singular, warning)
     return document
 
 
@@ -236,16 +241,17 @@ def replace_escape(match: re.Match[str], encoding: str) -> str:
 
 
 def read_plural_forms(header: str, name: str) -> tuple[int, int]:
-    """Return the number of plural forms, and the form that the number 1 takes."""
+    """Return the number of plural forms, and the form that the number 1 takes; -1 if it has none of its own."""
     match = PLURAL_FORMS.search(header)
     if not match:
         return 2, 0
     try:
-        return int(match[1]), int(gettext.c2py(match[2])(1))
+        count, singular = int(match[1]), int(gettext.c2py(match[2])(1))
     except (ValueError, SyntaxError, OverflowError, ZeroDivisionError, RecursionError):
         raise UserError(
             f"{name} has Plural-Forms that cannot be computed: {match[2][:80]}; correct its header"
         ) from None
+    return count, singular if count > 1 else -1
 
 
 def add_message(document: Document, message: Message, singular: int, warning: str) -> None:
