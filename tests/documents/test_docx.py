@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import zipfile
 
+import pytest
+
 from document_files import pack_docx
+from dragoman.documents import docx
 from dragoman.documents.document import Document, MarkedText
 from dragoman.documents.formats import open_document
+from dragoman.errors import UserError
 
 MAIN = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 
@@ -73,3 +77,15 @@ def test_the_relationships_name_the_body() -> None:
     document = open_document(output.getvalue(), "a.docx")
     assert [unit.text for unit in document.units] == ["one"]
     assert ">one!<" in read_member(translate(document), "word/document2.xml")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "message"),
+    [("MAX_MEMBERS", 3, "has more than 3 files inside"), ("MAX_UNPACKED_BYTES", 9, "unpacks to more than 0 MiB")],
+)
+def test_large_files_are_refused_by_what_is_large(
+    limit: str, value: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docx, limit, value)
+    with pytest.raises(UserError, match=message):
+        open_document(pack_docx(make_body("<w:r><w:t>one</w:t></w:r>"), "<a/>"), "a.docx")

@@ -32,7 +32,7 @@ def test_declared_entities_are_refused(declaration: str, name: str) -> None:
 
 
 def test_zip_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docx, "MAX_PART_BYTES", 1000)
+    monkeypatch.setattr(docx, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(UserError, match="unpacks to more than"):
         open_document(pack_docx("<a>" + " " * 2000 + "</a>"), "a.docx")
 

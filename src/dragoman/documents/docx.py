@@ -17,7 +17,7 @@ import re
 import zipfile
 from bisect import bisect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ STYLES = "word/styles.xml"  # has the language of runs that name none
 DAMAGE = (
     zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError,
 )  # fmt: skip
-MAX_PART_BYTES = 256 << 20  # of all members, unpacked
+MAX_UNPACKED_BYTES = 256 << 20  # of all members, unpacked
 MAX_TEXT_BYTES = 32 << 20  # of those with text
 MAX_TAGS = 1_000_000  # of those with text: a tag of four characters becomes a record of some 250 bytes
 MAX_MEMBERS = 20_000
@@ -83,22 +83,21 @@ class DocxDocument(Document):
     """The units of the XML parts of a DOCX file, whose texts are joined into one."""
 
     data: bytes = b""
-    parts: dict[str, tuple[int, int, TextFile]] = field(default_factory=dict)  # name -> place in the joined text
+    parts: dict[str, TextFile] = field(default_factory=dict)  # by name, in the order of the joined text
 
     def write(self, translations: Sequence[MarkedText | None]) -> bytes:
         """Return the file with the translations; its other members are copied."""
         new_text = self.write_text(translations)
         if new_text == self.file.text:
             return self.data
-        pieces = new_text.split(PART_SEPARATOR)
+        new_texts = dict(zip(self.parts, new_text.split(PART_SEPARATOR), strict=True))
         output = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(self.data)) as old, zipfile.ZipFile(output, "w") as new:
             new.comment = old.comment
             for member in old.infolist():
                 content = old.read(member)
-                if member.filename in self.parts:
-                    file = self.parts[member.filename][2]
-                    text = self.set_language(pieces[[*self.parts].index(member.filename)])
+                if file := self.parts.get(member.filename):
+                    text = self.set_language(new_texts[member.filename])
                     check_xml(text, f"the translated {member.filename}")
                     content = file.encode(text, "xmlcharrefreplace")
                 elif member.filename == STYLES:  # any other encoding than UTF-8 stays as it is, byte for byte
@@ -127,8 +126,11 @@ def read_docx(data: bytes, name: str, source_language: str = "", target_language
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
-            if len(members) > MAX_MEMBERS or sum(member.file_size for member in members) > MAX_PART_BYTES:
-                raise UserError(f"{name} unpacks to more than {MAX_PART_BYTES >> 20} MiB, which is refused; split it")
+            if len(members) > MAX_MEMBERS:
+                raise UserError(f"{name} has more than {MAX_MEMBERS:,} files inside, which is refused; split it")
+            if sum(member.file_size for member in members) > MAX_UNPACKED_BYTES:
+                size = MAX_UNPACKED_BYTES >> 20
+                raise UserError(f"{name} unpacks to more than {size} MiB, which is refused; split it")
             main = find_main_part(archive)
             if main not in archive.namelist():
                 raise UserError(f"{name} has no {main}, so it is no DOCX file; save it as DOCX")
@@ -152,10 +154,11 @@ def read_docx(data: bytes, name: str, source_language: str = "", target_language
             raise
         raise UserError(f"{name} is damaged ({error}); save it again") from None
     joined = TextFile(name, PART_SEPARATOR.join(file.text for file in files.values()))
-    document = DocxDocument(joined, source_language=source_language, target_language=target_language, data=data)
+    document = DocxDocument(
+        joined, source_language=source_language, target_language=target_language, data=data, parts=files
+    )
     offset = 0
-    for part, file in files.items():
-        document.parts[part] = (offset, offset + len(file.text), file)
+    for file in files.values():
         add_paragraphs(document, list(tokenize_markup(file.text)), offset)
         untranslated += len(ALTERNATIVE_TEXT.findall(file.text))
         offset += len(file.text) + 1
@@ -237,18 +240,18 @@ class Paragraph:
     def raw(self, first: int, last: int) -> str:
         return "".join(token.raw for token in self.tokens[first : last + 1])
 
-    def find_object(self, place: int) -> list[int] | None:
-        """Return the units of the object that contains a place in the document; None if no object does."""
+    def find_object(self, offset: int) -> list[int] | None:
+        """Return the units of the object that contains an offset of the document; None if no object does."""
         objects = self.objects or []
-        before = bisect(objects, place, key=lambda each: each.start)
-        return objects[before - 1].units if before and place < objects[before - 1].end else None
+        before = bisect(objects, offset, key=lambda each: each.start)
+        return objects[before - 1].units if before and offset < objects[before - 1].end else None
 
     def add(self) -> list[int]:
         """Add the paragraph to the units of the document, if it has letters and its structure is known.
 
         Return its index, or nothing.
         """
-        if not self.list_pieces(self.first + 1, self.last):
+        if not self.add_pieces(self.first + 1, self.last):
             return []
         pieces = join_fields(self.pieces, self.document.file.text)
         if pieces is None:
@@ -281,12 +284,10 @@ class Paragraph:
         inner = {each.tag: (each.tag_start, each.units) for each in objects}  # the units are added later
         return [self.document.add(builder.build(), Slot(make_splices, inner=inner))]
 
-    def list_pieces(self, first: int, last: int, depth: int = 0) -> bool:
+    def add_pieces(self, first: int, last: int, depth: int = 0) -> bool:
         """Add the pieces of the tokens from `first` to before `last`; return whether the structure is known."""
-        index = first
-        while index < last:
+        for index, end in iterate_elements(self.tokens, first, last):
             token = self.tokens[index]
-            end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
             is_known = bool(token.name) or token.kind in ("comment", "instruction")
             if not is_known and token.kind != "text":
                 return False
@@ -294,54 +295,48 @@ class Paragraph:
                 self.start = index if self.start < 0 else self.start
                 self.end = end
                 if token.name == "r" and token.kind == "open":
-                    self.list_run(index, end)
+                    self.add_run(index, end)
                 elif token.name not in CONTAINERS or token.kind != "open":
                     self.pieces.append(self.make_piece("element", index, end))
-                elif depth == MAX_NESTING or not self.list_container(index, end, depth):
+                elif depth == MAX_NESTING or not self.add_container(index, end, depth):
                     return False
                 self.end = end  # not the last element inside
-            index = end + 1
         self.end = max(self.end, self.start)
         return True
 
-    def list_container(self, first: int, last: int, depth: int) -> bool:
+    def add_container(self, first: int, last: int, depth: int) -> bool:
         """Add the pieces of a container: its start with its properties, its content and its end."""
         start, end = find_content(self.tokens, first, last)
         self.pieces.append(self.make_piece("open", first, start - 1))
-        is_known = self.list_pieces(start, end, depth + 1)
+        is_known = self.add_pieces(start, end, depth + 1)
         self.pieces.append(self.make_piece("close", end, last))
         return is_known
 
-    def list_run(self, first: int, last: int) -> None:
+    def add_run(self, first: int, last: int) -> None:
         """Add the pieces of a run: its texts, and objects such as tabs, pictures and references to notes."""
-        properties, index = "", first + 1
-        while index < last:
+        properties = ""
+        for index, end in iterate_elements(self.tokens, first + 1, last):
             token = self.tokens[index]
-            end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
             if token.name == "rPr":
                 properties = self.raw(index, end)
                 if "<w:rPrChange" in properties:
                     self.recorded[properties] += 1
             elif token.name == "t" and token.kind == "open":
-                self.list_text(index + 1, end, properties)
+                self.add_text(index + 1, end, properties)
             elif token.name == "noBreakHyphen":
                 self.pieces.append(Piece("text", HYPHEN, properties))
             elif token.kind != "text" and token.name not in IGNORED and token.name != "t":
                 self.pieces.append(self.make_piece("object", index, end, properties))
-            index = end + 1
 
-    def list_text(self, first: int, last: int, properties: str) -> None:
+    def add_text(self, first: int, last: int, properties: str) -> None:
         """Add the text in <w:t>, where comments stand between texts."""
-        index = first
-        while index < last:
+        for index, end in iterate_elements(self.tokens, first, last):
             token = self.tokens[index]
-            end = find_element_end(self.tokens, index) if token.kind in ("open", "empty") else index
             if token.kind in ("text", "cdata"):
                 raw = token.raw if token.kind == "text" else html.escape(token.raw[9:-3], quote=False)
                 self.pieces.append(Piece("text", raw, properties))
             else:
                 self.pieces.append(self.make_piece("object", index, end, properties))
-            index = end + 1
 
     def make_piece(self, kind: str, first: int, last: int, properties: str = "") -> Piece:
         """Return the tokens from `first` to `last` as a piece that is written as it is."""
@@ -351,6 +346,15 @@ class Paragraph:
         range_key = f"{match[1]} {token.get('w:id')}" if match and kind == "element" else ""
         start, end = token.start + self.offset, self.tokens[last].end + self.offset
         return Piece(kind, self.raw(first, last), properties, start, end, field, range_key)
+
+
+def iterate_elements(tokens: Sequence[Token], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last index of each element and other token from `first` to before `last`."""
+    index = first
+    while index < last:
+        end = find_element_end(tokens, index) if tokens[index].kind in ("open", "empty") else index
+        yield index, end
+        index = end + 1
 
 
 def find_content(tokens: Sequence[Token], first: int, last: int) -> tuple[int, int]:
