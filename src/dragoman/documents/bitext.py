@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 from xml.parsers import expat
 
-from dragoman.documents.markup_language import CODES
 from dragoman.documents.po import parse_messages, read_plural_forms
+from dragoman.documents.translation_codes import CODES
 from dragoman.documents.xliff import MACHINE_SUBSTATE, UNIT_ELEMENTS, UNTRANSLATED_STATES
 from dragoman.errors import UserError
 from dragoman.language_codes import is_same_language

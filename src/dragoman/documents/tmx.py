@@ -12,11 +12,11 @@ from dragoman.documents.markup_language import (
     close_empty,
     find_element_end,
     list_children,
-    read_inline,
     read_xml,
     render_xml,
     tokenize_markup,
 )
+from dragoman.documents.translation_codes import read_inline
 from dragoman.errors import UserError
 from dragoman.language_codes import is_same_language
 

@@ -27,12 +27,12 @@ from dragoman.documents.markup_language import (
     find_element_end,
     has_text,
     list_children,
-    read_inline,
     read_xml,
     render_xml,
     set_attribute,
     tokenize_markup,
 )
+from dragoman.documents.translation_codes import read_inline
 from dragoman.errors import UserError
 
 UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
