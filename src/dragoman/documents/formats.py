@@ -11,8 +11,9 @@ from dragoman.documents.document import Document
 from dragoman.documents.docx import read_docx
 from dragoman.documents.html import read_html
 from dragoman.documents.markdown import read_markdown
-from dragoman.documents.plain_text import read_srt, read_text
+from dragoman.documents.plain_text import read_plain_text
 from dragoman.documents.po import read_po
+from dragoman.documents.srt import read_srt
 from dragoman.documents.tmx import read_tmx
 from dragoman.documents.xliff import read_xliff
 from dragoman.errors import UserError
@@ -105,6 +106,6 @@ FORMATS = {
             re.compile(XML_START + rb"<(?:html|head|body)\b|\A\s*<!doctype html", re.DOTALL | re.IGNORECASE),
         ),
         DocumentFormat("markdown", "Markdown", (".md", ".markdown"), read_markdown),
-        DocumentFormat("text", "plain text", (".txt", ".text"), read_text),
+        DocumentFormat("text", "plain text", (".txt", ".text"), read_plain_text),
     )
 }
