@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from document_files import GENERATORS, SENTENCE, WORD, GeneratedFile, pack_docx, translate_unit
 from dragoman.documents.document import Document, MarkedText, Unit
-from dragoman.documents.formats import FORMATS, find_format, open_document
+from dragoman.documents.formats import DOCUMENT_FORMATS, find_format, open_document
 from dragoman.documents.html import read_fragment
 from dragoman.errors import UserError
 from dragoman.inference.markup_projection import place_markup
@@ -44,10 +44,10 @@ def read_members(data: bytes) -> list[tuple[object, ...]]:
 
 
 def test_every_format_is_generated() -> None:
-    assert set(GENERATORS) == set(FORMATS)
+    assert set(GENERATORS) == set(DOCUMENT_FORMATS)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DOCUMENT_FORMATS)
 def test_identity(name: str) -> None:
     @settings(max_examples=200)
     @given(GENERATORS[name]())
@@ -55,12 +55,12 @@ def test_identity(name: str) -> None:
         document = open_generated(file)
         assert document.write([None] * len(document.units)) == file.data
         assert document.write(list_in_place(document)) == file.data
-        assert find_format(file.data, file.name) is FORMATS[name]
+        assert find_format(file.data, file.name) is DOCUMENT_FORMATS[name]
 
     check()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DOCUMENT_FORMATS)
 def test_everything_but_the_text_keeps_its_bytes(name: str) -> None:
     @settings(max_examples=200)
     @given(GENERATORS[name]())
@@ -93,7 +93,7 @@ def list_texts(document: Document, data: bytes) -> list[str]:
         return [archive.read(name).decode() for name in archive.namelist() if name.endswith(".xml")]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DOCUMENT_FORMATS)
 def test_a_marker_is_all_that_changes(name: str) -> None:
     """Every unit is written anew, and without the markers the file is what it was, byte for byte."""
 
@@ -131,7 +131,7 @@ def count_tags(content: Unit | MarkedText) -> Counter[str]:
     return Counter(tag.kind for tag in content.markup if not tag.raw.startswith("<!--"))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DOCUMENT_FORMATS)
 def test_another_word_order_keeps_the_units(name: str) -> None:
     """A file is read again after its translation, with the translated units."""
 
@@ -444,7 +444,7 @@ def test_names_and_white_space_of_xml_mean_nothing(text: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DOCUMENT_FORMATS)
 def test_damaged_files_are_read_or_refused(name: str) -> None:
     """A truncated or altered file gives a UserError, or a document that writes itself."""
 
@@ -466,7 +466,7 @@ def test_damaged_files_are_read_or_refused(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DOCUMENT_FORMATS)
 def test_any_bytes_are_read_or_refused(name: str) -> None:
     @settings(max_examples=100)
     @given(
@@ -474,7 +474,7 @@ def test_any_bytes_are_read_or_refused(name: str) -> None:
     )
     def check(data: bytes) -> None:
         try:
-            document = open_document(data, f"x{FORMATS[name].suffixes[0]}")
+            document = open_document(data, f"x{DOCUMENT_FORMATS[name].suffixes[0]}")
             assert document.write(list_in_place(document)) == data
             document.write([translate_unit(unit) for unit in document.units])
         except UserError:

@@ -53,7 +53,7 @@ def test_paragraphs_in_paragraphs_are_read(tag: str) -> None:
     end = "".join(f"</{name}>" for name in reversed(names) if tag.count(f"</{name}>") == 0)
     text = f"{tag * 500}<w:p><w:r><w:t>b</w:t></w:r></w:p>{end * 500}"
     document = open_document(pack_docx(f'<a xmlns:w="w"><w:p>{text}</w:p></a>', "<a/>"), "a.docx")
-    assert 0 <= len(document.units) <= docx.MAX_NESTING
+    assert 0 <= len(document.units) <= docx.MAX_PARAGRAPH_NESTING
     document.write([MarkedText(unit.text + "x", unit.markup) for unit in document.units])
 
 

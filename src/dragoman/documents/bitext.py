@@ -23,8 +23,8 @@ MACHINE_QUALIFIERS = {"mt-suggestion", "leveraged-mt"}
 REFUSED_CONFIRMATIONS = {"Draft", "RejectedTranslation", "RejectedSignOff"}
 MACHINE_ORIGINS = {"mt", "nmt", "amt"}
 SINGLE_CODES = {"ph", "x", "ut"}  # which may be line breaks or values, while others begin or end a format
-CODE = "\0"  # in a text: a single code stood here
-Texts = list[tuple[str, str]]  # the texts of a unit: language, or source or target, and text
+CODE_MARK = "\0"  # in a text: a single code stood here
+UnitTexts = list[tuple[str, str]]  # the texts of a unit: language, or source or target, and text
 
 
 class UnitCollector:
@@ -32,8 +32,8 @@ class UnitCollector:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.units: list[Texts] = []  # complete ones that have not been read yet
-        self.texts: Texts = []
+        self.units: list[UnitTexts] = []  # complete ones that have not been read yet
+        self.texts: UnitTexts = []
         self.key = self.source_language = ""
         self.pieces: list[str] | None = None  # of the text that is being read
         # The segments of a unit of XLIFF 1.2: source or target and mid -> pieces.
@@ -58,7 +58,7 @@ class UnitCollector:
         translate = attributes.get("translate")
         self.forbidden.append(self.forbidden[-1] if not translate else translate == "no")
         if name in SINGLE_CODES:
-            self.add_text(CODE)
+            self.add_text(CODE_MARK)
         if self.ignored or name in CODES or name == "alt-trans":
             self.ignored += 1
         elif name == "header":
@@ -99,7 +99,7 @@ class UnitCollector:
                 self.units += self.list_segments() or [self.texts]
             self.texts, self.in_unit = [], False
 
-    def list_segments(self) -> list[Texts]:
+    def list_segments(self) -> list[UnitTexts]:
         """Return the texts of each segment of a unit; nothing if its target is not segmented."""
         if not any(side == "target" for side, _ in self.segments):
             return []
@@ -115,7 +115,7 @@ class UnitCollector:
             if self.marks:
                 self.marks[-1].append(text)
 
-    def read(self, lines: Iterable[str]) -> Iterator[Texts]:
+    def read(self, lines: Iterable[str]) -> Iterator[UnitTexts]:
         """Yield the texts of each unit as soon as its lines have been read."""
         try:
             for line in lines:
@@ -145,7 +145,7 @@ def is_unconfirmed(attributes: dict[str, str]) -> bool:
 
 def join_pieces(pieces: list[str]) -> str:
     """Return a text with single spaces, and with one for a code between two words."""
-    text = re.sub(rf"(?<=\w){CODE}+(?=\w)", " ", "".join(pieces)).replace(CODE, "")
+    text = re.sub(rf"(?<=\w){CODE_MARK}+(?=\w)", " ", "".join(pieces)).replace(CODE_MARK, "")
     return " ".join(text.split())
 
 

@@ -30,7 +30,7 @@ from dragoman.documents.document import (
     UnitBuilder,
 )
 from dragoman.documents.markup_language import (
-    Token,
+    MarkupToken,
     add_escaped,
     check_xml,
     find_element_end,
@@ -46,7 +46,7 @@ from dragoman.language_codes import is_same_language
 TEXT_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
 UNTRANSLATED_PARTS = re.compile(r"word/(?:charts/chart(?:Ex)?|diagrams/data)\d*\.xml")  # charts and SmartArt
 ALTERNATIVE_TEXT = re.compile(r"<wp:docPr\s[^<>]*?\b(?:descr|title)\s*=\s*(?:\"[^\"]|'[^'])")  # of a picture
-LANGUAGE = re.compile(r"(<w:lang\s(?:[^<>]*?\s)?w:val\s*=\s*[\"'])([^\"'<>]*)")  # for the spelling checker
+RUN_LANGUAGE = re.compile(r"(<w:lang\s(?:[^<>]*?\s)?w:val\s*=\s*[\"'])([^\"'<>]*)")  # for the spelling checker
 MAIN_PART = "word/document.xml"
 STYLES = "word/styles.xml"  # has the language of runs that name none
 # What zipfile raises for damaged files; ValueError for offsets before the beginning.
@@ -57,7 +57,9 @@ MAX_UNPACKED_BYTES = 256 << 20  # of all members, unpacked
 MAX_TEXT_BYTES = 32 << 20  # of those with text
 MAX_TAGS = 1_000_000  # of those with text: a tag of four characters becomes a record of some 250 bytes
 MAX_MEMBERS = 20_000
-MAX_NESTING = 40  # of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated
+MAX_PARAGRAPH_NESTING = (
+    40  # of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated
+)
 # Markers of spelling and saving, and soft hyphens: they are left out where a paragraph is written anew.
 IGNORED = {"proofErr", "lastRenderedPageBreak", "softHyphen"}
 HYPHEN = "\u2011"  # of <w:noBreakHyphen/>, which stands inside of words
@@ -71,9 +73,9 @@ MAIN_NAMESPACE = re.compile(
 )
 # The properties of a run. At their end, the record of a change of format has its former properties.
 INSIDE = r"(?:(?!</w:rPr\s*+>|<w:r[ >]).)*+"
-PROPERTIES = rf"<w:rPr\s*+>{INSIDE}(?:</w:rPr\s*+>\s*+</w:rPrChange\s*+>{INSIDE})?</w:rPr\s*+>|<w:rPr\s*+/>"
-EMPTY_RUN = re.compile(rf"<w:r(?: [^<>]*)?>(?:{PROPERTIES})?<w:t(?: [^<>]*)?></w:t></w:r>", re.S)
-RUN_START = re.compile(rf"<w:r>({PROPERTIES})(<w:t[ >])?", re.S)
+RUN_PROPERTIES = rf"<w:rPr\s*+>{INSIDE}(?:</w:rPr\s*+>\s*+</w:rPrChange\s*+>{INSIDE})?</w:rPr\s*+>|<w:rPr\s*+/>"
+EMPTY_RUN = re.compile(rf"<w:r(?: [^<>]*)?>(?:{RUN_PROPERTIES})?<w:t(?: [^<>]*)?></w:t></w:r>", re.S)
+RUN_START = re.compile(rf"<w:r>({RUN_PROPERTIES})(<w:t[ >])?", re.S)
 CHANGE_RECORD = re.compile(r"<w:rPrChange\b(?:[^<]*/>|.*</w:rPrChange\s*+>)", re.S)
 SPLIT_WARNING = "a tracked change of format covers only a part of its text"
 
@@ -113,7 +115,7 @@ class DocxDocument(Document):
             is_source = self.target_language and is_same_language(match[2], self.source_language)
             return f"{match[1]}{self.target_language}" if is_source else match[0]
 
-        return LANGUAGE.sub(replace_code, text)
+        return RUN_LANGUAGE.sub(replace_code, text)
 
 
 PART_SEPARATOR = "\0"  # cannot be in XML
@@ -183,7 +185,7 @@ def check_prefix(file: TextFile) -> None:
         raise UserError(f"{file.name} writes paragraphs as {written} instead of <w:p>; save it again with an editor")
 
 
-def add_paragraphs(document: DocxDocument, tokens: Sequence[Token], offset: int) -> None:
+def add_paragraphs(document: DocxDocument, tokens: Sequence[MarkupToken], offset: int) -> None:
     """Add the paragraphs of a part of the file, which begins at `offset`, to the units."""
     around: list[Paragraph] = []  # from the outermost to the innermost paragraph
     for index, token in enumerate(tokens):
@@ -191,7 +193,7 @@ def add_paragraphs(document: DocxDocument, tokens: Sequence[Token], offset: int)
             continue
         while around and around[-1].last < index:
             around.pop()
-        if len(around) == MAX_NESTING:
+        if len(around) == MAX_PARAGRAPH_NESTING:
             continue
         outer = next((paragraph for paragraph in reversed(around) if paragraph.objects is not None), None)
         units = outer.find_object(token.start + offset) if outer else []
@@ -229,7 +231,7 @@ class TagObject(NamedTuple):
 class Paragraph:
     """A paragraph as a list of pieces, and as a unit."""
 
-    def __init__(self, document: DocxDocument, tokens: Sequence[Token], index: int, offset: int) -> None:
+    def __init__(self, document: DocxDocument, tokens: Sequence[MarkupToken], index: int, offset: int) -> None:
         self.document, self.tokens, self.offset = document, tokens, offset
         self.first, self.last = index, find_element_end(tokens, index)
         self.pieces: list[Piece] = []
@@ -271,7 +273,7 @@ class Paragraph:
         self.objects = objects
         start = self.tokens[self.start].start + self.offset
         end = self.tokens[self.end].end + self.offset
-        opening, closing = make_run(base)
+        opening, closing = make_run_tags(base)
         number = len(self.document.units) + 1
 
         def make_splices(translation: MarkedText) -> list[Splice]:
@@ -298,7 +300,7 @@ class Paragraph:
                     self.add_run(index, end)
                 elif token.name not in CONTAINERS or token.kind != "open":
                     self.pieces.append(self.make_piece("element", index, end))
-                elif depth == MAX_NESTING or not self.add_container(index, end, depth):
+                elif depth == MAX_PARAGRAPH_NESTING or not self.add_container(index, end, depth):
                     return False
                 self.end = end  # not the last element inside
         self.end = max(self.end, self.start)
@@ -348,7 +350,7 @@ class Paragraph:
         return Piece(kind, self.raw(first, last), properties, start, end, field, range_key)
 
 
-def iterate_elements(tokens: Sequence[Token], first: int, last: int) -> Iterator[tuple[int, int]]:
+def iterate_elements(tokens: Sequence[MarkupToken], first: int, last: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last index of each element and other token from `first` to before `last`."""
     index = first
     while index < last:
@@ -357,7 +359,7 @@ def iterate_elements(tokens: Sequence[Token], first: int, last: int) -> Iterator
         index = end + 1
 
 
-def find_content(tokens: Sequence[Token], first: int, last: int) -> tuple[int, int]:
+def find_content(tokens: Sequence[MarkupToken], first: int, last: int) -> tuple[int, int]:
     """Return the first token of the content of a container, and the one after it.
 
     Its properties come before; the content of a content control is that of another element, <w:sdtContent>.
@@ -425,7 +427,7 @@ def nest_ranges(pieces: Sequence[Piece]) -> list[Piece]:
     return nested
 
 
-def make_run(properties: str) -> tuple[str, str]:
+def make_run_tags(properties: str) -> tuple[str, str]:
     """Return the start and the end of a run with a text."""
     return f'<w:r>{properties}<w:t xml:space="preserve">', "</w:t></w:r>"
 
@@ -469,10 +471,10 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
         if new == current:
             return
         if current != bases[-1]:
-            builder.add_tag(make_run("")[1] + make_run(bases[-1])[0], "close", str(count))
+            builder.add_tag(make_run_tags("")[1] + make_run_tags(bases[-1])[0], "close", str(count))
         if new != bases[-1]:
             count += 1
-            builder.add_tag(make_run("")[1] + make_run(new)[0], "open", str(count))
+            builder.add_tag(make_run_tags("")[1] + make_run_tags(new)[0], "open", str(count))
         current = new
 
     following = [base]  # the format of the next text, from the last piece to the first
@@ -484,7 +486,7 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
             change_format(piece.format)
             add_escaped(builder, piece.raw, unescape_xml)
             if piece.raw == HYPHEN:
-                opening, closing = make_run("")
+                opening, closing = make_run_tags("")
                 start, end = opening.removeprefix("<w:r>"), closing.removesuffix("</w:r>")
                 builder.spellings[HYPHEN] = f"{end}<w:noBreakHyphen/>{start}"
             continue
@@ -492,16 +494,16 @@ def build_paragraph(pieces: Sequence[Piece], base: str) -> tuple[UnitBuilder, li
         if piece.kind == "open":
             inside = following[len(pieces) - index]
             containers.append(f"container {index}")
-            builder.add_tag(make_run("")[1] + piece.raw + make_run(inside)[0], "open", containers[-1])
+            builder.add_tag(make_run_tags("")[1] + piece.raw + make_run_tags(inside)[0], "open", containers[-1])
             bases.append(inside)
             current = inside
         elif piece.kind == "close":
             bases.pop()
             current = bases[-1]
-            builder.add_tag(make_run("")[1] + piece.raw + make_run(current)[0], "close", containers.pop())
+            builder.add_tag(make_run_tags("")[1] + piece.raw + make_run_tags(current)[0], "close", containers.pop())
         else:
             before, after = ("<w:r>" + piece.format, "</w:r>") if piece.kind == "object" else ("", "")
-            before, after = make_run("")[1] + before, after + make_run(bases[-1])[0]
+            before, after = make_run_tags("")[1] + before, after + make_run_tags(bases[-1])[0]
             tag = builder.add_tag(before + piece.raw + after)
             objects.append(TagObject(piece.start, piece.end, tag, piece.start - len(before), []))
             if piece.range and piece.range in ranges:

@@ -40,27 +40,27 @@ def open_document(data: bytes, name: str, *, source_language: str = "", target_l
 def find_format(data: bytes, name: str) -> DocumentFormat:
     """Return the format of a file, by the suffix of its name or, if that says nothing, by its content."""
     suffix = PurePath(name).suffix.lower()
-    for document_format in FORMATS.values():
+    for document_format in DOCUMENT_FORMATS.values():
         if suffix in document_format.suffixes:
             return document_format
     start = data[:4096].replace(b"\0", b"").removeprefix(b"\xef\xbb\xbf")
-    for document_format in FORMATS.values():
+    for document_format in DOCUMENT_FORMATS.values():
         if document_format.signature and document_format.signature.search(start):
             return document_format
     if suffix:
         known = ", ".join(list_suffixes())
         raise UserError(f"{name} does not have the suffix of a known format; rename it to one of {known}")
-    return FORMATS["text"]
+    return DOCUMENT_FORMATS["text"]
 
 
 def list_suffixes() -> list[str]:
     """Return the suffixes of the names of all documents that can be translated."""
-    return [suffix for document_format in FORMATS.values() for suffix in document_format.suffixes]
+    return [suffix for document_format in DOCUMENT_FORMATS.values() for suffix in document_format.suffixes]
 
 
 # Nothing that matched is tried again, so that no sequence of comments takes long.
 XML_START = rb"\A(?:\xff\xfe|\xfe\xff)?\s*+(?:<\?xml[^>]*+>)?+\s*+(?:<!--(?:(?!-->).)*+-->\s*+|<!DOCTYPE[^>]*+>\s*+)*+"
-FORMATS = {
+DOCUMENT_FORMATS = {
     document_format.name: document_format
     for document_format in (
         DocumentFormat(

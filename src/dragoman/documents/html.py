@@ -21,7 +21,7 @@ from dragoman.documents.markup_language import (
     COMPLETE_XML,
     DECLARED_ENCODING,
     ENTITY,
-    Token,
+    MarkupToken,
     add_escaped,
     check_xml,
     make_escaper,
@@ -95,7 +95,7 @@ def read_fragment(
         tags = [token.start for token in tokenize_markup(text) if token.name] if is_complete else []
         root = {*tags[:1], *tags[-1:]}
 
-        def is_block(token: Token) -> bool:
+        def is_block(token: MarkupToken) -> bool:
             return token.start in root or token.written_name in splitting
 
         read_blocks(document, is_block=is_block, ignored=ignored, is_html=False, keep_breaks=keep_breaks)
@@ -104,14 +104,14 @@ def read_fragment(
     return document
 
 
-def is_html_block(token: Token) -> bool:
+def is_html_block(token: MarkupToken) -> bool:
     return not INLINE.fullmatch(token.name.lower())
 
 
 def read_blocks(
     document: Document,
     *,
-    is_block: Callable[[Token], bool],
+    is_block: Callable[[MarkupToken], bool],
     ignored: Collection[str] = (),
     is_html: bool = True,
     keep_breaks: bool = False,
@@ -148,14 +148,14 @@ def read_blocks(
     block.finish()
 
 
-def open_element(token: Token) -> Token:
+def open_element(token: MarkupToken) -> MarkupToken:
     """Return a tag that ends with /> as an opening tag, which it is in HTML, unless it is void or a drawing."""
     name = token.name.lower()
     is_opening = token.kind == "empty" and not VOID.fullmatch(name) and name not in ("svg", "math")
     return token._replace(kind="open") if is_opening else token
 
 
-def match_elements(tokens: Sequence[Token], void: re.Pattern[str]) -> dict[int, int]:
+def match_elements(tokens: Sequence[MarkupToken], void: re.Pattern[str]) -> dict[int, int]:
     """Return the index of the closing tag for that of each opening tag; elements with names in `void` have none."""
     ends: dict[int, int] = {}
     open_tags: dict[str, list[int]] = {}
@@ -168,7 +168,7 @@ def match_elements(tokens: Sequence[Token], void: re.Pattern[str]) -> dict[int, 
     return ends
 
 
-def is_protected(token: Token) -> bool:
+def is_protected(token: MarkupToken) -> bool:
     """Return whether an opening tag begins an element that is not translated."""
     if token.kind != "open":
         return False
@@ -177,7 +177,7 @@ def is_protected(token: Token) -> bool:
     return is_marked(token)
 
 
-def is_marked(token: Token) -> bool:
+def is_marked(token: MarkupToken) -> bool:
     """Return whether the page says that an element must not be translated."""
     if "translate" not in token.raw.lower():
         return False
@@ -185,7 +185,7 @@ def is_marked(token: Token) -> bool:
     return attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
 
 
-def set_page_language(document: Document, token: Token) -> None:
+def set_page_language(document: Document, token: MarkupToken) -> None:
     """Take the source language from <html lang="...">, and set the target language there."""
     for attribute in ("lang", "xml:lang"):
         if attribute in token.attributes:
@@ -195,7 +195,7 @@ def set_page_language(document: Document, token: Token) -> None:
                 document.settled.append(Splice(start, end, document.target_language))
 
 
-def list_shown_attributes(token: Token) -> list[tuple[str, int, int]]:
+def list_shown_attributes(token: MarkupToken) -> list[tuple[str, int, int]]:
     """Return the values of attributes that are shown or read out, with their offsets."""
     if "=" not in token.raw:
         return []
@@ -239,7 +239,7 @@ class HtmlBlock:
     def is_open(self) -> bool:
         return self.start >= 0
 
-    def add_text(self, token: Token) -> None:
+    def add_text(self, token: MarkupToken) -> None:
         text = token.raw
         if token.kind == "cdata":
             self.start, self.end = self.start if self.start >= 0 else token.start, token.end
@@ -252,7 +252,7 @@ class HtmlBlock:
             self.end = token.start + len(text.rstrip(blank) if blank else text)
         add_escaped(self.builder, text, html.unescape, HTML_ENTITY)
 
-    def add_lines(self, token: Token) -> None:
+    def add_lines(self, token: MarkupToken) -> None:
         """Add a text whose line breaks, with the white space after them, end units."""
         start = token.start
         for part in LINE_BREAK.split(token.raw):
@@ -262,7 +262,7 @@ class HtmlBlock:
                 self.add_text(token._replace(raw=part, start=start, end=start + len(part)))
             start += len(part)
 
-    def add_tag(self, token: Token, end: int, units: list[int]) -> None:
+    def add_tag(self, token: MarkupToken, end: int, units: list[int]) -> None:
         """Add an inline tag, or an element that is not translated and ends at offset `end`."""
         if self.start < 0:
             self.start = token.start

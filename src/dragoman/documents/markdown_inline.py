@@ -44,11 +44,11 @@ INLINE_TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 OTHER_ENDS = {"<!--": "-->", "<?": "?>", "<![CDATA[": "]]>", "<!": ">"}
-MAX_LABEL = 1000  # characters of a reference with its white space
-SPECIAL = "\\`*_[]<"  # escaped in a translation unless the source has them as text
+MAX_REFERENCE_LABEL = 1000  # characters of a reference with its white space
+SPECIAL_MARKS = "\\`*_[]<"  # escaped in a translation unless the source has them as text
 
 
-class Token(NamedTuple):
+class MarkdownToken(NamedTuple):
     """A part of a paragraph that is not plain text, or may not be."""
 
     kind: str  # the name of its group in INLINE_TOKEN
@@ -85,7 +85,7 @@ def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]
         token = tokens[index]
         before = text[position : token.start]
         builder.add_text(before)
-        literals.update(mark for mark in SPECIAL if mark in before)
+        literals.update(mark for mark in SPECIAL_MARKS if mark in before)
         position = token.end
         kind, key, last = kinds.get(index, ("standalone", "", index))
         if last > index:  # a reference such as [label], with everything in it
@@ -117,16 +117,16 @@ def parse_inline(text: str, labels: set[str], get_raw: Callable[[int, int], str]
             literals.update(token.raw)
         index += 1
     builder.add_text(text[position:])
-    literals.update(mark for mark in SPECIAL if mark in text[position:])
+    literals.update(mark for mark in SPECIAL_MARKS if mark in text[position:])
     return builder, literals - {*builder.spellings}
 
 
-def find_tokens(text: str, labels: set[str]) -> list[Token]:
+def find_tokens(text: str, labels: set[str]) -> list[MarkdownToken]:
     """Return the tokens of a paragraph.
 
     The ends of code and of HTML that is no tag are searched for once, so that beginnings without one take linear time.
     """
-    tokens: list[Token] = []
+    tokens: list[MarkdownToken] = []
     runs: dict[int, list[int]] = {}  # where the runs of backticks begin, by their lengths
     for ticks in re.finditer("`+", text):
         runs.setdefault(len(ticks[0]), []).append(ticks.start())
@@ -157,12 +157,12 @@ def find_tokens(text: str, labels: set[str]) -> list[Token]:
             and " ".join(match["label"].casefold().split()) not in labels
         ):  # [label](address) or [label][reference], beside a bracket that is text
             position = start + 1
-        tokens.append(Token(kind, start, position, text[start:position], match["name"] or ""))
+        tokens.append(MarkdownToken(kind, start, position, text[start:position], match["name"] or ""))
     return tokens
 
 
 def pair_delimiters(
-    tokens: list[Token], text: str, labels: set[str]
+    tokens: list[MarkdownToken], text: str, labels: set[str]
 ) -> tuple[dict[int, tuple[Kind, str, int]], dict[int, DelimiterRun]]:
     """Return the kind and the key of each bracket and HTML tag with a partner, and the runs of emphasis, by token.
 
@@ -185,7 +185,7 @@ def pair_delimiters(
                 del waiting[outside:]
             elif (
                 labels
-                and token.start - tokens[partner].end <= MAX_LABEL
+                and token.start - tokens[partner].end <= MAX_REFERENCE_LABEL
                 and " ".join(text[tokens[partner].end : token.start].casefold().split()) in labels
             ):
                 kinds[partner] = ("standalone", "", index)
@@ -198,13 +198,13 @@ def pair_delimiters(
                 partner = opened.pop()
                 kinds[partner], kinds[index] = ("open", f"{partner}", partner), ("close", f"{partner}", index)
         elif token.kind == "emphasis":
-            runs[index] = make_run(index, text, token.start, token.end)
+            runs[index] = make_delimiter_run(index, text, token.start, token.end)
             waiting.append(runs[index])
     pair_emphasis(waiting)
     return kinds, runs
 
 
-def make_run(index: int, text: str, start: int, end: int) -> DelimiterRun:
+def make_delimiter_run(index: int, text: str, start: int, end: int) -> DelimiterRun:
     """Return the run of delimiters at an offset; whether it opens or closes depends on the characters beside it."""
     mark, before, after = text[start], text[start - 1 : start], text[end : end + 1]
     space_before, space_after = not before.strip(), not after.strip()
@@ -255,7 +255,7 @@ def fits(opener: DelimiterRun, closer: DelimiterRun) -> bool:
 
 def make_markdown_escaper(literals: set[str], always: str, spellings: dict[str, str]) -> Callable[[str], str]:
     """Return a function that escapes the special characters of a text, except those that the source has as text."""
-    table = {ord(mark): f"\\{mark}" for mark in SPECIAL if mark not in literals or mark == "\\"}
+    table = {ord(mark): f"\\{mark}" for mark in SPECIAL_MARKS if mark not in literals or mark == "\\"}
     table |= {ord(key): value for key, value in spellings.items() if len(key) == 1}
     table |= {ord(mark): f"\\{mark}" for mark in always}
     inside_word = re.compile(r"(?<=\w)\\_(?=\w)")

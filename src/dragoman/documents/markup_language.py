@@ -16,7 +16,7 @@ from dragoman.documents.document import Document, MarkedText, TextFile, UnitBuil
 from dragoman.errors import UserError
 
 # Linear on any text: every alternative is decided by its first characters, and nothing that failed is tried again.
-TOKENS = r"""
+MARKUP_TOKENS = r"""
       (?P<comment> <!--(?:EMPTY|.*?(?:-->|\Z)) )
     | (?P<cdata> <!\[CDATA\[.*?(?:\]\]>|\Z) )
     | (?P<instruction> <\?.*?(?:END|\Z) )
@@ -31,7 +31,7 @@ def compile_tokens(*, comment: str, instruction_end: str, declared: str) -> re.P
     # A value in quotes follows an equals sign; elsewhere HTML may have quotes that mean nothing.
     attributes = r"""(?:[^<>=]|=\s*+(?:"[^"]*"|'[^']*')?+)*+"""
     parts = {"EMPTY": comment, "END": instruction_end, "DECLARED": declared, "ATTRIBUTES": attributes}
-    return re.compile(re.sub("|".join(parts), lambda match: parts[match[0]], TOKENS), re.VERBOSE | re.DOTALL)
+    return re.compile(re.sub("|".join(parts), lambda match: parts[match[0]], MARKUP_TOKENS), re.VERBOSE | re.DOTALL)
 
 
 XML_TOKEN = compile_tokens(comment="(?!)", instruction_end=r"\?>", declared="""(?:[^>"']|"[^"]*"|'[^']*')*+""")
@@ -50,7 +50,7 @@ DECLARED_ENCODING = re.compile(rb"""^\s*<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-
 XML_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
 
-class Token(NamedTuple):
+class MarkupToken(NamedTuple):
     """A tag, a text or another token of a markup language; `name` is that of a tag, without its prefix."""
 
     kind: str  # text, cdata, comment, instruction, doctype, open, close, empty
@@ -82,7 +82,7 @@ class Token(NamedTuple):
         return html.unescape(value[0]) if value else ""
 
 
-def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> Iterator[Token]:
+def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> Iterator[MarkupToken]:
     """Yield the tokens of XML or, with `raw_elements`, HTML; together they are the text.
 
     The content of `raw_elements`, such as script, is one token of text.
@@ -91,15 +91,15 @@ def tokenize_markup(text: str, raw_elements: frozenset[str] = frozenset()) -> It
     while match := pattern.match(text, position):
         kind, start, position, raw = match.lastgroup or "", match.start(), match.end(), match[0]
         if kind != "attributes":
-            yield Token(kind, start, position, raw)
+            yield MarkupToken(kind, start, position, raw)
             continue
         kind = "close" if match["close"] else "empty" if raw.endswith("/>") else "open"
         name = match["name"].rpartition(":")[2]
-        yield Token(kind, start, position, raw, name, match.end("name"))
+        yield MarkupToken(kind, start, position, raw, name, match.end("name"))
         if raw_elements and kind == "open" and name.lower() in raw_elements:
             end = find_raw_end(text, position, name)
             if end > position:
-                yield Token("text", position, end, text[position:end])
+                yield MarkupToken("text", position, end, text[position:end])
             position = end
         if raw_elements and position > last:
             pattern = LAST_HTML_TOKEN
@@ -241,7 +241,7 @@ def render_xml(content: MarkedText, spellings: Mapping[str, str]) -> str:
     return render(content, make_escaper(spellings))
 
 
-def find_element_end(tokens: Sequence[Token], start: int) -> int:
+def find_element_end(tokens: Sequence[MarkupToken], start: int) -> int:
     """Return the index of the token that closes the element which begins at index `start`; `start` if it is empty."""
     depth, index = 0, start
     while True:
@@ -251,17 +251,17 @@ def find_element_end(tokens: Sequence[Token], start: int) -> int:
         index += 1
 
 
-def has_text(tokens: Sequence[Token]) -> bool:
+def has_text(tokens: Sequence[MarkupToken]) -> bool:
     """Return whether there is text other than white space."""
     return any(token.kind == "cdata" or (token.kind == "text" and not token.raw.isspace()) for token in tokens)
 
 
-def close_empty(token: Token, content: str) -> str:
+def close_empty(token: MarkupToken, content: str) -> str:
     """Return an empty element, such as <a/>, with a content."""
     return f"{token.raw[:-2].rstrip()}>{content}</{token.written_name}>"
 
 
-def list_children(tokens: Sequence[Token], start: int, end: int) -> Iterator[tuple[int, int]]:
+def list_children(tokens: Sequence[MarkupToken], start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last index of each child element of the element from index `start` to `end`."""
     index = start + 1
     while index < end:
@@ -272,7 +272,7 @@ def list_children(tokens: Sequence[Token], start: int, end: int) -> Iterator[tup
         index = last + 1
 
 
-def set_attribute(token: Token, name: str, value: str) -> str:
+def set_attribute(token: MarkupToken, name: str, value: str) -> str:
     """Return a tag with an attribute set, and everything else as it is."""
     if name in token.attributes:
         _, start, end = token.attributes[name]

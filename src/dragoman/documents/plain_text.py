@@ -16,11 +16,11 @@ def read_plain_text(data: bytes, name: str, source_language: str = "", target_la
     for line in TEXT_LINE.finditer(document.file.text):
         if text := line[0].strip():
             start = line.start() + len(line[0]) - len(line[0].lstrip())
-            document.add(Unit(text), make_slot(start, start + len(text)))
+            document.add(Unit(text), make_line_writer(start, start + len(text)))
     return document
 
 
-def make_slot(start: int, end: int) -> Slot:
+def make_line_writer(start: int, end: int) -> Slot:
     """Return what writes the translation of a line: as one line."""
 
     def make_splices(translation: MarkedText) -> list[Splice]:

@@ -26,7 +26,7 @@ from dragoman.language_codes import find_code
 CHARSET = re.compile(rb"Content-Type:[^\n\"]{0,200}?charset=([\w.:\-]+)", re.IGNORECASE)
 DECLARED_CHARSET = re.compile(r"(Content-Type:[^\n\"]{0,200}?charset=)([\w.:\-]+)", re.IGNORECASE)
 PLURAL_FORMS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
-LANGUAGE = re.compile(r"^Language:[ \t]*([\w@.\-]*)", re.MULTILINE)
+HEADER_LANGUAGE = re.compile(r"^Language:[ \t]*([\w@.\-]*)", re.MULTILINE)
 EMPTY_LANGUAGE = re.compile(r'(?<="Language:)[ \t]*(?=\\n")')  # in a file
 FUZZY_FLAG = re.compile(
     r"^#,[ \t]*fuzzy[ \t]*\r?\n|(?<=^#,)[ \t]*fuzzy[ \t]*,|,[ \t]*fuzzy(?=[ \t]*(?:,|\r?$))", re.MULTILINE
@@ -37,7 +37,7 @@ MODIFIERS = {"Latn": "@latin", "Cyrl": "@cyrillic", "Deva": "@devanagari", "Arab
 KEYWORD = re.compile(
     r'[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:(?<=msgstr)\[(\d{1,9})\])?[ \t]*+(?:\r?\n[ \t]*+)?(?=")'
 )
-STRING = re.compile(r'[ \t]*+"((?:[^"\\\r\n]|\\.)*+)"[ \t]*+(?:\r?\n|\r?\Z|(?="))')
+QUOTED_STRING = re.compile(r'[ \t]*+"((?:[^"\\\r\n]|\\.)*+)"[ \t]*+(?:\r?\n|\r?\Z|(?="))')
 ESCAPES_OF_PO = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 ESCAPE_SEQUENCE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{1,2}))++)|\\(.)")
 # A line with escaped bytes, which is no comment, but may be of an obsolete message.
@@ -59,7 +59,7 @@ class Field:
 
 
 @dataclass(slots=True)
-class Message:
+class PoMessage:
     """A message of a PO file."""
 
     fields: list[Field] = field(default_factory=list)
@@ -127,7 +127,7 @@ def read_po(data: bytes, name: str, source_language: str = "", target_language: 
         if message.is_header:
             count, singular = read_plural_forms(translations[0].text, name)
             has_count = PLURAL_FORMS.search(translations[0].text) is not None
-            language = LANGUAGE.search(translations[0].text)
+            language = HEADER_LANGUAGE.search(translations[0].text)
             named = language[1] if language else ""
             check_languages(name, ("", named), (source_language, target_language))
             document.target_language = document.target_language or named
@@ -173,24 +173,24 @@ def name_locale(code: str) -> str:
     return LOCALES.get(code) or f"{language}{MODIFIERS.get(rest) or (rest and f'_{rest}')}"
 
 
-def parse_messages(text: str, name: str, encoding: str = "utf-8") -> list[Message]:
+def parse_messages(text: str, name: str, encoding: str = "utf-8") -> list[PoMessage]:
     """Return the messages of a PO file in their order, without obsolete ones.
 
     `encoding` is that of the file, and of the bytes that it writes as numbers.
     """
-    messages, position, line = [Message()], 0, 1
+    messages, position, line = [PoMessage()], 0, 1
     while position < len(text):
         end = text.find("\n", position) + 1 or len(text)
         row = text[position:end]
         match = KEYWORD.match(text, position)
         if match:
             if match[1] in ("msgid", "msgctxt") and messages[-1].translations:
-                messages.append(Message())
+                messages.append(PoMessage())
             position, line = parse_strings(messages[-1], match, text, line, name, encoding)
             continue
         if row.startswith("#"):
             if messages[-1].translations:
-                messages.append(Message())
+                messages.append(PoMessage())
             if row.startswith("#~") and not messages[-1].fields:
                 messages[-1].is_fuzzy = False  # the flag before belongs to the obsolete message
             elif row.startswith("#,") and "fuzzy" in re.split(r"[,\s]+", row[2:]):
@@ -205,12 +205,12 @@ def parse_messages(text: str, name: str, encoding: str = "utf-8") -> list[Messag
 
 
 def parse_strings(
-    message: Message, match: re.Match[str], text: str, line: int, name: str, encoding: str
+    message: PoMessage, match: re.Match[str], text: str, line: int, name: str, encoding: str
 ) -> tuple[int, int]:
     """Add a keyword and its strings to a message; return the position and the line after them."""
     position, first, strings, last = match.end(), line, [], match.end()
     line += match[0].count("\n")
-    while string := STRING.match(text, position):
+    while string := QUOTED_STRING.match(text, position):
         strings.append(string[1])
         last = string.start() + string[0].rindex('"') + 1
         position, line = string.end(), line + string[0].count("\n")
@@ -254,7 +254,7 @@ def read_plural_forms(header: str, name: str) -> tuple[int, int]:
     return count, singular if count > 1 else -1
 
 
-def add_message(document: Document, message: Message, singular: int, warning: str) -> None:
+def add_message(document: Document, message: PoMessage, singular: int, warning: str) -> None:
     """Add a message to the units of a document, and its plural form as another unit: their forms that are empty.
 
     `singular` is the number of the plural form that has the translation of the singular; -1 if there is none.
@@ -268,10 +268,10 @@ def add_message(document: Document, message: Message, singular: int, warning: st
     for source, fields in ((identifier, of_singular), (plural, of_plural)):
         if source and fields and source.text.strip():
             unit = Unit(source.text, (), note, wraps=False, warning=warning)
-            document.add(unit, make_slot(document, source, fields))
+            document.add(unit, make_message_writer(document, source, fields))
 
 
-def make_slot(document: Document, source: Field, fields: list[Field]) -> Slot:
+def make_message_writer(document: Document, source: Field, fields: list[Field]) -> Slot:
     newline = "\r\n" if "\r\n" in document.file.text[source.start : source.end + 2] else "\n"
 
     def make_splices(translation: MarkedText) -> list[Splice]:

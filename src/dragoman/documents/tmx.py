@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dragoman.documents.document import ICU_MESSAGE, Document, MarkedText, Slot, Splice
 from dragoman.documents.markup_language import (
-    Token,
+    MarkupToken,
     XmlDocument,
     close_empty,
     find_element_end,
@@ -63,21 +63,21 @@ def read_tmx(data: bytes, name: str, source_language: str = "", target_language:
     return document
 
 
-def is_variant(tokens: Sequence[Token], child: tuple[int, int]) -> bool:
+def is_variant(tokens: Sequence[MarkupToken], child: tuple[int, int]) -> bool:
     return tokens[child[0]].name == "tuv"
 
 
-def get_language(variant: Token) -> str:
+def get_language(variant: MarkupToken) -> str:
     """Return the language of a <tuv>; old versions of TMX call the attribute lang."""
     return variant.get("xml:lang") or variant.get("lang")
 
 
-def find_segment(tokens: Sequence[Token], variant: tuple[int, int]) -> tuple[int, int] | None:
+def find_segment(tokens: Sequence[MarkupToken], variant: tuple[int, int]) -> tuple[int, int] | None:
     return next((child for child in list_children(tokens, *variant) if tokens[child[0]].name == "seg"), None)
 
 
 def add_translation_unit(
-    document: Document, tokens: Sequence[Token], variants: list[tuple[int, int]], target_language: str
+    document: Document, tokens: Sequence[MarkupToken], variants: list[tuple[int, int]], target_language: str
 ) -> None:
     """Add a <tu> to the units of a document, unless it has no text in the source language or has a translation.
 

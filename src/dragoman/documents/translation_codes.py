@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dragoman.documents.document import Kind, UnitBuilder
-from dragoman.documents.markup_language import Token, add_escaped, find_element_end, unescape_xml
+from dragoman.documents.markup_language import MarkupToken, add_escaped, find_element_end, unescape_xml
 
 # Elements that contain markup of another format, which is not translated.
 CODES = {"bpt", "ept", "ph", "it", "ut"}
@@ -19,7 +19,7 @@ CODE_TAG = re.compile(r"\s*<\s*+(/?)([A-Za-z][\w:.\-]*)(?:\s[^<>]*)?>\s*")
 NAMED_TAG = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")  # as Angular calls tags: START_LINK_1 ends with CLOSE_LINK
 
 
-def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
+def read_inline(tokens: Sequence[MarkupToken], text: str) -> UnitBuilder:
     """Return the content of an element of XLIFF or TMX: its text and inline tags.
 
     In XLIFF 2, the codes from one with canReorder="firstNo" to the last one with "no" keep their order.
@@ -67,7 +67,7 @@ def read_inline(tokens: Sequence[Token], text: str) -> UnitBuilder:
     return builder
 
 
-def find_meaning(token: Token, content: str) -> tuple[Kind, str]:
+def find_meaning(token: MarkupToken, content: str) -> tuple[Kind, str]:
     """Return the kind and the key of a single code, such as <ph>, <x> or <it>.
 
     Two of them can be the ends of a pair by what they stand for: an opening and a closing tag.

@@ -21,7 +21,7 @@ from dragoman.documents.document import (
     check_languages,
 )
 from dragoman.documents.markup_language import (
-    Token,
+    MarkupToken,
     XmlDocument,
     close_empty,
     find_element_end,
@@ -87,7 +87,7 @@ def read_units(file: TextFile, source_language: str, target_language: str) -> tu
     return document, skeletons
 
 
-def read_languages(document: Document, token: Token, requested: tuple[str, str]) -> None:
+def read_languages(document: Document, token: MarkupToken, requested: tuple[str, str]) -> None:
     """Take the languages from <file> (1.2) or <xliff> (2.x); if it has no target language, have it filled in."""
     is_first_version = token.name == "file"
     names = ("source-language", "target-language") if is_first_version else ("srcLang", "trgLang")
@@ -107,7 +107,7 @@ class BilingualUnit:
     def __init__(
         self,
         document: Document,
-        tokens: Sequence[Token],
+        tokens: Sequence[MarkupToken],
         span: tuple[int, int],
         note: str,
         *,

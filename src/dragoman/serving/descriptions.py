@@ -6,7 +6,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from dragoman.documents.formats import FORMATS
+from dragoman.documents.formats import DOCUMENT_FORMATS
 from dragoman.language_codes import name_language
 from dragoman.serving.language_index import UNDETERMINED, LanguageIndex
 from dragoman.serving.model_pool import ServedModel
@@ -49,6 +49,6 @@ def describe_settings(settings: ServerSettings) -> dict[str, Any]:
     return {
         **{name: getattr(settings, name) for name in PUBLIC_LIMITS},
         "key_required": settings.key_required,
-        "document_formats": [{"name": each.title, "suffixes": each.suffixes} for each in FORMATS.values()],
+        "document_formats": [{"name": each.title, "suffixes": each.suffixes} for each in DOCUMENT_FORMATS.values()],
         "version": version("dragoman"),
     }
