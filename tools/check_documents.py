@@ -99,7 +99,7 @@ def check_document(path: Path) -> tuple[str, Counter[str], str]:
     before = normalize(data, name, encoding, language)
     problems = []
     if unchanged != data and (
-        all(slot.in_place for slot in document.slots) or normalize(unchanged, name, encoding, language) != before
+        all(writer.in_place for writer in document.writers) or normalize(unchanged, name, encoding, language) != before
     ):
         problems.append("with its own text")
     encoding = "utf-8" if document.warnings else encoding  # PO files become UTF-8 for a mark

@@ -33,7 +33,9 @@ MARKS = st.text(st.sampled_from("<>&;\"'`*_[]()#-|\n\\ a!/=1:,"), max_size=80)
 
 def list_in_place(document: Document) -> list[MarkedText | None]:
     """Return the sources as translations, where translations replace them."""
-    return [unit.content if slot.in_place else None for unit, slot in zip(document.units, document.slots, strict=True)]
+    return [
+        unit.content if writer.in_place else None for unit, writer in zip(document.units, document.writers, strict=True)
+    ]
 
 
 def read_members(data: bytes) -> list[tuple[object, ...]]:
@@ -105,7 +107,7 @@ def test_a_marker_is_all_that_changes(name: str) -> None:
         filled = document.write([unit.content for unit in document.units])
         assert [text.replace(MARKER, "") for text in marked] == list_texts(document, filled)
         assert sum(text.count(MARKER) for text in marked) >= len(document.units)
-        if all(slot.in_place for slot in document.slots):
+        if all(writer.in_place for writer in document.writers):
             assert filled == file.data
 
     check()
@@ -141,7 +143,7 @@ def test_another_word_order_keeps_the_units(name: str) -> None:
         document = open_generated(file)
         contents = [reverse_words(unit) for unit in document.units]
         again = open_document(document.write(contents), file.name)
-        if all(slot.in_place for slot in document.slots):
+        if all(writer.in_place for writer in document.writers):
             found, expected = map(list_letters, again.units), map(list_letters, contents)
             if name == "docx":  # where text boxes may change places, and spaces make another base format
                 assert sorted(found) == sorted(expected)

@@ -82,7 +82,7 @@ class Splice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class UnitWriter:
     """How the translation of a unit is written.
 
     `inner` has, for tags that contain units of their own (such as the title of a link), the offset of the tag in the
@@ -118,18 +118,18 @@ class Document:
 
     file: TextFile
     units: list[Unit] = field(default_factory=list)
-    slots: list[Slot] = field(default_factory=list)
+    writers: list[UnitWriter] = field(default_factory=list)
     skipped: int = 0  # units that are not translated: they have a translation, or their translation is forbidden
     source_language: str = ""  # as far as the file or the caller says
     target_language: str = ""
-    settled: list[Splice] = field(default_factory=list)  # further changes of a translated file, such as its language
+    extra_splices: list[Splice] = field(default_factory=list)  # of a translated file, such as its language
     warnings: dict[int, str] = field(default_factory=dict)  # of `write`, by the number of a unit, from 1
     errors: str = "strict"  # "xmlcharrefreplace" for formats that can write any character in any encoding
 
-    def add(self, unit: Unit, slot: Slot) -> int:
+    def add(self, unit: Unit, writer: UnitWriter) -> int:
         """Add a unit; return its index."""
         self.units.append(unit)
-        self.slots.append(slot)
+        self.writers.append(writer)
         return len(self.units) - 1
 
     def write(self, translations: Sequence[MarkedText | None]) -> bytes:
@@ -140,31 +140,33 @@ class Document:
         """Return the text of the file with the translations."""
         changed = {
             index: translation
-            for index, (unit, slot, translation) in enumerate(zip(self.units, self.slots, translations, strict=True))
-            if translation is not None and not (slot.in_place and translation == unit.content)
+            for index, (unit, writer, translation) in enumerate(
+                zip(self.units, self.writers, translations, strict=True)
+            )
+            if translation is not None and not (writer.in_place and translation == unit.content)
         }
         if not changed:
             return self.file.text
-        embedded = {i for slot in self.slots for _, inner in slot.inner.values() for i in inner}
+        embedded = {i for writer in self.writers for _, inner in writer.inner.values() for i in inner}
         outermost = (i for i in range(len(self.units)) if i not in embedded)
         splices = [splice for i in outermost for splice in self._make_splices(i, changed)]
-        return apply_splices(self.file.text, [*splices, *self.settled])
+        return apply_splices(self.file.text, [*splices, *self.extra_splices])
 
     def _make_splices(self, index: int, changed: Mapping[int, MarkedText]) -> list[Splice]:
         """Return the splices of a unit, with the translations of the units inside its tags."""
-        slot = self.slots[index]
+        writer = self.writers[index]
         if index not in changed:
-            inside = (i for _, inner in slot.inner.values() for i in inner)
+            inside = (i for _, inner in writer.inner.values() for i in inner)
             return [splice for i in inside for splice in self._make_splices(i, changed)]
         content = changed[index]
         markup = list(content.markup)
         for number, tag in enumerate(markup):
-            if tag.id in slot.inner:
-                offset, inner = slot.inner[tag.id]
+            if tag.id in writer.inner:
+                offset, inner = writer.inner[tag.id]
                 splices = [splice for i in inner for splice in self._make_splices(i, changed)]
                 moved = [Splice(start - offset, end - offset, text) for start, end, text in splices]
                 markup[number] = tag._replace(raw=apply_splices(tag.raw, moved))
-        return slot.make_splices(replace(content, markup=tuple(markup)))
+        return writer.make_splices(replace(content, markup=tuple(markup)))
 
 
 def apply_splices(text: str, splices: Sequence[Splice]) -> str:

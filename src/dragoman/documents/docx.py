@@ -24,10 +24,10 @@ from typing import NamedTuple
 from dragoman.documents.document import (
     Document,
     MarkedText,
-    Slot,
     Splice,
     TextFile,
     UnitBuilder,
+    UnitWriter,
 )
 from dragoman.documents.markup_language import (
     MarkupToken,
@@ -284,7 +284,7 @@ class Paragraph:
             return [Splice(start, end, runs)]
 
         inner = {each.tag: (each.tag_start, each.units) for each in objects}  # the units are added later
-        return [self.document.add(builder.build(), Slot(make_splices, inner=inner))]
+        return [self.document.add(builder.build(), UnitWriter(make_splices, inner=inner))]
 
     def add_pieces(self, first: int, last: int, depth: int = 0) -> bool:
         """Add the pieces of the tokens from `first` to before `last`; return whether the structure is known."""

@@ -10,10 +10,10 @@ from html.entities import html5
 from dragoman.documents.document import (
     Document,
     MarkedText,
-    Slot,
     Splice,
     TextFile,
     UnitBuilder,
+    UnitWriter,
     decode_file,
     render,
 )
@@ -192,7 +192,7 @@ def set_page_language(document: Document, token: MarkupToken) -> None:
             value, start, end = token.attributes[attribute]
             document.source_language = document.source_language or value
             if document.target_language:
-                document.settled.append(Splice(start, end, document.target_language))
+                document.extra_splices.append(Splice(start, end, document.target_language))
 
 
 def list_shown_attributes(token: MarkupToken) -> list[tuple[str, int, int]]:
@@ -221,7 +221,7 @@ def add_attribute(document: Document, value: str, start: int, end: int) -> int:
     def make_splices(translation: MarkedText) -> list[Splice]:
         return [Splice(start, end, quote + render(translation, escape) + quote)]
 
-    return document.add(builder.build(note="attribute"), Slot(make_splices))
+    return document.add(builder.build(note="attribute"), UnitWriter(make_splices))
 
 
 class HtmlBlock:
@@ -285,6 +285,6 @@ class HtmlBlock:
             def make_splices(translation: MarkedText) -> list[Splice]:
                 return [Splice(start, end, render(translation, escape))]
 
-            self.document.add(self.builder.build(), Slot(make_splices, inner=self.inner))
+            self.document.add(self.builder.build(), UnitWriter(make_splices, inner=self.inner))
         if self.is_open or self.builder.length:
             self.reset()

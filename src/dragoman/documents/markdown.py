@@ -10,7 +10,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from dragoman.documents.document import Document, Kind, MarkedText, Markup, Slot, Splice, TextFile, decode_file, render
+from dragoman.documents.document import (
+    Document,
+    Kind,
+    MarkedText,
+    Markup,
+    Splice,
+    TextFile,
+    UnitWriter,
+    decode_file,
+    render,
+)
 from dragoman.documents.markdown_inline import DESTINATION, TITLE, make_markdown_escaper, parse_inline
 
 QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
@@ -329,7 +339,7 @@ class MarkdownReader:
                 self.document.warnings[number] = BLOCK_WARNING
             return [Splice(start, end, text)]
 
-        self.document.add(builder.build(), Slot(make_splices))
+        self.document.add(builder.build(), UnitWriter(make_splices))
 
 
 def is_blank(line: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dragoman.documents.document import Document, MarkedText, Slot, Splice, Unit, decode_file
+from dragoman.documents.document import Document, MarkedText, Splice, Unit, UnitWriter, decode_file
 
 OTHER_BREAKS = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TEXT_LINE = re.compile(r"[^\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
@@ -20,10 +20,10 @@ def read_plain_text(data: bytes, name: str, source_language: str = "", target_la
     return document
 
 
-def make_line_writer(start: int, end: int) -> Slot:
+def make_line_writer(start: int, end: int) -> UnitWriter:
     """Return what writes the translation of a line: as one line."""
 
     def make_splices(translation: MarkedText) -> list[Splice]:
         return [Splice(start, end, OTHER_BREAKS.sub(" ", translation.text).replace("\n", " "))]
 
-    return Slot(make_splices)
+    return UnitWriter(make_splices)

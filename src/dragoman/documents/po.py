@@ -14,9 +14,9 @@ from dragoman.documents.document import (
     ICU_MESSAGE,
     Document,
     MarkedText,
-    Slot,
     Splice,
     Unit,
+    UnitWriter,
     check_languages,
     decode_file,
 )
@@ -163,7 +163,7 @@ def fill_header(document: Document, start: int, header: Field) -> None:
     if document.target_language and (empty := EMPTY_LANGUAGE.search(text, header.start, header.end)):
         splices.append(Splice(*empty.span(), f" {name_locale(document.target_language)}"))
     flags = [match.span() for match in FUZZY_FLAG.finditer(text, 0, start)] if splices else []
-    document.settled += [*splices, *(Splice(*span, "") for span in flags)]
+    document.extra_splices += [*splices, *(Splice(*span, "") for span in flags)]
 
 
 def name_locale(code: str) -> str:
@@ -271,14 +271,14 @@ def add_message(document: Document, message: PoMessage, singular: int, warning: 
             document.add(unit, make_message_writer(document, source, fields))
 
 
-def make_message_writer(document: Document, source: Field, fields: list[Field]) -> Slot:
+def make_message_writer(document: Document, source: Field, fields: list[Field]) -> UnitWriter:
     newline = "\r\n" if "\r\n" in document.file.text[source.start : source.end + 2] else "\n"
 
     def make_splices(translation: MarkedText) -> list[Splice]:
         strings = format_po(translation.text, newline)
         return [Splice(entry.start, entry.end, strings) for entry in fields]
 
-    return Slot(make_splices, in_place=False)
+    return UnitWriter(make_splices, in_place=False)
 
 
 PO_ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", **{char: f"\\{key}" for key, char in ESCAPES_OF_PO.items()}})

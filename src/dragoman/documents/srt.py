@@ -10,10 +10,10 @@ from dragoman.documents.document import (
     Document,
     Kind,
     MarkedText,
-    Slot,
     Splice,
     TextFile,
     UnitBuilder,
+    UnitWriter,
     decode_file,
     render,
 )
@@ -104,7 +104,7 @@ def add_lines(document: Document, start: int, end: int, note: str) -> None:
         new = break_lines(render(content, str), lines, line_break) if lines > 1 else render(content, str)
         return [Splice(start, end, new if lines > 1 else new.replace("\n", " "))]
 
-    document.add(builder.build(note=note), Slot(make_splices))
+    document.add(builder.build(note=note), UnitWriter(make_splices))
 
 
 def order_overrides(builder: UnitBuilder, overrides: Sequence[int]) -> None:

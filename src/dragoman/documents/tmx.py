@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dragoman.documents.document import ICU_MESSAGE, Document, MarkedText, Slot, Splice
+from dragoman.documents.document import ICU_MESSAGE, Document, MarkedText, Splice, UnitWriter
 from dragoman.documents.markup_language import (
     MarkupToken,
     XmlDocument,
@@ -119,4 +119,4 @@ def add_translation_unit(
         new = f'{indent}<tuv {attribute}="{target_language}">{content}</tuv>'
         return [Splice(tokens[last].end, tokens[last].end, new)]
 
-    document.add(builder.build(), Slot(make_splices, in_place=False))
+    document.add(builder.build(), UnitWriter(make_splices, in_place=False))

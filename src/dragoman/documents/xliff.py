@@ -13,10 +13,10 @@ from dragoman.documents.document import (
     ICU_MESSAGE,
     Document,
     MarkedText,
-    Slot,
     Splice,
     TextFile,
     UnitBuilder,
+    UnitWriter,
     apply_splices,
     check_languages,
 )
@@ -44,17 +44,17 @@ UNIT_ELEMENTS = {"trans-unit", "segment"}
 def read_xliff(data: bytes, name: str, source_language: str = "", target_language: str = "") -> Document:
     """Return the units of an XLIFF file: those of its trans-units or their segments (1.2), or its segments (2.x)."""
     file = read_xml(data, name)
-    document, skeletons = read_units(file, source_language, target_language)
-    if skeletons:
-        expanded = file._replace(text=apply_splices(file.text, skeletons))
+    document, empty_targets = read_units(file, source_language, target_language)
+    if empty_targets:
+        expanded = file._replace(text=apply_splices(file.text, empty_targets))
         document, _ = read_units(expanded, source_language, target_language)
         document.original = file.text
     return document
 
 
 def read_units(file: TextFile, source_language: str, target_language: str) -> tuple[XmlDocument, list[Splice]]:
-    """Return the units of an XLIFF file, and what must be added to it first: targets with a place for each segment."""
-    name, skeletons = file.name, list[Splice]()
+    """Return the units of an XLIFF file, and what must be added to it first: targets with empty segments."""
+    name, empty_targets = file.name, list[Splice]()
     document = XmlDocument(file, source_language=source_language, target_language=target_language)
     tokens = list(tokenize_markup(file.text))
     if not any(token.name == "xliff" for token in tokens[:20]):
@@ -75,7 +75,7 @@ def read_units(file: TextFile, source_language: str, target_language: str) -> tu
             if token.kind == "open" and token.name in UNIT_ELEMENTS:
                 end = find_element_end(tokens, index)
                 unit = BilingualUnit(document, tokens, (index, end), unit_id, is_fixed=forbids, preserves=preserves)
-                skeletons += unit.add()
+                empty_targets += unit.add()
                 index = end
             elif token.kind == "open":
                 forbidden.append(forbids)
@@ -84,7 +84,7 @@ def read_units(file: TextFile, source_language: str, target_language: str) -> tu
             forbidden.pop()
             preserved.pop()
         index += 1
-    return document, skeletons
+    return document, empty_targets
 
 
 def read_languages(document: Document, token: MarkupToken, requested: tuple[str, str]) -> None:
@@ -98,7 +98,7 @@ def read_languages(document: Document, token: MarkupToken, requested: tuple[str,
         document.target_language = document.target_language or target
     elif document.target_language:
         tag = set_attribute(token, names[1], document.target_language)
-        document.settled.append(Splice(token.start, token.end, tag))
+        document.extra_splices.append(Splice(token.start, token.end, tag))
 
 
 class BilingualUnit:
@@ -134,7 +134,7 @@ class BilingualUnit:
     def add(self) -> list[Splice]:
         """Add the source or its segments to the units of the document, unless they are empty or have a translation.
 
-        Return what must be added to the file before: a target with a place for each segment.
+        Return what must be added to the file before: a target with empty segments.
         """
         if not self.source or self.tokens[self.source[0]].kind == "empty":
             return []
@@ -142,16 +142,18 @@ class BilingualUnit:
         if not segments:
             self.add_source(self.source)
             return []
-        places = self.find_segments(self.target) if self.target else {}
-        if not places and not self.is_fixed and (self.is_untranslated or not self.has_text(self.target)):
-            return [self.make_skeleton(self.source, segments)]
+        target_segments = self.find_segments(self.target) if self.target else {}
+        if not target_segments and not self.is_fixed and (self.is_untranslated or not self.has_text(self.target)):
+            return [self.make_empty_target(self.source, segments)]
         count = len(self.document.units)
         for identifier, segment in segments.items():
-            self.add_segment(segment, places.get(identifier), is_fixed=self.is_fixed or identifier in self.locked)
+            self.add_segment(
+                segment, target_segments.get(identifier), is_fixed=self.is_fixed or identifier in self.locked
+            )
         if self.target and len(self.document.units) > count:
             opening = self.tokens[self.target[0]]
             tag = set_attribute(opening, "state", self.new_state)
-            self.document.settled.append(Splice(opening.start, opening.end, tag))
+            self.document.extra_splices.append(Splice(opening.start, opening.end, tag))
         return []
 
     def find_segments(self, span: tuple[int, int]) -> dict[str, tuple[int, int]]:
@@ -175,7 +177,7 @@ class BilingualUnit:
     def read_content(self, span: tuple[int, int]) -> UnitBuilder:
         return read_inline(self.tokens[span[0] + 1 : span[1]], self.document.file.text)
 
-    def make_skeleton(self, source: tuple[int, int], segments: Mapping[str, tuple[int, int]]) -> Splice:
+    def make_empty_target(self, source: tuple[int, int], segments: Mapping[str, tuple[int, int]]) -> Splice:
         """Return the splice that makes a target with the segments of the source, but without their texts."""
         pieces, index = list[str](), source[0] + 1
         for first, last in sorted(span for span in segments.values() if self.read_content(span).text.strip()):
@@ -216,30 +218,30 @@ class BilingualUnit:
             tag = set_attribute(self.element._replace(raw=tag), "state", self.new_state)
             return [splice] if state else [Splice(self.element.start, self.element.end, tag), splice]
 
-        self.document.add(builder.build(note=self.note, wraps=self.wraps), Slot(make_splices, in_place=False))
+        self.document.add(builder.build(note=self.note, wraps=self.wraps), UnitWriter(make_splices, in_place=False))
 
-    def add_segment(self, segment: tuple[int, int], place: tuple[int, int] | None, *, is_fixed: bool) -> None:
-        """Add a segment of the source to the units of the document; its translation is written to `place`."""
+    def add_segment(self, segment: tuple[int, int], target: tuple[int, int] | None, *, is_fixed: bool) -> None:
+        """Add a segment of the source to the units of the document; its translation is written to `target`."""
         builder = self.read_content(segment)
         if not builder.text.strip():
-            if place and place[1] - place[0] <= 1 and not is_fixed:  # it has no content: it gets the same tags
-                self.document.settled.append(
-                    self.fill_segment(place, render_xml(builder.build().content, builder.spellings))
+            if target and target[1] - target[0] <= 1 and not is_fixed:  # it has no content: it gets the same tags
+                self.document.extra_splices.append(
+                    self.fill_segment(target, render_xml(builder.build().content, builder.spellings))
                 )
             return
-        is_done = self.has_text(place) and not self.is_untranslated
-        if is_fixed or not place or is_done or ICU_MESSAGE.search(builder.text):
+        is_done = self.has_text(target) and not self.is_untranslated
+        if is_fixed or not target or is_done or ICU_MESSAGE.search(builder.text):
             self.document.skipped += 1
             return
 
         def make_splices(translation: MarkedText) -> list[Splice]:
-            return [self.fill_segment(place, render_xml(translation, builder.spellings))]
+            return [self.fill_segment(target, render_xml(translation, builder.spellings))]
 
-        self.document.add(builder.build(note=self.note, wraps=self.wraps), Slot(make_splices, in_place=False))
+        self.document.add(builder.build(note=self.note, wraps=self.wraps), UnitWriter(make_splices, in_place=False))
 
-    def fill_segment(self, place: tuple[int, int], content: str) -> Splice:
+    def fill_segment(self, target: tuple[int, int], content: str) -> Splice:
         """Return the splice that gives a segment of the target a content."""
-        opening, closing = self.tokens[place[0]], self.tokens[place[1]]
+        opening, closing = self.tokens[target[0]], self.tokens[target[1]]
         if opening.kind == "empty":
             return Splice(opening.start, opening.end, close_empty(opening, content))
         return Splice(opening.end, closing.start, content)

@@ -182,17 +182,17 @@ def split_unit(unit: Unit) -> list[tuple[int, int]]:
     A unit is also split where a line break or a tab separates two words without a space.
     """
     text = unit.text
-    cuts = {0, len(text)}
+    splits = {0, len(text)}
     if not unit.wraps:
-        cuts |= {match.end() for match in LINE_END.finditer(text)}
+        splits |= {match.end() for match in LINE_END.finditer(text)}
     for tag in unit.markup:
         if (
             BREAK.search(tag.raw)
             and text[tag.position - 1 : tag.position].isalnum()
             and text[tag.position :][:1].isalnum()
         ):
-            cuts.add(tag.position)
-    borders, spans = sorted(cuts), []
+            splits.add(tag.position)
+    borders, spans = sorted(splits), []
     for first, last in pairwise(borders):
         position = first
         for sentence in split_sentences(text[first:last]):
