@@ -23,12 +23,14 @@ from dragoman.documents.html import read_fragment
 from dragoman.errors import UserError
 from dragoman.inference.constraints import Glossary
 from dragoman.inference.markup_projection import MAX_WEIGHTS, join_aligned, place_markup
+from dragoman.inference.placeholder_tags import hide_placeholders, restore_placeholders
 from dragoman.inference.postprocess import (
     FLAG_ADDED,
     FLAG_LOST,
     PLACEHOLDER,
     PairStatistics,
     check_placeholders,
+    find_placeholders,
     get_warning_kind,
     split_sentences,
 )
@@ -136,8 +138,34 @@ def translate_units(
 ) -> list[TranslatedUnit]:
     """Return the translations of the units of documents, in their order.
 
-    Context, for models trained with it, are the previous sentences of the same document.
+    Context, for models trained with it, are the previous sentences of the same document. If the model loses or adds
+    placeholders of a unit, the unit is translated again without them, and they are placed by the alignment.
     """
+    translated = translate_units_once(translator, documents, options, glossary, progress)
+    units = [unit for document in documents for unit in document]
+    changed = [
+        index
+        for index, unit in enumerate(units)
+        if {get_warning_kind(warning) for warning in translated[index].warnings} & {FLAG_LOST, FLAG_ADDED}
+        and find_placeholders(unit.text)
+    ]
+    hidden = [hide_placeholders(units[index]) for index in changed]
+    again = translate_units_once(translator, [[unit] for unit, _ in hidden], options, glossary) if hidden else []
+    for index, (_, placeholders), unit in zip(changed, hidden, again, strict=True):
+        content = restore_placeholders(unit.content, placeholders)
+        lost = check_placeholders(units[index].text, content.text, translator.statistics)
+        translated[index] = TranslatedUnit(content, tuple(dict.fromkeys([*unit.warnings, *lost])))
+    return translated
+
+
+def translate_units_once(
+    translator: Translator,
+    documents: Sequence[Sequence[Unit]],
+    options: DecodeOptions,
+    glossary: Glossary | None,
+    progress: Progress = lambda _done, _total: None,
+) -> list[TranslatedUnit]:
+    """Return the translations of the units of documents; placeholders are part of their texts."""
     units = [unit for document in documents for unit in document]
     spans = [split_unit(unit) for unit in units]
     lines = list(make_lines(documents, iter(spans), options.context, glossary))

@@ -116,18 +116,23 @@ def find_flags(
     return tuple(flags)
 
 
-def count_placeholders(text: str) -> Counter[str]:
-    """Count the parts of a text that a translation should copy: placeholders, tags, URLs and e-mail addresses."""
-    counts: Counter[str] = Counter()
+def find_placeholders(text: str) -> list[tuple[int, int]]:
+    """Return where the parts of a text are that a translation should copy: placeholders, tags, URLs and e-mails."""
+    spans = []
     for match in PLACEHOLDER.finditer(text):
         span = match[0]
         if span[0] not in "{<%$":  # a link or an address, without the punctuation or bracket that follows it
             span = span.rstrip(".,;:!?'")
             if span.endswith(")") and span.count(")") > span.count("("):
                 span = span[:-1].rstrip(".,;:!?'")
-        counts[span] += 1
-    del counts[SPECIALS[UNK]]  # <unk>, which looks like an HTML tag
-    return counts
+        if span != SPECIALS[UNK]:  # <unk>, which looks like an HTML tag
+            spans.append((match.start(), match.start() + len(span)))
+    return spans
+
+
+def count_placeholders(text: str) -> Counter[str]:
+    """Count the placeholders, tags, URLs and e-mail addresses of a text, which a translation should copy."""
+    return Counter(text[start:end] for start, end in find_placeholders(text))
 
 
 def check_placeholders(source: str, output: str, statistics: PairStatistics | None) -> list[str]:
