@@ -1,6 +1,6 @@
 """Train and score the recipes of recipes/tasks on real data, beside published figures.
 
-    python bench/tasks.py scan-simple scan-simple-transformer geo --data ../shared/data --out runs/tasks
+    python bench/tasks.py scan-simple scan-simple-transformer geo --data data --out runs/tasks
     python bench/tasks.py --data F --out F --at-once 4 --seeds 1 2 3 --minutes 30 --set train.threads=2
 
 Without names, all tasks are run. Most tasks have a recipe for a Transformer and one for an LSTM, with the same data,
