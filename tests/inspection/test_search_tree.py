@@ -12,7 +12,8 @@ import torch
 from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.decoding.methods import SEARCH_METHODS
 from dragoman.inference.predictor import eval_mode
-from dragoman.inference.translator import SourceSegment, Translator
+from dragoman.inference.source_segment import SourceSegment
+from dragoman.inference.translator import Translator
 from dragoman.inspection.records import SearchNode, SearchTrace
 from dragoman.inspection.search_tree import compare_searches, trace_search
 from dragoman.inspection.sentence import collate_sentence, inspect

@@ -30,7 +30,8 @@ from dragoman.errors import UserError
 from dragoman.inference.constraints import SPACELESS_LETTER
 from dragoman.inference.phrase_translator import PhraseTranslator
 from dragoman.inference.predictor import eval_mode
-from dragoman.inference.translator import SourceSegment, Translator
+from dragoman.inference.source_segment import SourceSegment
+from dragoman.inference.translator import Translator
 from dragoman.types import BOS, EOS, Line
 
 MAX_WORD_TOKENS = 40  # longer spellings are given up; words of bytes have many tokens

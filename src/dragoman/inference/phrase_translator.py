@@ -20,10 +20,10 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
 from dragoman.inference.predictor import Predictor, parse_header
+from dragoman.inference.source_segment import SourceSegment
 from dragoman.inference.streaming import BeamObserver
 from dragoman.inference.translator import (
     DecodeOptions,
-    SourceSegment,
     Translator,
     check_scored_pairs,
     merge_search,

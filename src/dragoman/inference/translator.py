@@ -16,9 +16,8 @@ import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from dragoman.config.settings import get_entry, parse_settings, suggest_name
@@ -27,7 +26,7 @@ from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_error
 from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_method_settings, check_search_settings
-from dragoman.decoding.protocol import DecodingConstraints, SearchJob, SearchResult
+from dragoman.decoding.protocol import DecodingConstraints, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
 from dragoman.inference.constraints import list_unmet_constraints, make_constraints
@@ -36,9 +35,10 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import AlignmentRows, join_hypotheses
 from dragoman.inference.predictor import Predictor, bucket_widths, check_lines, eval_mode, score_pairs
+from dragoman.inference.source_segment import SourceSegment
 from dragoman.inference.streaming import BeamObserver, stream_text
 from dragoman.models.base import Seq2Seq
-from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, TokenFeature, Tree
+from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, Tree
 
 NO_TREE_WARNING = "read without a tree"
 
@@ -52,25 +52,6 @@ class DecodeOptions:
     tag: str = ""  # such as a language
     align: bool = True
     context: int = 0  # number of previous sentences that the model reads before each line
-
-
-class SourceSegment(NamedTuple):
-    """A line, or a part of a line that is longer than the sentences the model was trained on."""
-
-    text: str
-    ids: list[int]
-    line: Line
-    line_index: int
-    leading_ids: Sequence[int] = ()  # precede `ids` in the input of the model: tag and context
-    features: Mapping[str, TokenFeature] = {}  # further inputs per token, such as trees
-    warning: str = ""  # about the input of the model; becomes a warning of every hypothesis
-    constraints: DecodingConstraints = DecodingConstraints()
-    max_tokens: int = 0  # maximum number of tokens of the translation, EOS included
-
-    def make_example(self, target: Sequence[int] = ()) -> Example:
-        """Return an example with this source and the target, for the forward pass of the model."""
-        source = np.array([*self.leading_ids, *self.ids], dtype=np.int64)
-        return Example(source, np.array(target, dtype=np.int64), self.line_index, self.features)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -425,7 +406,7 @@ class Translator(Predictor[Seq2Seq]):
         as soon as it is found, while the engine decodes other jobs.
         """
         search, engine = options.search, self.engine
-        jobs = [SearchJob([*s.leading_ids, *s.ids], s.max_tokens, s.constraints, s.features) for s in segments]
+        jobs = [segment.make_job() for segment in segments]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
             is_final = SEARCH_METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage

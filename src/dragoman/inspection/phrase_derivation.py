@@ -11,7 +11,8 @@ import numpy as np
 
 from dragoman.errors import UserError
 from dragoman.inference.phrase_translator import PhraseTranslator
-from dragoman.inference.translator import DecodeOptions, SourceSegment
+from dragoman.inference.source_segment import SourceSegment
+from dragoman.inference.translator import DecodeOptions
 from dragoman.inspection.records import (
     AttentionMap,
     Inspection,

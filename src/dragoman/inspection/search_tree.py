@@ -20,11 +20,12 @@ from torch import Tensor
 from dragoman.decoding.beam import LENGTH_NORMS, BeamSearch, find_candidates
 from dragoman.decoding.exhaustive import NOT_PROVEN
 from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_method_settings
-from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, SearchJob, SearchResult
+from dragoman.decoding.protocol import NEG_INF, BaseSearchSettings, SearchResult
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import drop_duplicates
 from dragoman.inference.predictor import eval_mode
-from dragoman.inference.translator import DecodeOptions, SourceSegment, Translator
+from dragoman.inference.source_segment import SourceSegment
+from dragoman.inference.translator import DecodeOptions, Translator
 from dragoman.inspection.records import Prediction, SearchNode, SearchResultText, SearchTrace
 from dragoman.types import BOS, EOS, SPECIALS, Hypothesis
 
@@ -81,7 +82,7 @@ def trace_search(translator: Translator, segment: SourceSegment, options: Decode
         return make_trace(title, translator.decode_segments([segment], options)[0], [note])
     if SEARCH_METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage):
         search = search.model_copy(update={"nbest": search.beam})
-    job = SearchJob([*segment.leading_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
+    job = segment.make_job()
     steps: list[list[Candidate]] = []
     engine = translator.engine
     assert isinstance(engine, TorchEngine)

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.data.tokenizers import name_tokens
-from dragoman.decoding.protocol import SearchJob, SearchResult
+from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.phrase_translator import PhraseTranslator
 from dragoman.inference.predictor import MAX_TOKENS_WITH_EOS, Predictor, eval_mode
 from dragoman.inference.single_sequence import NO_LABEL, Classifier, ClassifierEnsemble, Generator
-from dragoman.inference.translator import DecodeOptions, SourceSegment, Translator
+from dragoman.inference.source_segment import SourceSegment
+from dragoman.inference.translator import DecodeOptions, Translator
 from dragoman.inspection.attention import record_attention
 from dragoman.inspection.attribution import compute_attributions
 from dragoman.inspection.phrase_derivation import inspect_phrases
@@ -147,7 +148,7 @@ def find_translation(
     translator: Translator, segment: SourceSegment, options: DecodeOptions
 ) -> tuple[SearchResult, Hypothesis]:
     """Return the best translation of a segment, the same as that of `Translator.translate`, with its token ids."""
-    job = SearchJob([*segment.leading_ids, *segment.ids], segment.max_tokens, segment.constraints, segment.features)
+    job = segment.make_job()
     search = options.search
     if search.coverage:  # all hypotheses of the beam are ranked again
         search = search.model_copy(update={"nbest": search.beam})

@@ -1,0 +1,34 @@
+"""A line, or a part of it, as the input of a model and of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dragoman.decoding.protocol import DecodingConstraints, SearchJob
+from dragoman.types import Example, Line, TokenFeature
+
+
+class SourceSegment(NamedTuple):
+    """A line, or a part of a line that is longer than the sentences the model was trained on."""
+
+    text: str
+    ids: list[int]
+    line: Line
+    line_index: int
+    leading_ids: Sequence[int] = ()  # precede `ids` in the input of the model: tag and context
+    features: Mapping[str, TokenFeature] = {}  # further inputs per token, such as trees
+    warning: str = ""  # about the input of the model; becomes a warning of every hypothesis
+    constraints: DecodingConstraints = DecodingConstraints()
+    max_tokens: int = 0  # maximum number of tokens of the translation, EOS included
+
+    def make_example(self, target: Sequence[int] = ()) -> Example:
+        """Return an example with this source and the target, for the forward pass of the model."""
+        source = np.array([*self.leading_ids, *self.ids], dtype=np.int64)
+        return Example(source, np.array(target, dtype=np.int64), self.line_index, self.features)
+
+    def make_job(self) -> SearchJob:
+        """Return the segment as a job of an engine."""
+        return SearchJob([*self.leading_ids, *self.ids], self.max_tokens, self.constraints, self.features)
