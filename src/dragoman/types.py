@@ -166,7 +166,7 @@ class Line:
     """A line to translate, with constraints on its translation.
 
     A term is one or more complete words. A pair of texts is a conditional term: if the first text occurs in the line,
-    the second one is the term.
+    the second one is the term. If it is required, it replaces the words that stand for the first text.
     """
 
     text: str

@@ -59,8 +59,8 @@ class TranslateOptions:
     glossary: Annotated[
         Path | None,
         Option(
-            help="one term per line: 'source<tab>target' (required), 'source<tab>!target' (forbidden for this source), "
-            "'!target' (always forbidden)"
+            help="one term per line: 'source<tab>target' (instead of other translations), 'source<tab>!target' "
+            "(forbidden for this source), '!target' (always forbidden)"
         ),
     ] = None
     dictionary: Annotated[

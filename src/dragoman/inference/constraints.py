@@ -1,8 +1,9 @@
 """Constraints on translations: glossaries, and terms that must or must not appear.
 
 `Glossary` adds the terms that apply to a line, `make_constraints` compiles the terms of a line for the search, and
-`list_unmet_constraints` checks the translation. A line that is longer than any source in training is translated in
-several segments (`Translator.split_line`). Each line of a glossary file has one of these forms:
+`list_unmet_constraints` checks the translation. The terms that `match_terms` finds replace words after the search
+(term_replacement.py) if possible. A line that is longer than any source in training is translated in several segments
+(`Translator.split_line`). Each line of a glossary file has one of these forms:
 
     dog<tab>Hund        if "dog" is in the source, "Hund" must be in the translation
     dog<tab>!Köter      if "dog" is in the source, "Köter" must not be in the translation
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -124,6 +126,31 @@ def check_terms(terms: list[str], location: str) -> list[str]:
     return terms
 
 
+class TermMatch(NamedTuple):
+    """Where the source term of a pair occurs in a text, from character `start` to `end`, and its translation."""
+
+    start: int
+    end: int
+    source: str
+    target: str
+
+
+def match_terms(terms: Sequence[str | TermPair], text: str) -> list[TermMatch]:
+    """Return where source terms occur in a text, in upper or lower case; of those that overlap, only the longest.
+
+    Of two pairs with the same source term, only the first has matches.
+    """
+    starts = [index for index, letter in enumerate(text) for _ in letter.casefold()]  # "ß" becomes "ss"
+    matches: list[TermMatch] = []
+    pairs = [term for term in terms if not isinstance(term, str)]
+    for source, target in sorted(pairs, key=lambda pair: -len(pair[0])):
+        for found in compile_term(source.casefold()).finditer(text.casefold()):
+            start, end = starts[found.start()], starts[found.end() - 1] + 1
+            if not any(start < match.end and match.start < end for match in matches):
+                matches.append(TermMatch(start, end, source, target.strip()))
+    return matches
+
+
 class Glossary:
     """Pairs of a source term and a target term that must (or must not) be in the translation, and forbidden terms.
 
@@ -140,9 +167,9 @@ class Glossary:
 
     def add_terms(self, line: Line) -> Line:
         """Return the line with the terms of the glossary that apply to it, in addition to its other constraints."""
-        words = {match[0].casefold() for match in INDEX_WORD.finditer(line.text)}
+        words = dict.fromkeys(match[0].casefold() for match in INDEX_WORD.finditer(line.text))
         required, avoid = (
-            sorted(pair for word in words for pair in index.get(word, ()) if source_contains(pair[0], line.text))
+            [pair for word in words for pair in index.get(word, ()) if source_contains(pair[0], line.text)]
             for index in (self.required, self.avoid)
         )
         return replace(line, terms=(*line.terms, *required), avoid=(*line.avoid, *self.never, *avoid))
@@ -195,7 +222,9 @@ def make_constraints(
 
     The forced prefix and required terms without a source term apply only to the first segment of the line.
     """
-    required = select_terms(line.terms, text, unconditional=is_first_segment)
+    pairs = [(match.source, match.target) for match in match_terms(line.terms, text)]
+    unconditional = [term for term in line.terms if isinstance(term, str)]
+    required = select_terms([*unconditional, *pairs], text, unconditional=is_first_segment)
     avoid = select_terms(line.avoid, text, unconditional=True)
     return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.prefix.rstrip()))

@@ -29,7 +29,11 @@ from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_meth
 from dragoman.decoding.protocol import DecodingConstraints, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
-from dragoman.inference.constraints import list_unmet_constraints, make_constraints
+from dragoman.inference.constraints import (
+    list_unmet_constraints,
+    make_constraints,
+    match_terms,
+)
 from dragoman.inference.directions import Direction, list_directions
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
@@ -37,6 +41,7 @@ from dragoman.inference.postprocess import AlignmentRows, join_hypotheses
 from dragoman.inference.predictor import Predictor, bucket_widths, check_lines, eval_mode, score_pairs
 from dragoman.inference.source_segment import SourceSegment
 from dragoman.inference.streaming import BeamObserver, stream_text
+from dragoman.inference.term_replacement import replace_terms
 from dragoman.models.base import Seq2Seq
 from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, Tree
 
@@ -342,7 +347,10 @@ class Translator(Predictor[Seq2Seq]):
             max_tokens = compute_max_tokens(constraints, len(segment.ids), search, self.max_tokens)
             sentences = context[-options.context :] if options.context else []
             leading_ids = self.encode_leading(tag_ids, sentences, segment.ids)
-            segments.append(segment._replace(leading_ids=leading_ids, constraints=constraints, max_tokens=max_tokens))
+            segment = segment._replace(leading_ids=leading_ids, constraints=constraints, max_tokens=max_tokens)
+            if line.terms and self.model.aligns:
+                segment = segment._replace(matches=match_terms(line.terms, segment.text))
+            segments.append(segment)
             context.append(segment.text)
         return segments
 
@@ -401,6 +409,22 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment.
 
+        A conditional term replaces words after the search. Where no words are aligned to its source term, the segment
+        is decoded again, with the term as a constraint of the search. For `observe` see `search_segments`.
+        """
+        hypotheses = self.search_segments(segments, options, observe)
+        unmet = [i for i, segment in enumerate(segments) if segment.needs_constraints(hypotheses[i][0].text)]
+        if unmet and self.engine.supports_terms:
+            constrained = [segments[i]._replace(matches=()) for i in unmet]
+            for index, nbest in zip(unmet, self.search_segments(constrained, options), strict=True):
+                hypotheses[index] = nbest
+        return hypotheses
+
+    def search_segments(
+        self, segments: Sequence[SourceSegment], options: DecodeOptions, observe: BeamObserver | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each segment, found by one search.
+
         `observe`, for a single segment, is called with the beam after each step if the common prefix of its hypotheses
         is final: nothing reorders or changes hypotheses after the search. Without alignments, each result becomes text
         as soon as it is found, while the engine decodes other jobs.
@@ -417,16 +441,19 @@ class Translator(Predictor[Seq2Seq]):
                 if SEARCH_METHODS[search.method].needs_full_beam and (search.nbest > 1 or search.coverage > 0):
                     search = search.model_copy(update={"nbest": search.beam})
                 results = engine.iter_results(jobs, search)
-            aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]
-            if options.align or search.coverage > 0 or search.unknown != "drop":
-                aligned = enumerate(
-                    engine.run_model(partial(self.add_alignments, segments, dict(results), search.coverage))
-                )
-            else:
-                aligned = ((index, [(result, []) for result in nbest]) for index, nbest in results)
-            for index, results_with_alignment in aligned:
-                for result, alignment in results_with_alignment:
-                    hypotheses[index].append(self.make_hypothesis(segments[index], result, alignment, options))
+            needs_alignments = options.align or search.coverage > 0 or search.unknown != "drop"
+            unaligned: dict[int, list[SearchResult]] = {}
+            for index, nbest in results:
+                if needs_alignments or segments[index].matches:
+                    unaligned[index] = nbest
+                else:
+                    hypotheses[index] = [self.make_hypothesis(segments[index], result, [], options) for result in nbest]
+            indices = sorted(unaligned)
+            chosen, found = [segments[i] for i in indices], dict(enumerate(unaligned[i] for i in indices))
+            if chosen:
+                aligned = engine.run_model(partial(self.add_alignments, chosen, found, search.coverage))
+                for index, pairs in zip(indices, aligned, strict=True):
+                    hypotheses[index] = [self.make_hypothesis(segments[index], *pair, options) for pair in pairs]
         return hypotheses
 
     @torch.inference_mode()
@@ -473,6 +500,17 @@ class Translator(Predictor[Seq2Seq]):
             text = postprocess.fill_unknowns(result.tokens, rows, target, replacements, copied)
         else:
             text = target.decode(result.tokens)
+        hypothesis = Hypothesis(
+            text,
+            score=result.score,
+            tokens=target.ids_to_tokens(result.tokens),
+            alignment=alignment,
+            source_tokens=source.ids_to_tokens(segment.ids),
+            logp=result.logp,
+        )
+        if segment.matches:
+            hypothesis = replace_terms(hypothesis, segment.text, segment.matches, target)
+            text = hypothesis.text
         warnings = [warning for warning in (segment.warning, result.warning) if warning]
         if source_length > self.longest_source:
             compared = f"{source_length} tokens against {self.longest_source}"
@@ -487,13 +525,9 @@ class Translator(Predictor[Seq2Seq]):
         placeholder_warnings = postprocess.check_placeholders(segment.text, text, self.statistics)
         if segment.constraints.is_constrained:
             warnings += list_unmet_constraints(segment.line, segment.constraints, text)
-        return Hypothesis(
-            text=text,
-            score=result.score,
-            tokens=target.ids_to_tokens(result.tokens),
-            alignment=alignment,
-            source_tokens=source.ids_to_tokens(segment.ids),
-            logp=result.logp,
+        return replace(
+            hypothesis,
+            alignment=hypothesis.alignment if options.align else [],
             warnings=(*warnings, *placeholder_warnings),
             flags=(*flags, *dict.fromkeys(map(postprocess.get_warning_kind, placeholder_warnings))),
         )

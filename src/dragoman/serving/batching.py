@@ -228,6 +228,7 @@ class BoundEngine(RequestBound, Engine):
 
     def __init__(self, shared: SharedEngine, cancelled: threading.Event) -> None:
         self.shared, self.cancelled = shared, cancelled
+        self.supports_terms = shared.engine is not None and shared.engine.supports_terms
 
     def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
         with self.end_if_cancelled():

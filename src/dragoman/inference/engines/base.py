@@ -33,6 +33,8 @@ SUPPORTED_BY_LIBRARY: Mapping[str, SupportedValues] = TABLES["supported"]
 class Engine(Protocol):
     """The interface of everything that decodes: a model and the library that runs it."""
 
+    supports_terms: bool = True  # whether a search can require terms
+
     def iter_results(self, jobs: Sequence[SearchJob], search: SearchSettings) -> IndexedResults:
         """Yield the index of each job and up to `search.nbest` different results, best first; jobs in any order.
 

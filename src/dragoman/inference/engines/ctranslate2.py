@@ -205,6 +205,8 @@ class PendingBatch(NamedTuple):
 class CTranslate2Engine(Engine):
     """The engine that runs a converted model in CTranslate2, in one of QUANTIZATIONS."""
 
+    supports_terms = False
+
     def __init__(self, predictor: Predictor[Model], folder: Path, quantization: str) -> None:
         device, threads = predictor.device, torch.get_num_threads()
         self.max_tokens = predictor.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
