@@ -225,6 +225,7 @@ def test_splitting_sentences_takes_linear_time(line: str) -> None:
         ("One... Two?! Three.” Four. five.", ["One...", "Two?!", "Three.”", "Four. five."]),
         ("One.) (Two.) 3. Three 。四", ["One.)", "(Two.)", "3. Three 。", "四"]),
         ("a.b. C", ["a.b. C"]),
+        ("He asked\nDr. Brown. Three\n4. Five", ["He asked\nDr. Brown.", "Three\n4. Five"]),
     ],
 )
 def test_sentences_end_with_punctuation(line: str, sentences: list[str]) -> None:

@@ -316,7 +316,7 @@ def split_sentences(line: str) -> list[str]:
         if has_capitals and after and after[0].islower():
             continue
         # The word before the mark, or its end if it is long: only short words can be abbreviations
-        word = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
+        word = re.split(r"[ \t\r\n]", line[max(0, mark.start() - 20) : mark.start()])[-1].lstrip("\"'“„«(")
         is_abbreviation = len(word) == 1 or (len(word) <= 3 and word.istitle()) or "." in word
         if mark[0] != "." or not (is_abbreviation or word.isdigit()):
             sentences.append(line[start : mark.end()])
