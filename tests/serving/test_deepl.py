@@ -101,8 +101,12 @@ def test_english_portuguese_and_chinese_have_variants() -> None:
 def test_options(client: deepl.Translator) -> None:
     lines = "\n\n".join(SOURCES)
     assert translate(client, lines) == "\n\n".join(TARGETS)
-    assert "\n" not in translate(client, lines, split_sentences="nonewlines")
+    assert translate(client, lines, split_sentences="nonewlines") == "\n\n".join(TARGETS)
+    wrapped = "ba\ndel. fo"
+    expected = f"{translate(client, 'ba del.')} {translate(client, 'fo')}"
+    assert translate(client, wrapped, split_sentences="nonewlines") == expected
     assert "\n" not in translate(client, lines, split_sentences=deepl.SplitSentences.OFF)
+    assert translate(client, " ".join(SOURCES)) == " ".join(TARGETS)
     options: dict[str, Any]
     for options in (
         {"preserve_formatting": True},

@@ -81,16 +81,33 @@ def test_lists_of_languages() -> None:
     assert INDEX.list_sources("en", "") == ["de", "fr", "pt-BR"]
 
 
-@given(st.text(alphabet=" \t\n\r\u2028abé\U0001f600\ufe0f\u00a0"), st.booleans())
-def test_the_lines_and_gaps_of_a_text_are_the_text(text: str, keep_breaks: bool) -> None:
-    layout = LineLayout.split(text, keep_breaks=keep_breaks)
+@given(st.text(alphabet=" \t\n\r\u2028abé.\U0001f600\ufe0f\u00a0"), st.booleans(), st.booleans())
+def test_the_lines_and_gaps_of_a_text_are_the_text(text: str, keep_breaks: bool, split_sentences: bool) -> None:
+    layout = LineLayout.split(text, keep_breaks=keep_breaks, split_sentences=split_sentences, copy_wordless=True)
     assert all(line == line.strip() and any(map(str.isalpha, line)) for line in layout.lines)
     if keep_breaks:
         assert layout.join(layout.lines) == text
         assert all(len(line.splitlines()) == 1 for line in layout.lines)
     else:
-        assert len(layout.lines) <= 1
+        assert len(layout.lines) <= 1 or split_sentences
         assert layout.join(layout.lines).split() == text.split()
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "gaps"),
+    [
+        ({}, ("First. Two", "three.", "4.  {n}"), ("", "\n", " \n\n", "")),
+        ({"copy_wordless": True}, ("First. Two", "three."), ("", "\n", " \n\n4.  {n}")),
+        ({"split_sentences": True}, ("First.", "Two", "three.", "4.  {n}"), ("", " ", "\n", " \n\n", "")),
+        ({"split_sentences": True, "keep_breaks": False}, ("First.", "Two three.", "4. {n}"), ("", " ", " \n\n", "")),
+        ({"keep_breaks": False}, ("First. Two three. 4. {n}",), ("", "")),
+    ],
+)
+def test_texts_are_split_into_lines_or_sentences(
+    options: dict[str, bool], lines: tuple[str, ...], gaps: tuple[str, ...]
+) -> None:
+    layout = LineLayout.split("First. Two\nthree. \n\n4.  {n}", **options)
+    assert (layout.lines, layout.gaps) == (lines, gaps)
 
 
 def test_nbest_lists_of_lines_are_joined() -> None:

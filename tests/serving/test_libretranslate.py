@@ -13,8 +13,8 @@ from libretranslatepy import LibreTranslateAPI  # type: ignore[import-untyped]
 
 from dragoman.inference.directions import Direction
 from dragoman.serving.keys import add_key
-from dragoman.serving.language_index import LanguageIndex
-from dragoman.serving.service import Service
+from dragoman.serving.language_index import LanguageIndex, Route
+from dragoman.serving.service import Service, TranslationRequest, split_text
 from dragoman.serving.settings import ServerSettings
 from toy_run import make_sentences, translate_toy
 from toy_server import ToyServer, serve_in_thread
@@ -112,6 +112,26 @@ def test_lines_and_spaces_are_kept(language_server: ToyServer) -> None:
     layout = "  {}\n\n\t{} \r\n{}\n"
     answer = post(language_server, q=layout.format(*SOURCES), source="en", target="de")
     assert answer["translatedText"] == layout.format(*TARGETS)
+
+
+def test_sentences_are_translated_one_by_one(language_server: ToyServer) -> None:
+    """Other than by our own API, which gives the model whole lines, as `dragoman translate` does."""
+    layout = "{}  {} {}\n"
+    text = layout.format(*SOURCES)
+    assert post(language_server, q=text, source="en", target="de")["translatedText"] == layout.format(*TARGETS)
+    own = post(language_server, "/api/translate", text=text, source="en", target="de")["translations"][0]["text"]
+    [whole] = language_server.app.state.server.pool.models["en-de"].translator.translate([text.strip()])
+    assert own == whole.text + "\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["123", " --- ", "%s", "{0}", "{{count}}", "https://example.org/ba", "ba@example.org", "1.\n2."]
+)
+def test_what_has_no_words_is_copied(language_server: ToyServer, text: str) -> None:
+    assert post(language_server, q=text, source="en", target="de") == {"translatedText": text}
+    fields = {"text": [text], "source_lang": "EN", "target_lang": "DE"}
+    for options in ({}, {"split_sentences": "0"}):
+        assert post(language_server, "/v2/translate", **fields, **options)["translations"][0]["text"] == text
 
 
 def test_mastodon_sends_html(language_server: ToyServer) -> None:
@@ -242,6 +262,8 @@ def test_a_model_of_unknown_languages_takes_all(toy_server: ToyServer) -> None:
     client = LibreTranslateAPI(toy_server.url)
     for source, target in (("en", "de"), ("auto", "fr"), ("und", "und")):
         assert client.translate(SOURCES[0], source, target) == TARGETS[0]
+    request = TranslationRequest(texts=[], copy_wordless=True)
+    assert split_text("123", request, Route("", Direction("", ""))).lines == ("123",)  # it may well translate numbers
     assert client.detect("Hund") == [{"confidence": 0.0, "language": "en"}]
 
 

@@ -27,12 +27,12 @@ from dragoman.inference.placeholder_tags import hide_placeholders, restore_place
 from dragoman.inference.postprocess import (
     FLAG_ADDED,
     FLAG_LOST,
-    PLACEHOLDER,
     PairStatistics,
     check_placeholders,
     find_placeholders,
     get_warning_kind,
-    split_sentences,
+    has_words,
+    locate_sentences,
 )
 from dragoman.inference.translator import DecodeOptions, Translator
 from dragoman.inference.word_alignment import AlignedText, align_words, find_words
@@ -220,15 +220,8 @@ def split_unit(unit: Unit) -> list[tuple[int, int]]:
             and text[tag.position :][:1].isalnum()
         ):
             splits.add(tag.position)
-    borders, spans = sorted(splits), []
-    for first, last in pairwise(borders):
-        position = first
-        for sentence in split_sentences(text[first:last]):
-            start = text.index(sentence, position, last)
-            position = start + len(sentence)
-            if any(map(str.isalpha, PLACEHOLDER.sub("", sentence))):
-                spans.append((start, position))
-    return spans
+    sentences = (span for first, last in pairwise(sorted(splits)) for span in locate_sentences(text, first, last))
+    return [(start, end) for start, end in sentences if has_words(text[start:end])]
 
 
 def join_unit(

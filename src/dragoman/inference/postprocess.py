@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import eq
 from typing import NamedTuple, Self
@@ -322,3 +322,16 @@ def split_sentences(line: str) -> list[str]:
             sentences.append(line[start : mark.end()])
             start = mark.end()
     return [sentence.strip() for sentence in (*sentences, line[start:]) if sentence.strip()]
+
+
+def locate_sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each sentence between two offsets of a text."""
+    for sentence in split_sentences(text[start:end]):
+        start = text.index(sentence, start, end)
+        yield start, start + len(sentence)
+        start += len(sentence)
+
+
+def has_words(text: str) -> bool:
+    """Return whether a text has letters besides placeholders and addresses, so that there is something to translate."""
+    return any(map(str.isalpha, PLACEHOLDER.sub("", text)))

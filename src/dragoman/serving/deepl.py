@@ -87,7 +87,9 @@ class TextFields(LanguageFields):
     text: list[str] = Field(min_length=1, description="texts to translate")
     context: str = Field("", description="text before, for models that read context; it is not translated")
     show_billed_characters: bool = False
-    split_sentences: Literal["0", "1", "nonewlines"] = Field("1", description="whether sentences end at line breaks")
+    split_sentences: Literal["0", "1", "nonewlines"] = Field(
+        "1", description="where sentences end: 1 at marks and line breaks, nonewlines at marks, 0 nowhere"
+    )
     preserve_formatting: bool = False
     model_type: ModelType | None = None
     tag_handling: Literal["xml", "html"] | None = Field(None, description="whether the texts have tags")
@@ -180,6 +182,8 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
             optional_context=service.cut_context(fields.context),
             markup=fields.tag_handling or "text",
             keep_breaks=fields.split_sentences == "1",
+            split_sentences=fields.split_sentences != "0",
+            copy_wordless=True,
             ignore_tags=tuple(fields.ignore_tags),
             splitting_tags=tuple(set(fields.splitting_tags) - set(fields.non_splitting_tags)),
         )

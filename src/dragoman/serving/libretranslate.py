@@ -177,6 +177,8 @@ def make_request(service: Service, fields: TranslateFields) -> TranslationReques
         target=check_target(service, fields.source, fields.target),
         nbest=fields.alternatives + 1,
         markup=fields.format,
+        split_sentences=True,
+        copy_wordless=True,
     )
 
 

@@ -56,6 +56,8 @@ class TranslationRequest:
     splitting_tags: tuple[str, ...] = ()  # elements of XML at which a sentence ends
     optional_context: tuple[str, ...] = ()  # as `context`, for models that read it; others ignore it
     keep_breaks: bool = True  # whether line breaks separate what is translated; otherwise they become spaces
+    split_sentences: bool = False  # of texts without tags; with tags, sentences are always split
+    copy_wordless: bool = False  # copy what has no words, as with tags, unless the languages of the model are unknown
 
     @property
     def characters(self) -> int:
@@ -160,7 +162,7 @@ class Service:
         cancelled: Event,
     ) -> list[list[Hypothesis]]:
         """Return the n best translations of each text by a model in the direction of the route."""
-        layouts = [LineLayout.split(text, keep_breaks=request.keep_breaks) for text in texts]
+        layouts = [split_text(text, request, route) for text in texts]
         translator = model.bind(cancelled)
         beam = request.beam or (request.nbest if request.nbest > translator.recipe.search.beam else None)
         options = translator.make_options(beam=beam, count=request.nbest, align=request.align, tag=route.direction.tag)
@@ -232,7 +234,7 @@ class Service:
         self, text: str, model: ServedModel, route: Route, request: TranslationRequest, cancelled: Event
     ) -> Generator[str, None, list[Hypothesis]]:
         """Yield the translation of a text without tags in parts; return its only hypothesis."""
-        layout, parts = LineLayout.split(text, keep_breaks=request.keep_breaks), list[list[Hypothesis]]()
+        layout, parts = split_text(text, request, route), list[list[Hypothesis]]()
         translator = model.bind(cancelled)
         options = translator.make_options(beam=request.beam, align=request.align, tag=route.direction.tag)
         for gap, line in zip(layout.gaps, self.make_lines(layout.lines, request, options.context), strict=False):
@@ -319,3 +321,14 @@ class Service:
             line = Line(text, terms=terms, avoid=request.avoid, prefix=prefix, context=before)
             lines.append(request.glossary.add_terms(line) if request.glossary else line)
         return lines
+
+
+def split_text(text: str, request: TranslationRequest, route: Route) -> LineLayout:
+    """Return the parts of a text without tags that a model translates one by one, and what is between."""
+    are_known = bool(route.direction.source and route.direction.target)  # others may well translate numbers
+    return LineLayout.split(
+        text,
+        keep_breaks=request.keep_breaks,
+        split_sentences=request.split_sentences,
+        copy_wordless=request.copy_wordless and are_known,
+    )

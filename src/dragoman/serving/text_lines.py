@@ -1,7 +1,7 @@
 """Texts with several lines: what is translated of them, and what is between.
 
 Models translate lines. Line breaks, empty lines and white space at the ends of lines are copied, and so are lines
-without anything to translate, such as emoji.
+without anything to translate, such as emoji. If a request wants it, each sentence is a line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dragoman.inference.postprocess import join_hypotheses
+from dragoman.inference.postprocess import has_words, join_hypotheses, locate_sentences
 from dragoman.types import Hypothesis
 
 BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"
 LINE = re.compile(rf"\S(?:[^{BREAKS}]*\S)?")  # without white space at its ends
+WHOLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 SYMBOLS = {"So", "Sk", "Cf", "Mn", "Me", "Zs", "Co", "Cn"}  # Unicode categories of which emoji consist
 
 
@@ -27,19 +28,23 @@ class LineLayout:
     gaps: tuple[str, ...]
 
     @classmethod
-    def split(cls, text: str, *, keep_breaks: bool = True) -> LineLayout:
-        """Split a text into lines. Without `keep_breaks`, all of it is one line, in which breaks become spaces."""
-        if not keep_breaks:
-            stripped = text.strip()
-            start = text.find(stripped)
-            matches = [(start, start + len(stripped))] if stripped else []
-        else:
-            matches = [match.span() for match in LINE.finditer(text)]
+    def split(
+        cls, text: str, *, keep_breaks: bool = True, split_sentences: bool = False, copy_wordless: bool = False
+    ) -> LineLayout:
+        """Split a text into lines. Without `keep_breaks`, all of it is one line, in which breaks become spaces.
+
+        With `split_sentences`, each sentence is a line of its own. With `copy_wordless`, what has no words, such as a
+        number or a placeholder, is copied.
+        """
+        spans = [match.span() for match in (LINE if keep_breaks else WHOLE).finditer(text)]
+        if split_sentences:
+            spans = [span for start, stop in spans for span in locate_sentences(text, start, stop)]
         lines, gaps, end = list[str](), list[str](), 0
-        for start, stop in matches:
-            if not is_symbolic(text[start:stop]):
+        for start, stop in spans:
+            part = text[start:stop]
+            if not is_symbolic(part) and (has_words(part) or not copy_wordless):
                 gaps.append(text[end:start])
-                lines.append(text[start:stop] if keep_breaks else " ".join(text[start:stop].split()))
+                lines.append(part if keep_breaks else " ".join(part.split()))
                 end = stop
         return cls(tuple(lines), (*gaps, text[end:]))
 
