@@ -48,6 +48,27 @@ def test_the_client_translates_detects_and_lists_languages(language_server: ToyS
     assert client.translate(SOURCES[0], "en", "en") == SOURCES[0]
 
 
+def test_a_server_with_one_direction_lists_both_languages(language_runs: list[Path]) -> None:
+    """Weblate, Dialect and others choose the target among the languages that are listed."""
+    with serve_in_thread(language_runs[:1], ServerSettings(log_requests=False)) as server:
+        client = LibreTranslateAPI(server.url)
+        assert client.languages() == [
+            {"code": "de", "name": "German", "targets": ["de"]},
+            {"code": "en", "name": "English", "targets": ["de", "en"]},
+        ]
+        assert client.translate(SOURCES[0], "en", "de") == TARGETS[0]
+        for code in ("en", "de"):
+            assert client.translate(SOURCES[0], code, code) == SOURCES[0]
+        expected = "English (en) is not available as a target language from German (de)"
+        assert refused(server, q="a", source="de", target="en") == expected
+        assert refused(server, q="a", source="auto", target="en") == "en is not supported"
+        for source, target in (("fr", "fr"), ("xx", "de")):
+            assert refused(server, q="a", source=source, target=target) == f"{source} is not supported"
+        files = {"file": ("a.txt", SOURCES[0].encode())}
+        answer = server.client.post("/translate_file", data={"source": "de", "target": "de"}, files=files)
+        assert server.client.get(answer.json()["translatedFileUrl"]).text == SOURCES[0]
+
+
 def test_the_client_sees_errors(language_server: ToyServer) -> None:
     client = LibreTranslateAPI(language_server.url, "any key will do")
     assert client.translate(SOURCES[0], "en", "de") == TARGETS[0]

@@ -78,6 +78,11 @@ class LanguageIndex:
         matched = {self.match_target(target, model), ""}
         return [source for source, targets in table.items() if not target or matched & targets.keys()]
 
+    def is_known(self, code: str, model: str = "") -> bool:
+        """Return whether models translate from or into a language, or may do so, since theirs are unknown."""
+        known = {*self.tables[model], *self.targets[model]}
+        return "" in known or match_language(code, known) is not None
+
     def match_source(self, source: str, model: str) -> str:
         """Return the source language of the models that suits a given one best."""
         table = self.tables[model]
@@ -101,13 +106,12 @@ class LanguageIndex:
         return matched or ""
 
     def find_route_unless_same(self, source: str, target: str, model: str) -> Route | None:
-        """Return what `find_route` does, but None if it finds no model and the languages are the same."""
+        """Return what `find_route` does, but None if it finds no model and both are one language that is known."""
         try:
             return self.find_route(source, target, model)
-        except RequestError as error:
-            if error.code == "unsupported_source" or not (target and is_same_language(source, target)):
+        except RequestError:
+            if not (target and is_same_language(source, target) and self.is_known(source, model)):
                 raise
-            self.match_source(source, model)
             return None
 
     def find_route(self, source: str, target: str, model: str) -> Route:

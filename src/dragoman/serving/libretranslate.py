@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from dragoman.documents.formats import list_suffixes
 from dragoman.serving.access import authorize
+from dragoman.serving.descriptions import describe_languages
 from dragoman.serving.document_jobs import DocumentJobs, DocumentRequest, respond_with_document
 from dragoman.serving.errors import RequestError
 from dragoman.serving.fields import (
@@ -28,7 +29,7 @@ from dragoman.serving.fields import (
     read_fields,
     read_form_fields,
 )
-from dragoman.serving.language_index import name_code, parse_code
+from dragoman.serving.language_index import UNDETERMINED, name_code, parse_code
 from dragoman.serving.service import AUTO, Detection, Service, Translation, TranslationRequest
 from dragoman.serving.workers import WorkerPool
 
@@ -108,11 +109,12 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
 
     @router.get("/languages")
     async def languages() -> list[dict[str, Any]]:
-        """Return the source languages and the target languages of each: also itself, in which a text is unchanged."""
-        return [
-            {"code": language.code, "name": language.name, "targets": sorted({language.code, *language.targets})}
-            for language in service.languages.list_languages()
+        """Return all languages and the target languages of each: also itself, in which a text is unchanged."""
+        listed = [
+            {**language, "targets": sorted({language["code"], *language["targets"]})}
+            for language in describe_languages(service.languages)
         ]
+        return sorted(listed, key=lambda language: (language["code"] == UNDETERMINED, language["code"]))
 
     @router.post("/suggest")
     async def suggest() -> Response:
@@ -202,32 +204,35 @@ def check_limits(service: Service, texts: list[str]) -> None:
 
 
 def check_source(service: Service, code: str) -> str:
-    """Return a source language, or auto; raise a RequestError in the words of LibreTranslate if no model has it."""
+    """Return a source language, or auto; raise a RequestError in the words of LibreTranslate if no model knows it."""
     if code.strip().lower() == AUTO:
         return AUTO
     try:
-        service.languages.match_source(parse_code(code, "source"), "")
+        is_known = service.languages.is_known(parse_code(code, "source"))
     except RequestError:
-        raise RequestError(400, "unsupported_source", f"{code[:20]} is not supported") from None
+        is_known = False
+    if not is_known:
+        raise RequestError(400, "unsupported_source", f"{code[:20]} is not supported")
     return code
 
 
 def check_target(service: Service, source: str, target: str) -> str:
     """Return a target language; raise a RequestError in the words of LibreTranslate if no model has it."""
+    index, code = service.languages, ""
     try:
         code = parse_code(target, "target")
         if source.strip().lower() == AUTO:
-            service.languages.match_target(code, "")
+            index.match_target(code, "")
         else:
-            service.languages.find_route_unless_same(parse_code(source, "source"), code, "")
+            index.find_route_unless_same(parse_code(source, "source"), code, "")
     except RequestError as error:
-        if error.code == "unsupported_target":
-            raise RequestError(400, error.code, f"{target[:20]} is not supported") from None
-        if error.code != "unsupported_pair":
+        if error.code == "missing_target":
             raise
+        if source.strip().lower() == AUTO or not (code and index.is_known(code)):
+            raise RequestError(400, "unsupported_target", f"{target[:20]} is not supported") from None
         names = [f"{name_code(parse_code(each, 'source'))} ({each})" for each in (target, source)]
         message = f"{names[0]} is not available as a target language from {names[1]}"
-        raise RequestError(400, error.code, message) from None
+        raise RequestError(400, "unsupported_pair", message) from None
     return target
 
 
