@@ -47,10 +47,18 @@ def render_own(error: RequestError) -> Rendered:
     return error.status, {"error": {"code": error.code, "message": message}}
 
 
+# Clients recognise errors of keys by their words.
+LIBRETRANSLATE_MESSAGES = {
+    "key_missing": "Please contact the server operator to get an API key",
+    "key_invalid": "Invalid API key",
+}
+
+
 def render_libretranslate(error: RequestError) -> Rendered:
     """Return an error with the statuses of LibreTranslate: a missing key is a bad request, a used-up quota is 403."""
     status = {401: 400, 404: 400, 413: 400}.get(error.status, error.status) if error.code != "not_found" else 404
-    return status, {"error": ("Slowdown: " if status == 429 else "") + explain(error, where=" in the field api_key")}
+    message = LIBRETRANSLATE_MESSAGES.get(error.code, error.message)
+    return status, {"error": ("Slowdown: " if status == 429 else "") + message}
 
 
 def render_deepl(error: RequestError) -> Rendered:
