@@ -14,8 +14,9 @@ from libretranslatepy import LibreTranslateAPI  # type: ignore[import-untyped]
 from dragoman.inference.directions import Direction
 from dragoman.serving.keys import add_key
 from dragoman.serving.language_index import LanguageIndex, Route
-from dragoman.serving.service import Service, TranslationRequest, split_text
+from dragoman.serving.service import Service, Translation, TranslationRequest, split_text
 from dragoman.serving.settings import ServerSettings
+from dragoman.types import Hypothesis
 from toy_run import make_sentences, translate_toy
 from toy_server import ToyServer, serve_in_thread
 
@@ -87,6 +88,14 @@ def test_a_json_request_may_have_a_list(language_server: ToyServer) -> None:
     assert all(1 <= len(alternatives) <= 2 for alternatives in answer["alternatives"])
     answer = post(language_server, q=SOURCES[0], source="en", target="de", alternatives=10)
     assert len(set(answer["alternatives"]) - {TARGETS[0]}) == len(answer["alternatives"]) > 1
+
+
+def test_alternatives_differ(language_server: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hypotheses = [Hypothesis(text) for text in ("one", "two", "", "one", " ", "two", "three")]
+    found = Translation(hypotheses, "en", "de", "en-de")
+    monkeypatch.setattr(Service, "translate", lambda *_: [found])
+    answer = post(language_server, q="a", source="en", target="de", alternatives=6)
+    assert answer == {"translatedText": "one", "alternatives": ["two", "three"]}
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def describe_for_libretranslate(fields: TranslateFields, translations: list[Tran
     """Return the answer of POST /translate. What was one text in the request is no list in the answer."""
     texts = [translation.text for translation in translations]
     detections = [describe_detection(translation.detection) for translation in translations]
-    alternatives = [[other.text for other in translation.hypotheses[1:]] for translation in translations]
+    alternatives = [list_other_texts(translation) for translation in translations]
     is_list = isinstance(fields.q, list)
     answer: dict[str, Any] = {"translatedText": texts if is_list else texts[0]}
     if fields.source.strip().lower() == AUTO:
@@ -268,6 +268,12 @@ def describe_for_libretranslate(fields: TranslateFields, translations: list[Tran
     if fields.alternatives > 0:
         answer["alternatives"] = alternatives if is_list else alternatives[0]
     return answer
+
+
+def list_other_texts(translation: Translation) -> list[str]:
+    """Return the texts of the other hypotheses, each once: neither empty ones nor the translation itself."""
+    others = dict.fromkeys(other.text for other in translation.hypotheses[1:] if other.text.strip())
+    return [text for text in others if text != translation.text]
 
 
 def describe_detection(detection: Detection | None) -> dict[str, Any]:
