@@ -246,6 +246,15 @@ def test_settings_and_languages_of_the_frontend(language_server: ToyServer) -> N
     }
 
 
+def test_dialect_recognises_the_server_by_its_specification(language_server: ToyServer) -> None:
+    document = language_server.client.get("/spec").raise_for_status().json()
+    assert document["info"]["title"] == "LibreTranslate"
+    assert "Dragoman" in document["info"]["description"]
+    assert {"/translate", "/detect", "/languages", "/spec"} < document["paths"].keys()
+    assert not any(path.startswith(("/api/", "/v2/")) for path in document["paths"])
+    assert "#/components/schemas" not in json.dumps(document)
+
+
 def test_a_file_is_translated(language_server: ToyServer) -> None:
     text = "\n\n".join(SOURCES) + "\n"
     files = {"file": ("Größe 1.txt", text.encode())}
@@ -272,6 +281,7 @@ def test_keys_are_fields(language_runs: list[Path], tmp_path: Path) -> None:
         assert client.translate(SOURCES[0], "en", "de") == TARGETS[0]
         assert client.detect("Hund")
         assert client.languages()
+        assert server.client.get("/spec").status_code == 200  # needs no key
         good: dict[str, Any] = {"q": SOURCES[0], "source": "en", "target": "de"}
         assert refused(server, 400, **good) == "Please contact the server operator to get an API key"
         assert refused(server, 403, **good, api_key="wrong") == "Invalid API key"

@@ -13,7 +13,8 @@ from dragoman.serving.keys import ApiKey, KeyStore
 from dragoman.serving.request_context import CURRENT_REQUEST, RequestContext
 
 OPEN_PATHS = (  # need no key
-    "/health", "/ready", "/api/settings", "/languages", "/frontend/settings", "/suggest", "/download_file/{name}",
+    "/health", "/ready", "/api/settings", "/languages", "/frontend/settings", "/suggest", "/spec",
+    "/download_file/{name}",
 )  # fmt: skip
 # Keys of others are checked before the body is read. LibreTranslate has its key in the body, and pages have none.
 KEYED_PREFIXES = ("/api/", "/v2/")

@@ -33,6 +33,7 @@ from dragoman.serving.language_index import UNDETERMINED, name_code, parse_code
 from dragoman.serving.service import AUTO, Detection, Service, Translation, TranslationRequest
 from dragoman.serving.workers import WorkerPool
 
+LIBRETRANSLATE, LIBRETRANSLATE_VERSION = "LibreTranslate", "1.9.6"  # in OpenAPI documents
 TEXT_FORMATS = ("text", "html")
 ECHO_LANGUAGE = "en"  # as which LibreTranslate detects a text without letters
 
@@ -82,7 +83,7 @@ class FileFields(RequestFields):
 
 def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: DocumentJobs) -> APIRouter:
     """Return the routes of LibreTranslate."""
-    router = APIRouter(tags=["LibreTranslate"])
+    router = APIRouter(tags=[LIBRETRANSLATE])
 
     @router.post("/translate", openapi_extra=describe_body(TranslateFields))
     async def translate(http: Request) -> dict[str, Any]:
@@ -125,6 +126,11 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
     async def frontend_settings() -> dict[str, Any]:
         """Return limits, formats and default languages."""
         return describe_frontend(service)
+
+    @router.get("/spec")
+    async def spec(http: Request) -> dict[str, Any]:
+        """Return the OpenAPI document of the routes of LibreTranslate."""
+        return describe_routes(http.app.openapi())
 
     add_file_routes(router, service, jobs)
     return router
@@ -234,6 +240,22 @@ def check_target(service: Service, source: str, target: str) -> str:
         message = f"{names[0]} is not available as a target language from {names[1]}"
         raise RequestError(400, "unsupported_pair", message) from None
     return target
+
+
+def describe_routes(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of an OpenAPI document with these routes. Clients recognise LibreTranslate by its title."""
+    paths = {
+        path: operations
+        for path, operations in document["paths"].items()
+        if any(LIBRETRANSLATE in operation.get("tags", []) for operation in operations.values())
+    }
+    info = {
+        "title": LIBRETRANSLATE,
+        "version": LIBRETRANSLATE_VERSION,
+        "description": "The API of LibreTranslate, served by Dragoman; /openapi.json describes its other routes.",
+    }
+    components = {"securitySchemes": document["components"]["securitySchemes"]}
+    return {"openapi": document["openapi"], "info": info, "paths": paths, "components": components}
 
 
 def describe_frontend(service: Service) -> dict[str, Any]:
