@@ -311,8 +311,10 @@ def test_every_class_of_errors(language_runs: list[Path], tmp_path: Path) -> Non
             other.get_usage()
         with pytest.raises(deepl.GlossaryNotFoundException):
             client.get_glossary("nothing")
-        with pytest.raises(deepl.DeepLException, match="no model translates to fr"):
+        with pytest.raises(deepl.DeepLException, match="'target_lang' not supported: no model translates to fr"):
             translate(client, "ba", target_lang="FR")
+        with pytest.raises(deepl.DeepLException, match="'source_lang' not supported: no model translates from fr"):
+            translate(client, "ba", source_lang="FR")
         with pytest.raises(deepl.DocumentTranslationException) as error:
             client.translate_document(io.BytesIO(b"ba"), FailingFile(), source_lang="EN", target_lang="DE")
         assert error.value.document_handle.document_id
@@ -374,6 +376,15 @@ def test_empty_options_are_those_by_default(language_server: ToyServer) -> None:
     empty = {"target_lang": "DE", "source_lang": "", "formality": "", "output_format": "", "filename": ""}
     file = {"file": ("a.txt", b"ba.")}
     assert language_server.client.post("/v2/document", data=empty, files=file).status_code == 200
+
+
+def test_split_sentences_may_be_a_number(language_server: ToyServer) -> None:
+    text = f"{SOURCES[0]}\n{SOURCES[1]}"
+    fields = {"text": [text], "source_lang": "EN", "target_lang": "DE"}
+    for number, has_break in ((1, True), (0, False)):
+        answer = language_server.client.post("/v2/translate", json={**fields, "split_sentences": number})
+        assert ("\n" in answer.raise_for_status().json()["translations"][0]["text"]) == has_break
+    assert language_server.client.post("/v2/translate", json={**fields, "split_sentences": 2}).status_code == 400
 
 
 @pytest.mark.parametrize(

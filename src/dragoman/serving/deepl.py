@@ -62,6 +62,11 @@ def split_commas(value: Any) -> Any:
     return value
 
 
+def write_number(value: Any) -> Any:
+    """Return the digits of a number, which JSON may have in place of a string."""
+    return str(value) if isinstance(value, int) else value
+
+
 NameList = Annotated[list[str], BeforeValidator(split_commas)]
 Formality = Literal["default", "more", "less", "prefer_more", "prefer_less"]
 ModelType = Literal["quality_optimized", "prefer_quality_optimized", "latency_optimized"]
@@ -87,7 +92,7 @@ class TextFields(LanguageFields):
     text: list[str] = Field(min_length=1, description="texts to translate")
     context: str = Field("", description="text before, for models that read context; it is not translated")
     show_billed_characters: bool = False
-    split_sentences: Literal["0", "1", "nonewlines"] = Field(
+    split_sentences: Annotated[Literal["0", "1", "nonewlines"], BeforeValidator(write_number)] = Field(
         "1", description="where sentences end: 1 at marks and line breaks, nonewlines at marks, 0 nowhere"
     )
     preserve_formatting: bool = False

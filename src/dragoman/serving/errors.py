@@ -64,7 +64,10 @@ def render_libretranslate(error: RequestError) -> Rendered:
 def render_deepl(error: RequestError) -> Rendered:
     """Return an error with the statuses of DeepL, whose clients know 403 for keys and 456 for quotas."""
     status = {"quota_exceeded": 456, "key_missing": 403}.get(error.code, error.status)
-    return status, {"message": explain(error, where=": Authorization: DeepL-Auth-Key KEY"), "detail": error.code}
+    message = explain(error, where=": Authorization: DeepL-Auth-Key KEY")
+    if field := {"unsupported_source": "source_lang", "unsupported_target": "target_lang"}.get(error.code):
+        message = f"Value for '{field}' not supported: {message}"
+    return status, {"message": message, "detail": error.code}
 
 
 def explain(error: RequestError, *, where: str) -> str:
