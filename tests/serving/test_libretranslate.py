@@ -133,6 +133,12 @@ def test_a_list_of_texts_has_one_list_of_languages(language_server: ToyServer) -
     assert first["confidence"] > 70
 
 
+def test_a_request_may_have_a_thousand_texts(language_server: ToyServer) -> None:
+    """As json-autotranslate sends them."""
+    texts = ["1"] * 1000
+    assert post(language_server, q=texts, source="en", target="de") == {"translatedText": texts}
+
+
 def test_the_limit_of_characters_is_that_of_each_text(language_server: ToyServer) -> None:
     texts = ["\u2764" * 15_000] * 2
     assert post(language_server, q=texts, source="en", target="de") == {"translatedText": texts}
@@ -213,7 +219,7 @@ def test_errors_have_the_words_of_libretranslate(language_server: ToyServer) -> 
         assert refused(language_server, **good, alternatives=number) == expected
     answer = language_server.client.post("/translate", data={"source": "en", "target": "de"}, files={"q": b"a"})
     assert (answer.status_code, answer.json()) == (400, {"error": "Invalid request: missing q parameter"})
-    for text, numbers in (("a" * 30_000, (30_000, 20_000)), (["a"] * 500, (500, 128))):
+    for text, numbers in (("a" * 30_000, (30_000, 20_000)), (["a"] * 1500, (1500, 1024))):
         expected = "Invalid request: request ({}) exceeds text limit ({})".format(*numbers)
         assert refused(language_server, **{**good, "q": text}) == expected
     expected = "Invalid request: request (30000) exceeds text limit (20000)"

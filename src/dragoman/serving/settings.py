@@ -28,7 +28,7 @@ class ServerSettings(Settings):
     max_connections: int = setting(1000, "open connections; further ones are refused with status 503", ge=1)
     max_body: int = setting(2_000_000, "bytes of a request, documents excepted", ge=1)
     max_document_bytes: int = setting(20_000_000, "bytes of a document", ge=1)
-    max_texts: int = setting(128, "texts of a request", ge=1)
+    max_texts: int = setting(1024, "texts of a request", ge=1)
     max_characters: int = setting(20_000, "characters of a request, all texts together", ge=1)
     max_nbest: int = setting(20, "translations per text, and hypotheses of the beam", ge=1)
     cors: Annotated[tuple[str, ...], AsTuple] = setting((), "origins whose pages may call the server; * for all")
