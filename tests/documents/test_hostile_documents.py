@@ -76,6 +76,8 @@ def test_paragraphs_in_paragraphs_are_read(tag: str) -> None:
         ("a.txt", b"a\n\xff\xfa", "line 2 is not valid UTF-8"),
         ("a.txt", "a".encode("utf-16-le"), "has null characters"),
         ("a.pdf", b"%PDF", "suffix of a known format"),
+        ("a.pptx", b"PK\3\4 ppt/presentation.xml", r"a\.pptx does not have the suffix .* one of \.docx, "),
+        ("upload", b"PK\3\4 xl/workbook.xml", "upload does not have the suffix of a known format"),
         ("a.html", b'<meta charset="nope">', "unknown encoding"),
         ("a.html", b'<meta charset="punycode">a-b', "unknown encoding"),
         ("a.xlf", b'<?xml version="1.0" encoding="unicode_escape"?><xliff/>', "unknown encoding"),

@@ -43,13 +43,16 @@ def find_format(data: bytes, name: str) -> DocumentFormat:
     for document_format in DOCUMENT_FORMATS.values():
         if suffix in document_format.suffixes:
             return document_format
-    start = data[:4096].replace(b"\0", b"").removeprefix(b"\xef\xbb\xbf")
+    is_archive = data.startswith(b"PK\x03")  # as presentations, spreadsheets and books are, too
+    if is_archive and b"word/document" in data:  # the names of members are not compressed
+        return DOCUMENT_FORMATS["docx"]
+    start = b"" if is_archive else data[:4096].replace(b"\0", b"").removeprefix(b"\xef\xbb\xbf")
     for document_format in DOCUMENT_FORMATS.values():
         if document_format.signature and document_format.signature.search(start):
             return document_format
-    if suffix:
+    if suffix or is_archive:
         known = ", ".join(list_suffixes())
-        raise UserError(f"{name} does not have the suffix of a known format; rename it to one of {known}")
+        raise UserError(f"{name} does not have the suffix of a known format; rename or convert it to one of {known}")
     return DOCUMENT_FORMATS["text"]
 
 
@@ -68,7 +71,6 @@ DOCUMENT_FORMATS = {
             "Word",
             (".docx", ".docm"),
             read_docx,
-            re.compile(rb"\APK\x03"),
         ),
         DocumentFormat(
             "xliff",
