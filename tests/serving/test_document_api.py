@@ -48,7 +48,10 @@ def test_a_document_is_translated_and_deleted(language_server: ToyServer) -> Non
     assert (job["status"], job["done"], job["total"], job["seconds_left"]) == ("done", 3, 3, 0)
     assert job["name"] == "Grüße.txt"
     path = f"/api/documents/{job['id']}"
-    assert language_server.client.get(f"{path}/result").text == "\n\n".join(TARGETS)
+    result = language_server.client.get(f"{path}/result")
+    assert result.text == "\n\n".join(TARGETS)
+    expected = "attachment; filename=\"Gr__e.txt\"; filename*=UTF-8''Gr%C3%BC%C3%9Fe.txt"
+    assert result.headers["content-disposition"] == expected
     assert language_server.client.delete(path).status_code == 204
     assert language_server.client.get(path).status_code == 404
 

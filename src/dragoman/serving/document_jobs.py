@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 import threading
 import time
@@ -40,6 +41,7 @@ SAMPLE_CHARACTERS = 2000  # by which the language of a document is detected
 MAX_FILE_NAME = 120  # characters of the name of a file
 MAX_WARNINGS = 100  # that are kept of a document
 MEMORY_FACTOR = 3  # bytes of a document in memory, with its units and their translations, for each of its size
+NOT_IN_QUOTES = re.compile(r'[^ -~]|["\\%]')  # characters that not all clients read in a quoted file name
 Status = Literal["queued", "translating", "done", "error"]
 
 
@@ -303,5 +305,6 @@ def respond_with_document(job: DocumentJob, *, not_ready: int = 409) -> Response
         raise RequestError(409, "document_failed", job.error)
     if job.status != "done":
         raise RequestError(not_ready, "not_ready", "the document is not translated yet; try again later", retry_after=1)
-    disposition = f"attachment; filename*=UTF-8''{quote(job.name, safe='')}"
+    ascii_name = NOT_IN_QUOTES.sub("_", job.name)  # for clients that do not know filename*
+    disposition = f"attachment; filename=\"{ascii_name}\"; filename*=UTF-8''{quote(job.name, safe='')}"
     return Response(job.result, media_type="application/octet-stream", headers={"content-disposition": disposition})
