@@ -178,20 +178,7 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         fields = parse_fields(TextFields, drop_empty(raw))
         if fields.custom_instructions:
             raise RequestError(400, "not_offered", "custom_instructions are not offered; leave them out")
-        source, target = parse_languages(service, fields)
-        request = TranslationRequest(
-            texts=fields.text,
-            source=source,
-            target=target,
-            glossary=await find_glossary(workers, glossaries, fields),
-            optional_context=service.cut_context(fields.context),
-            markup=fields.tag_handling or "text",
-            keep_breaks=fields.split_sentences == "1",
-            split_sentences=fields.split_sentences != "0",
-            copy_wordless=True,
-            ignore_tags=tuple(fields.ignore_tags),
-            splitting_tags=tuple(set(fields.splitting_tags) - set(fields.non_splitting_tags)),
-        )
+        request = make_text_request(service, fields, await find_glossary(workers, glossaries, fields))
         service.check(request)
         authorize(http, read_query_key(http.url.query.encode()), request.characters, len(request.texts))
 
@@ -334,6 +321,24 @@ def parse_languages(service: Service, fields: LanguageFields) -> tuple[str, str]
     else:
         service.languages.match_target(parse_code(target, "target"), "")
     return source, target
+
+
+def make_text_request(service: Service, fields: TextFields, glossary: Glossary | None) -> TranslationRequest:
+    """Return what to translate; raise a RequestError for what no model can do."""
+    source, target = parse_languages(service, fields)
+    return TranslationRequest(
+        texts=fields.text,
+        source=source,
+        target=target,
+        glossary=glossary,
+        optional_context=service.cut_context(fields.context),
+        markup=fields.tag_handling or "text",
+        keep_breaks=fields.split_sentences == "1",
+        split_sentences=fields.split_sentences != "0",
+        copy_wordless=True,
+        ignore_tags=tuple(fields.ignore_tags),
+        splitting_tags=tuple(set(fields.splitting_tags) - set(fields.non_splitting_tags)),
+    )
 
 
 async def find_glossary(workers: WorkerPool, glossaries: GlossaryStore, fields: LanguageFields) -> Glossary | None:
