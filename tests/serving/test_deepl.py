@@ -157,6 +157,10 @@ def test_tags(client: deepl.Translator) -> None:
     assert translate(client, "ba del\n  <b>fo mun</b>", tag_handling="xml") == f"{lines[0]}\n  <b>{lines[1]}</b>"
     joined = translate(client, "ba del\n  <b>fo mun</b>", tag_handling="xml", split_sentences="nonewlines")
     assert "\n" not in joined
+    html = "<p>ba del\n  <b>fo mun</b></p>\n"
+    assert "\n" not in translate(client, html, tag_handling="html").strip()
+    kept = translate(client, html, tag_handling="html", split_sentences="1")
+    assert kept == f"<p>{lines[0]}\n  <b>{lines[1]}</b></p>\n"
     complete = '<?xml version="1.0"?>\n<k:a xmlns:k="u"><k:x>ba del</k:x><k:s/>{}&#13;\n{}</k:a>'
     text = complete.format(*SOURCES[:2])
     translation = translate(client, text, tag_handling="xml", ignore_tags=["k:x"], splitting_tags=["k:s"])

@@ -85,8 +85,8 @@ def read_fragment(
     """Return a text with tags of kind "html" or "xml" as a document. The elements `ignored` are not translated.
 
     In XML every tag is inline, except those of the elements `splitting`. Names have their prefixes. A document with a
-    declaration or a document type is translated inside of its root element. With `keep_breaks`, line breaks of XML
-    separate what is translated, so that they are kept.
+    declaration or a document type is translated inside of its root element. With `keep_breaks`, line breaks separate
+    what is translated, so that they are kept.
     """
     document = Document(TextFile("the text", text))
     if kind == "xml":
@@ -100,7 +100,8 @@ def read_fragment(
 
         read_blocks(document, is_block=is_block, ignored=ignored, is_html=False, keep_breaks=keep_breaks)
     else:
-        read_blocks(document, is_block=is_html_block, ignored={name.lower() for name in ignored})
+        ignored = {name.lower() for name in ignored}
+        read_blocks(document, is_block=is_html_block, ignored=ignored, keep_breaks=keep_breaks)
     return document
 
 

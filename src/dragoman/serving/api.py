@@ -52,6 +52,7 @@ class TranslateBody(RequestFields):
                 raise RequestError(400, "not_with_markup", message)
         values: dict[str, Any] = self.model_dump(exclude={"text", "glossary"})
         values |= {name: tuple(values[name]) for name in ("terms", "avoid", "context")}
+        values["keep_breaks"] = self.markup != "html"
         if self.glossary:
             values["glossary"] = await workers.run(lambda _: glossaries.find(self.glossary, find_owner()).glossary)
         return TranslationRequest(texts=[self.text] if isinstance(self.text, str) else self.text, **values)

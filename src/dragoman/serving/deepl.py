@@ -92,8 +92,9 @@ class TextFields(LanguageFields):
     text: list[str] = Field(min_length=1, description="texts to translate")
     context: str = Field("", description="text before, for models that read context; it is not translated")
     show_billed_characters: bool = False
-    split_sentences: Annotated[Literal["0", "1", "nonewlines"], BeforeValidator(write_number)] = Field(
-        "1", description="where sentences end: 1 at marks and line breaks, nonewlines at marks, 0 nowhere"
+    split_sentences: Annotated[Literal["0", "1", "nonewlines"] | None, BeforeValidator(write_number)] = Field(
+        None,
+        description="where sentences end: 1 at marks and line breaks, nonewlines (HTML by default) at marks, 0 nowhere",
     )
     preserve_formatting: bool = False
     model_type: ModelType | None = None
@@ -326,6 +327,7 @@ def parse_languages(service: Service, fields: LanguageFields) -> tuple[str, str]
 def make_text_request(service: Service, fields: TextFields, glossary: Glossary | None) -> TranslationRequest:
     """Return what to translate; raise a RequestError for what no model can do."""
     source, target = parse_languages(service, fields)
+    split_sentences = fields.split_sentences or ("nonewlines" if fields.tag_handling == "html" else "1")
     return TranslationRequest(
         texts=fields.text,
         source=source,
@@ -333,8 +335,8 @@ def make_text_request(service: Service, fields: TextFields, glossary: Glossary |
         glossary=glossary,
         optional_context=service.cut_context(fields.context),
         markup=fields.tag_handling or "text",
-        keep_breaks=fields.split_sentences == "1",
-        split_sentences=fields.split_sentences != "0",
+        keep_breaks=split_sentences == "1",
+        split_sentences=split_sentences != "0",
         copy_wordless=True,
         ignore_tags=tuple(fields.ignore_tags),
         splitting_tags=tuple(set(fields.splitting_tags) - set(fields.non_splitting_tags)),

@@ -185,6 +185,7 @@ def make_request(service: Service, fields: TranslateFields) -> TranslationReques
         target=check_target(service, fields.source, fields.target),
         nbest=fields.alternatives + 1,
         markup=fields.format,
+        keep_breaks=fields.format != "html",
         split_sentences=True,
         copy_wordless=True,
     )
