@@ -175,6 +175,25 @@ def test_xml_texts_are_documents_or_fragments(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "unit_text", "written"),
+    [
+        ("<b>ba</b> & fo", "ba & fo", "ba & fo"),
+        ("ba<br>fo &amp; R&D", "bafo & R&D", "bafo &amp; R&amp;D"),
+        ("ba < fo > ra <", "ba < fo > ra <", "ba < fo > ra <"),
+        ("ba?a=1&copy=2 &copy;", "ba?a=1&copy=2 ©", "ba?a=1&copy=2 &copy;"),
+        ("ba &unknown; </b>fo", "ba  fo", "ba  fo"),
+        ('<?xml version="1.0"?><a>ba & fo</b>', "ba & fo", '<?xml version="1.0"?><a>ba & fo</b>'),
+    ],
+)
+def test_malformed_xml_can_be_read_as_text_with_tags(text: str, unit_text: str, written: str) -> None:
+    document = read_fragment(text, "xml", is_strict=False)
+    [unit] = document.units
+    assert unit.text == unit_text
+    assert document.write_text([MarkedText(unit_text)]) == written
+    assert document.write_text([unit.content]) == text
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("<b>ba</c>", "mismatched tag in line 1, column 8"),

@@ -166,7 +166,27 @@ def test_tags(client: deepl.Translator) -> None:
     translation = translate(client, text, tag_handling="xml", ignore_tags=["k:x"], splitting_tags=["k:s"])
     assert translation == complete.format(*TARGETS[:2])
     with pytest.raises(deepl.DeepLException, match=r"Bad request.*mismatched tag in line 1, column 7"):
-        translate(client, "<a>b</c>", tag_handling="xml")
+        translate(client, "<a>b</c>", tag_handling="xml", tag_handling_version="v2")
+
+
+@pytest.mark.parametrize("version", [{}, {"tag_handling_version": "v1"}])
+def test_xml_need_not_be_well_formed(language_server: ToyServer, version: dict[str, str]) -> None:
+    fields = {"source_lang": "EN", "target_lang": "DE", "tag_handling": "xml", **version}
+    layouts = [
+        "<b>{}</b> & <i>{}</i>",
+        "{}<br>{}",
+        "{} < {} &copy; &amp",
+        "<a>{}</c><!-- {}",
+        "{}\n</b> {}\0 <",
+        "&{}<&{}",
+    ]
+    for layout in layouts:
+        answer = language_server.client.post("/v2/translate", json={**fields, "text": [layout.format(*SOURCES)]})
+        [translation] = answer.raise_for_status().json()["translations"]
+        assert translation.get("tag_handling_version") == version.get("tag_handling_version")
+    both = f"<b>{SOURCES[0]}</b>\n&\n{SOURCES[1]}<br>"
+    answer = language_server.client.post("/v2/translate", json={**fields, "text": [both]}).json()
+    assert answer["translations"][0]["text"] == f"<b>{TARGETS[0]}</b>\n&\n{TARGETS[1]}<br>"
 
 
 def test_glossaries(client: deepl.Translator) -> None:

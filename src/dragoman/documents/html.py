@@ -21,6 +21,7 @@ from dragoman.documents.markup_language import (
     COMPLETE_XML,
     DECLARED_ENCODING,
     ENTITY,
+    MalformedXml,
     MarkupToken,
     add_escaped,
     check_xml,
@@ -70,7 +71,7 @@ def read_html(data: bytes, name: str, source_language: str = "", target_language
     file = decode_file(data, name, "" if encoding.startswith(("utf-16", "utf-32")) else encoding)
     document = Document(file, source_language=source_language, target_language=target_language)
     document.errors = "xmlcharrefreplace"
-    read_blocks(document, is_block=is_html_block)
+    read_blocks(HtmlBlock(document), is_block=is_html_block)
     return document
 
 
@@ -81,27 +82,36 @@ def read_fragment(
     splitting: Collection[str] = (),
     *,
     keep_breaks: bool = False,
+    is_strict: bool = True,
 ) -> Document:
     """Return a text with tags of kind "html" or "xml" as a document. The elements `ignored` are not translated.
 
     In XML every tag is inline, except those of the elements `splitting`. Names have their prefixes. A document with a
     declaration or a document type is translated inside of its root element. With `keep_breaks`, line breaks separate
-    what is translated, so that they are kept.
+    what is translated, so that they are kept. XML that is not well-formed is refused or, without `is_strict`, read as a
+    text with tags: what is no complete tag or entity is text, and is written as it was.
     """
     document = Document(TextFile("the text", text))
     if kind == "xml":
         is_complete = COMPLETE_XML.match(text) is not None
-        check_xml(text, "the text", is_fragment=not is_complete)
+        escaped = "&<>"
+        try:
+            check_xml(text, "the text", is_fragment=not is_complete)
+        except MalformedXml:
+            if is_strict:
+                raise
+            escaped = ""
         tags = [token.start for token in tokenize_markup(text) if token.name] if is_complete else []
         root = {*tags[:1], *tags[-1:]}
 
         def is_block(token: MarkupToken) -> bool:
             return token.start in root or token.written_name in splitting
 
-        read_blocks(document, is_block=is_block, ignored=ignored, is_html=False, keep_breaks=keep_breaks)
+        block = HtmlBlock(document, is_html=False, escaped=escaped)
+        read_blocks(block, is_block=is_block, ignored=ignored, keep_breaks=keep_breaks)
     else:
         ignored = {name.lower() for name in ignored}
-        read_blocks(document, is_block=is_html_block, ignored=ignored, keep_breaks=keep_breaks)
+        read_blocks(HtmlBlock(document), is_block=is_html_block, ignored=ignored, keep_breaks=keep_breaks)
     return document
 
 
@@ -110,19 +120,19 @@ def is_html_block(token: MarkupToken) -> bool:
 
 
 def read_blocks(
-    document: Document,
+    block: HtmlBlock,
     *,
     is_block: Callable[[MarkupToken], bool],
     ignored: Collection[str] = (),
-    is_html: bool = True,
     keep_breaks: bool = False,
 ) -> None:
     """Add the texts between block tags to the units of a document, and the attributes that are shown."""
+    document, is_html = block.document, block.is_html
     tokens = list(tokenize_markup(document.file.text, RAW_TEXT if is_html else frozenset()))
     if is_html and not document.file.text.lstrip().startswith("<?xml") and not document.file.name.endswith(".xhtml"):
         tokens = [open_element(token) for token in tokens]
     ends = match_elements(tokens, VOID if is_html else NO_NAME)
-    block, index = HtmlBlock(document, is_html=is_html), 0
+    index = 0
     while index < len(tokens):
         token = tokens[index]
         name = token.name.lower() if is_html else token.name
@@ -228,8 +238,8 @@ def add_attribute(document: Document, value: str, start: int, end: int) -> int:
 class HtmlBlock:
     """The unit that is being read: the texts and inline tags between two block tags."""
 
-    def __init__(self, document: Document, *, is_html: bool) -> None:
-        self.document, self.is_html = document, is_html
+    def __init__(self, document: Document, *, is_html: bool = True, escaped: str = "&<>") -> None:
+        self.document, self.is_html, self.escaped = document, is_html, escaped
         self.reset()
 
     def reset(self) -> None:
@@ -251,7 +261,7 @@ class HtmlBlock:
             if self.start < 0:
                 self.start = token.start + len(text) - len(text.lstrip(blank) if blank else text)
             self.end = token.start + len(text.rstrip(blank) if blank else text)
-        add_escaped(self.builder, text, html.unescape, HTML_ENTITY)
+        add_escaped(self.builder, text, html.unescape, HTML_ENTITY if self.is_html else ENTITY)
 
     def add_lines(self, token: MarkupToken) -> None:
         """Add a text whose line breaks, with the white space after them, end units."""
@@ -281,7 +291,7 @@ class HtmlBlock:
     def finish(self) -> None:
         """Add the text since the last block tag to the units of the document, if it has letters."""
         if self.builder.has_letters():
-            start, end, escape = self.start, self.end, make_escaper(self.builder.spellings)
+            start, end, escape = self.start, self.end, make_escaper(self.builder.spellings, always=self.escaped)
 
             def make_splices(translation: MarkedText) -> list[Splice]:
                 return [Splice(start, end, render(translation, escape))]

@@ -150,8 +150,12 @@ def read_xml(data: bytes, name: str) -> TextFile:
     return file
 
 
+class MalformedXml(UserError):
+    """Raised for XML that is not well-formed."""
+
+
 def check_xml(text: str, name: str, *, is_fragment: bool = False) -> None:
-    """Raise a UserError if XML is not well-formed or has declarations of its own, which can be bombs.
+    """Raise a MalformedXml if XML is not well-formed, a UserError if it has declarations of its own: they can be bombs.
 
     A fragment is the content of an element.
     """
@@ -175,7 +179,7 @@ def check_xml(text: str, name: str, *, is_fragment: bool = False) -> None:
         if is_fragment and parser.ErrorByteIndex >= len(f"{before}{text}".encode()):
             where = "at the end"
         reason = expat.ErrorString(error.code)
-        raise UserError(f"{name} is not well-formed XML: {reason} {where}; correct it") from None
+        raise MalformedXml(f"{name} is not well-formed XML: {reason} {where}; correct it") from None
 
 
 def unescape_xml(raw: str) -> str:

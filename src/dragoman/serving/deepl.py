@@ -99,7 +99,9 @@ class TextFields(LanguageFields):
     preserve_formatting: bool = False
     model_type: ModelType | None = None
     tag_handling: Literal["xml", "html"] | None = Field(None, description="whether the texts have tags")
-    tag_handling_version: Literal["v1", "v2"] | None = None
+    tag_handling_version: Literal["v1", "v2"] | None = Field(
+        None, description="v2: refuse XML that is not well-formed, in which otherwise what is no tag is text"
+    )
     outline_detection: bool = True
     splitting_tags: NameList = Field([], description="XML elements at which sentences end")
     non_splitting_tags: NameList = Field([], description="XML elements at which no sentence ends")
@@ -340,6 +342,7 @@ def make_text_request(service: Service, fields: TextFields, glossary: Glossary |
         copy_wordless=True,
         ignore_tags=tuple(fields.ignore_tags),
         splitting_tags=tuple(set(fields.splitting_tags) - set(fields.non_splitting_tags)),
+        is_strict=fields.tag_handling_version == "v2",
     )
 
 
@@ -389,6 +392,8 @@ def describe_for_deepl(text: str, translation: Translation, fields: TextFields) 
     }
     if fields.show_billed_characters:
         answer["billed_characters"] = len(text)
+    if fields.tag_handling_version:
+        answer["tag_handling_version"] = fields.tag_handling_version
     if fields.model_type:
         answer["model_type_used"] = fields.model_type.removeprefix("prefer_")
     return answer

@@ -54,6 +54,7 @@ class TranslationRequest:
     markup: str = "text"  # text, html or xml: whether the texts have tags
     ignore_tags: tuple[str, ...] = ()  # elements that are not translated
     splitting_tags: tuple[str, ...] = ()  # elements of XML at which a sentence ends
+    is_strict: bool = True  # refuse XML that is not well-formed; otherwise only what is a tag is read as one
     optional_context: tuple[str, ...] = ()  # as `context`, for models that read it; others ignore it
     keep_breaks: bool = True  # whether line breaks separate what is translated; otherwise they become spaces
     split_sentences: bool = False  # of texts without tags; with tags, sentences are always split
@@ -176,7 +177,12 @@ class Service:
         """Return the translation of each text with tags, which are placed by the alignment. There are no others."""
         documents = [
             read_fragment(
-                text, request.markup, request.ignore_tags, request.splitting_tags, keep_breaks=request.keep_breaks
+                text,
+                request.markup,
+                request.ignore_tags,
+                request.splitting_tags,
+                keep_breaks=request.keep_breaks,
+                is_strict=request.is_strict,
             )
             for text in texts
         ]
