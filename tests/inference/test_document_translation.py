@@ -362,6 +362,14 @@ def test_only_breaks_and_tabs_end_sentences(tag: str, count: int) -> None:
     assert len(split_unit(Unit("onetwo", (Markup(3, tag),)))) == count
 
 
+@pytest.mark.parametrize(("text", "count"), [("one Two", 2), ("one two", 1), ("one 2 two", 2)])
+def test_breaks_before_capitals_and_digits_end_sentences(text: str, count: int) -> None:
+    """Lines of a verse or an address have no marks at their ends, but a break may also stand within a sentence."""
+    [unit] = open_document(text.replace(" ", "<br>", 1).encode(), "a.html").units
+    assert len(split_unit(unit)) == count
+    assert len(split_unit(replace(unit, markup=()))) == 1
+
+
 def test_warnings_of_a_unit() -> None:
     """Placeholders are checked in the whole unit; a sentence without a translation is reported."""
     unit = Unit("One %1 here. Two %2 there.")

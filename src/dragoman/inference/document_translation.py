@@ -47,6 +47,7 @@ BREAK = re.compile(
     r"\bsubType=[\"']xlf:lb[\"']",
     re.IGNORECASE,
 )
+FOLLOWING = re.compile(r"\s*(\S)")  # the first character of the next word
 # A single code of XLIFF or TMX, unless it stands for a value: two of them may belong together without saying so.
 SINGLE_CODE = re.compile(r"<(?:\w+:)?(?:x|ph|it|ut)\b(?!.*?(?:INTERPOLATION|[>\"'](?:\{|%|\$)))", re.DOTALL)
 MOVED_WARNING = "single codes are in another order; check that none of them belong together"
@@ -207,19 +208,18 @@ def make_lines(
 def split_unit(unit: Unit) -> list[tuple[int, int]]:
     """Return the start and end of each sentence of a unit; what has no letters is not among them.
 
-    A unit is also split where a line break or a tab separates two words without a space.
+    A unit is also split where a line break or a tab separates two words without a space, or precedes a capital or digit.
     """
     text = unit.text
     splits = {0, len(text)}
     if not unit.wraps:
         splits |= {match.end() for match in LINE_END.finditer(text)}
     for tag in unit.markup:
-        if (
-            BREAK.search(tag.raw)
-            and text[tag.position - 1 : tag.position].isalnum()
-            and text[tag.position :][:1].isalnum()
-        ):
-            splits.add(tag.position)
+        if BREAK.search(tag.raw):
+            previous, following = text[tag.position - 1 : tag.position], FOLLOWING.match(text, tag.position)
+            is_glued = previous.isalnum() and text[tag.position : tag.position + 1].isalnum()
+            if is_glued or (following and (following[1].isupper() or following[1].isdecimal())):
+                splits.add(tag.position)
     sentences = (span for first, last in pairwise(sorted(splits)) for span in locate_sentences(text, first, last))
     return [(start, end) for start, end in sentences if has_words(text[start:end])]
 
