@@ -148,6 +148,13 @@ def test_phrasebook_has_the_direction_of_the_run(toy: Toy) -> None:
     assert set(result["phenomena"]) == set(score_phenomena(list(generate_phrases("dev", 10)), [""] * 10))
 
 
+def test_phrasebook_is_refused_in_other_languages(toy: Toy) -> None:
+    data = toy.translator.recipe.data.model_copy(update={"source_language": "de", "target_language": "en"})
+    german = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
+    with pytest.raises(UserError, match=r"sentences from en to de, but the model in .* has de instead of en"):
+        next(predict_tests(german, EvaluationOptions(phrasebook="dev", count=10, beam=1)))
+
+
 def test_parallel_files_have_equally_many_lines(tmp_path: Path) -> None:
     three = write_lines(tmp_path / "three", "abc")
     two = write_lines(tmp_path / "two", "ab")

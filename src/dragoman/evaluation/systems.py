@@ -26,6 +26,7 @@ from dragoman.data.corpus import CorpusSettings, collect_references, read_pairs
 from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
 from dragoman.io import read_lines
+from dragoman.language_codes import is_same_language
 from dragoman.metrics import significance
 from dragoman.metrics.metrics import (
     METRICS,
@@ -203,6 +204,17 @@ def predict_tests(
         yield predict_lines(predictor, test, options, report)
 
 
+def check_phrasebook_direction(predictor: Predictor[Any]) -> None:
+    """Refuse a model whose recipe names other languages than those of the phrasebook."""
+    data = predictor.recipe.data
+    for language, known in zip(data.direction.split("-"), (data.source_language, data.target_language), strict=True):
+        if known and not is_same_language(language, known):
+            raise UserError(
+                f"the phrasebook has sentences from {data.direction.replace('-', ' to ')}, but the model in "
+                f"{predictor.run!r} has {known} instead of {language}; name files with --source and --reference"
+            )
+
+
 def read_test_sets(predictor: Predictor[Any], options: EvaluationOptions) -> Iterator[EvaluationSet]:
     """Yield a split of the phrasebook, if the options name one, else every corpus of `data.test`.
 
@@ -218,6 +230,7 @@ def read_test_sets(predictor: Predictor[Any], options: EvaluationOptions) -> Ite
         references = collect_references(pairs)
         yield EvaluationSet([pair.source for pair in pairs], references, tag=options.tag, phrases=viewed)
     elif options.phrasebook:
+        check_phrasebook_direction(predictor)
         generate = generate_document_phrases if options.documents else generate_phrases
         phrases = list(generate(options.phrasebook, options.count, direction=data.direction))
         corpus = CorpusSettings(phrasebook=options.count, documents=options.documents)
