@@ -53,6 +53,11 @@ def translate(server: ToyServer, authorization: str = "", text: str = TEXT) -> h
     return server.client.post("/api/translate", json={"text": text}, headers=headers)
 
 
+def test_a_missing_file_of_keys_is_refused_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no key file .*; make one with: dragoman keys add NAME"):
+        read_keys(tmp_path / "keys.json")
+
+
 def test_a_key_is_required(server: ToyServer) -> None:
     key = make_key(server, "a")
     assert translate(server, f"Bearer {key}").status_code == 200

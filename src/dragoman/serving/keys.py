@@ -63,6 +63,8 @@ def hash_secret(salt: str, secret: str) -> str:
 
 def read_keys(path: Path) -> list[ApiKey]:
     """Return the keys of a file; raise a UserError if it is not one."""
+    if not path.exists():
+        raise UserError(f"there is no key file {str(path)!r}; make one with: dragoman keys add NAME --keys-file {path}")
     try:
         values = json.loads(read_text(path, "key"))
     except ValueError as error:
