@@ -280,7 +280,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "FORMAT").mkdir()
     assert "no FORMAT file" in complaint(RunFolder(tmp_path / "empty").check_format)
     (tmp_path / "file").write_text("x")
-    assert "there is no run folder" in complaint(RunFolder(tmp_path / "file").load_recipe)
+    assert "it is a file; dragoman train makes run folders" in complaint(RunFolder(tmp_path / "file").load_recipe)
 
 
 def test_a_folder_without_its_config_is_refused(run: RunFolder) -> None:

@@ -160,7 +160,8 @@ class RunFolder:
         Checkpoints are not checked: a training process may remove them at any time.
         """
         if not self.path.is_dir():
-            raise UserError(f"there is no run folder {str(self.path)!r}")
+            note = ": it is a file; dragoman train makes run folders from recipes" if self.path.exists() else ""
+            raise UserError(f"there is no run folder {str(self.path)!r}{note}")
         self.check_name()
         records = (self.metrics_file, self.probes_file, self.scores_file)
         files = (self.format_file, self.config_file, self.model_file, *records)
