@@ -495,3 +495,8 @@ def test_the_check_of_documents_sees_no_difference_in_translated_memories(tmp_pa
     )
     for path in tmp_path.iterdir():
         assert tool["check_document"](path)[1:] == (Counter(files=1, units=1, same=1), "")
+
+
+def test_an_empty_docx_file_is_called_empty() -> None:
+    with pytest.raises(UserError, match=r"a\.docx is empty"):
+        open_document(b"", "a.docx")

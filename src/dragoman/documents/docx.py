@@ -150,6 +150,8 @@ def read_docx(data: bytes, name: str, source_language: str = "", target_language
     except UserError:
         raise
     except DAMAGE as error:
+        if not data:
+            raise UserError(f"{name} is empty; save it again") from None
         raise UserError(f"{name} is no intact DOCX file ({error}); save it again without a password") from None
     except Exception as error:
         if type(error).__name__ not in ("error", "LZMAError"):  # of zlib and lzma
