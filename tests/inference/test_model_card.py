@@ -60,6 +60,7 @@ def test_the_table_says_it_all(toy: Toy) -> None:
         "310 shared entries",
         "dev.src + dev.trg",
         "nrefs:1",
+        "; greedy search)",
     ):
         assert part in text
     assert "▁" not in text
