@@ -208,7 +208,7 @@ def make_lines(
 def split_unit(unit: Unit) -> list[tuple[int, int]]:
     """Return the start and end of each sentence of a unit; what has no letters is not among them.
 
-    A unit is also split where a line break or a tab separates two words without a space, or precedes a capital or digit.
+    A unit is also split at a line break or a tab that separates words without a space, or precedes a capital or digit.
     """
     text = unit.text
     splits = {0, len(text)}
