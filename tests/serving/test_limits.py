@@ -94,7 +94,7 @@ def test_bad_requests_get_a_sentence(server: ToyServer, body: dict[str, object],
         ("/api/translate", {"text": ["a", 5]}, "text: should be a string or a list of strings"),
         ("/api/translate", {"text": "a", "terms": ["a", 5]}, "terms[1]: should be a string"),
         ("/api/translate", {"text": "a", "beam": "x"}, "beam: should be a valid integer"),
-        ("/api/translate", ["a"], "body: should be a JSON object"),
+        ("/api/translate", ["a"], "body: should be a JSON object, sent as Content-Type: application/json"),
         (
             "/api/glossaries",
             {"name": "a", "source": "en", "target": "de", "entries": {"ba": 5}},
@@ -107,6 +107,25 @@ def test_wrong_fields_are_described_in_words_of_the_protocol(
 ) -> None:
     answer = server.client.post(path, json=body)
     assert (answer.status_code, f'"{expected}"' in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "expected"),
+    [
+        (
+            b"text=hi",
+            "application/x-www-form-urlencoded",
+            "should be a JSON object, sent as Content-Type: application/json",
+        ),
+        (b'\xff\xfe{"text"', "application/json", "the body is not valid JSON in UTF-8"),
+        (b'{"text": ', "application/json", "the body is not valid JSON: "),
+    ],
+)
+def test_bodies_that_are_no_json_are_told_what_is_wrong(
+    server: ToyServer, body: bytes, kind: str, expected: str
+) -> None:
+    answer = server.client.post("/api/translate", content=body, headers={"Content-Type": kind})
+    assert (answer.status_code, expected in answer.json()["error"]["message"]) == (400, True), answer.text
 
 
 @pytest.mark.parametrize("model_type", ["fast", 5])

@@ -99,7 +99,7 @@ EXPECTED_TYPES = {
     "string_type": "be a string",
     "list_type": "be a list",
     "dict_type": "be an object",
-    "model_attributes_type": "be a JSON object",
+    "model_attributes_type": "be a JSON object, sent as Content-Type: application/json",
 }
 
 
@@ -140,6 +140,8 @@ def to_request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, UserError):
         return RequestError(400, "bad_request", str(error))
+    if str(getattr(error, "detail", "")) == "There was an error parsing the body":  # FastAPI, of bytes that are no text
+        return RequestError(400, "invalid_json", "the body is not valid JSON in UTF-8")
     status: int = getattr(error, "status_code")  # noqa: B009 - an HTTPException; commands import this file without FastAPI
     codes = {404: "not_found", 413: "too_large", 429: "busy"}
     detail = "there is nothing at this path" if status == 404 else str(getattr(error, "detail", ""))
