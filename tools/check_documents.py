@@ -5,9 +5,9 @@
 
 Each document is written twice. With its own text, it must be the same file, byte for byte. With a character added to
 each unit, it must be the same without that character. The following may differ: targets in files of translations,
-where there were none before; line breaks and repeated spaces within a paragraph; how a character is spelled, such as an
-entity or a backslash in front of it; and in DOCX, runs of the same format. Whether the units are the text that a reader
-of the document sees is not checked.
+where there were none before; the flag of the header of a PO template; line breaks and repeated spaces within a
+paragraph; how a character is spelled, such as an entity or a backslash in front of it; and in DOCX, runs of the same
+format. Whether the units are the text that a reader of the document sees is not checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ MARK = "\ue000"  # a character for private use, which no document has
 COLUMNS = ("files", "refused", "units", "same", "different")
 # What may appear, or change its spelling, where a text changes.
 IGNORED = {
-    "po": re.compile(r'^msgstr(?:\[\d\])?[^\n]*\n(?:"[^\n]*\n)*', re.MULTILINE),
+    "po": re.compile(
+        r'^msgstr(?:\[\d\])?[^\n]*\n(?:"[^\n]*\n)*|^#,[ ]fuzzy\n(?=msgid ""\n)',
+        re.MULTILINE,  # of a template's header
+    ),
     "xliff": re.compile(
         r"<target[^>]*/>|<target\b.*?</target>|(?<=<segment)(?: (?:state|subState)=\"[\w:]+\")+", re.DOTALL
     ),
