@@ -140,11 +140,14 @@ def match_terms(terms: Sequence[str | TermPair], text: str) -> list[TermMatch]:
 
     Of two pairs with the same source term, only the first has matches.
     """
+    pairs = [term for term in terms if not isinstance(term, str)]
+    if not pairs:
+        return []
+    folded = text.casefold()
     starts = [index for index, letter in enumerate(text) for _ in letter.casefold()]  # "ß" becomes "ss"
     matches: list[TermMatch] = []
-    pairs = [term for term in terms if not isinstance(term, str)]
     for source, target in sorted(pairs, key=lambda pair: -len(pair[0])):
-        for found in compile_term(source.casefold()).finditer(text.casefold()):
+        for found in compile_term(source.casefold()).finditer(folded):
             start, end = starts[found.start()], starts[found.end() - 1] + 1
             if not any(start < match.end and match.start < end for match in matches):
                 matches.append(TermMatch(start, end, source, target.strip()))

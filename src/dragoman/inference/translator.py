@@ -29,11 +29,7 @@ from dragoman.decoding.methods import SEARCH_METHODS, SearchSettings, apply_meth
 from dragoman.decoding.protocol import DecodingConstraints, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference import postprocess
-from dragoman.inference.constraints import (
-    list_unmet_constraints,
-    make_constraints,
-    match_terms,
-)
+from dragoman.inference.constraints import list_unmet_constraints, make_constraints, match_terms
 from dragoman.inference.directions import Direction, list_directions
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
