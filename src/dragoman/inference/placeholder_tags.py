@@ -1,7 +1,9 @@
 """Placeholders as inline tags, for models that translate or drop them: tags are placed by the alignment and never lost.
 
-unit, placeholders = hide_placeholders(unit)  # "Hello %s." becomes "Hello ." with a tag
-content = restore_placeholders(translated.content, placeholders)
+A unit is translated without its placeholders, which are put where their tags were placed:
+
+    unit, placeholders = hide_placeholders(unit)  # "Hello %s." becomes "Hello ." with a tag
+    content = restore_placeholders(translated.content, placeholders)
 """
 
 from __future__ import annotations
