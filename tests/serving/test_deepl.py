@@ -135,10 +135,10 @@ def test_context_that_no_model_reads_is_not_counted(
     assert translate(client, SOURCES[0], context=context) == TARGETS[0]
     state = language_server.app.state.server
     service = Service(state.pool, state.settings)
-    assert service.cut_context("a\nb\nc") == ()
+    assert service.select_context("a\nb\nc") == ()
     monkeypatch.setattr(Translator, "choose_context", lambda *_: 2)
-    assert service.cut_context("a\nb\nc") == ("b", "c")
-    assert service.cut_context(" ") == ()
+    assert service.select_context("a\nb\nc") == ("b", "c")
+    assert service.select_context(" ") == ()
 
 
 def test_tags(client: deepl.Translator) -> None:

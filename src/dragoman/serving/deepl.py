@@ -335,7 +335,7 @@ def make_text_request(service: Service, fields: TextFields, glossary: Glossary |
         source=source,
         target=target,
         glossary=glossary,
-        optional_context=service.cut_context(fields.context),
+        optional_context=service.select_context(fields.context),
         markup=fields.tag_handling or "text",
         keep_breaks=split_sentences == "1",
         split_sentences=split_sentences != "0",

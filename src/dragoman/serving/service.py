@@ -269,7 +269,7 @@ class Service:
             message = f"the request has {len(entries):,} terms and sentences of context; give {MAX_ENTRIES:,} at most"
             raise RequestError(400, "too_many", message)
 
-    def cut_context(self, text: str) -> tuple[str, ...]:
+    def select_context(self, text: str) -> tuple[str, ...]:
         """Return the last lines of an optional context: as many as the models read, so that no others are counted."""
         count = max((model.translator.choose_context(None) for model in list(self.pool.models.values())), default=0)
         return tuple(text.split("\n")[-count:]) if count and text.strip() else ()

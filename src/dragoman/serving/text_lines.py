@@ -16,7 +16,7 @@ from dragoman.types import Hypothesis
 
 BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"
 LINE = re.compile(rf"\S(?:[^{BREAKS}]*\S)?")  # without white space at its ends
-WHOLE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+TEXT = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 SYMBOLS = {"So", "Sk", "Cf", "Mn", "Me", "Zs", "Co", "Cn"}  # Unicode categories of which emoji consist
 
 
@@ -36,7 +36,7 @@ class LineLayout:
         With `split_sentences`, each sentence is a line of its own. With `copy_wordless`, what has no words, such as a
         number or a placeholder, is copied.
         """
-        spans = [match.span() for match in (LINE if keep_breaks else WHOLE).finditer(text)]
+        spans = [match.span() for match in (LINE if keep_breaks else TEXT).finditer(text)]
         if split_sentences:
             spans = [span for start, stop in spans for span in locate_sentences(text, start, stop)]
         lines, gaps, end = list[str](), list[str](), 0
