@@ -57,9 +57,8 @@ MAX_UNPACKED_BYTES = 256 << 20  # of all members, unpacked
 MAX_TEXT_BYTES = 32 << 20  # of those with text
 MAX_TAGS = 1_000_000  # of those with text: a tag of four characters becomes a record of some 250 bytes
 MAX_MEMBERS = 20_000
-MAX_PARAGRAPH_NESTING = (
-    40  # of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated
-)
+# Of paragraphs in text boxes of paragraphs, and of containers; what is deeper is not translated.
+MAX_PARAGRAPH_NESTING = 40
 # Markers of spelling and saving, and soft hyphens: they are left out where a paragraph is written anew.
 IGNORED = {"proofErr", "lastRenderedPageBreak", "softHyphen"}
 HYPHEN = "\u2011"  # of <w:noBreakHyphen/>, which stands inside of words
