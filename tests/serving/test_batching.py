@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import Mock
+from weakref import ref
 
 import pytest
 import torch
@@ -568,3 +570,20 @@ def test_phrase_based_systems_are_served_one_request_at_a_time() -> None:
         found = clients.map(lambda number: shared.bind(threading.Event()).run_model(work(number)), range(50))
         assert list(found) == list(range(50))
     shared.close()
+
+
+def test_a_server_of_its_own_keeps_nothing_of_replaced_models(toy: Toy) -> None:
+    """What is loaded is exempt from garbage collection, also in cycles, but not when it has been replaced."""
+    pool = ModelPool()
+    pool.owns_process = True
+    try:
+        replaced = pool.load("toy", toy.run)
+        replaced.itself = replaced  # type: ignore[attr-defined]  # a cycle
+        reference = ref(replaced)
+        del replaced
+        assert gc.get_freeze_count() > 0
+        pool.load("toy", toy.run)
+        assert reference() is None
+    finally:
+        gc.unfreeze()
+        pool.close()

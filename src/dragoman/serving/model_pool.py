@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ class ModelPool:
         self.threads = torch.get_num_threads()  # of this thread; those that decode have a single one
         self.lock = threading.Lock()
         self.models: dict[str, ServedModel] = {}
+        self.owns_process = False  # whether garbage collection may be tuned, which concerns the whole process
 
     def load(self, name: str, run: str | Path) -> ServedModel:
         """Load a run and serve it under this name, in place of the model that had the name before.
@@ -70,6 +72,9 @@ class ModelPool:
             self.models[name] = model
         if old:
             self.retire(old)
+            del old
+        if self.owns_process:
+            freeze_objects()
         return model
 
     def remove(self, name: str) -> None:
@@ -110,3 +115,13 @@ class ModelPool:
         """Remove all models."""
         for name in list(self.models):
             self.remove(name)
+
+
+def freeze_objects() -> None:
+    """Exempt all objects from garbage collection until the next call, which collects those that are garbage by then.
+
+    Modules and models have so many that each full collection would stop all requests for a tenth of a second.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -276,6 +276,7 @@ def run_server(runs: Runs, settings: ServerSettings, announce: Callable[[str], N
     """Serve runs; return the server when it has stopped. The port is open while the models are being loaded."""
     app = make_app(runs, settings, load=False)
     server = Server(app)
+    app.state.server.pool.owns_process = True
     errors: list[BaseException] = []
 
     with listen(settings.host, settings.port) as listening:

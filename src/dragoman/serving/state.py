@@ -36,10 +36,10 @@ class ServerState:
 
     def load_models(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Load all runs; the server is ready afterwards. `progress` gets the name of each."""
+        load_guesser()
         for name, run in self.runs.items():
             progress(name)
             self.pool.load(name, run)
-        load_guesser()
         self.is_loaded = True
 
 
