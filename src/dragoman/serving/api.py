@@ -17,7 +17,7 @@ from dragoman.errors import UserError
 from dragoman.inference.word_alignment import align_words
 from dragoman.serving.access import authorize, find_owner
 from dragoman.serving.errors import RequestError, render_own, to_request_error
-from dragoman.serving.fields import RequestFields
+from dragoman.serving.fields import RequestFields, describe_record, read_record
 from dragoman.serving.glossaries import GlossaryStore
 from dragoman.serving.service import AUTO, Service, SourceCode, Translation, TranslationRequest
 from dragoman.serving.workers import StreamEnd, WorkerPool
@@ -144,13 +144,16 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
 
     # The answer is only described by a record, not validated: alignments can be large. So it is also written in the
     # thread of the request.
-    @router.post("/translate", responses={200: {"model": TranslateResponse}})
-    async def translate(body: TranslateBody, http: Request) -> Response:
+    @router.post(
+        "/translate", responses={200: {"model": TranslateResponse}}, openapi_extra=describe_record(TranslateBody)
+    )
+    async def translate(http: Request) -> Response:
         """Translate one or several texts.
 
         The translations have the order of the texts. Texts may have several lines, which are translated one by one;
         line breaks are kept. Without a source, the language of each text is detected.
         """
+        body = await read_record(http, TranslateBody)
         request = await body.make_request(glossaries, workers)
         service.check(request)
         authorize(http, None, request.characters, len(request.texts))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
@@ -22,6 +22,7 @@ from dragoman.serving.admin import make_admin_router
 from dragoman.serving.api import make_router
 from dragoman.serving.deepl import make_deepl_router
 from dragoman.serving.description_api import make_description_router
+from dragoman.serving.direct_routes import DirectRoutes, find_direct_handlers
 from dragoman.serving.document_api import make_document_router
 from dragoman.serving.document_jobs import DocumentJobs
 from dragoman.serving.errors import RequestError, describe_invalid, to_request_error
@@ -98,13 +99,16 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     service = Service(pool, settings)
     app.state.documents = DocumentJobs(service, workers, settings, request_log)
     app.include_router(make_admin_router(server, metrics))
-    add_routers(app, service, workers, app.state.documents)
+    routers = make_routers(service, workers, app.state.documents)
+    for router in routers:
+        app.include_router(router)
     if PAGE_FOLDER.is_dir():
         # Not mounted at "/": there it would match every path, also those that routes know with another method.
         app.router.default = PageFiles(directory=PAGE_FOLDER, html=True)
     for kind in (RequestError, UserError, HTTPException):
         app.add_exception_handler(kind, render_exception)
     app.add_exception_handler(RequestValidationError, render_invalid)
+    app.add_middleware(DirectRoutes, handlers=find_direct_handlers(routers))
     app.add_middleware(
         RequestMiddleware,
         settings=settings,
@@ -130,16 +134,18 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
     return app
 
 
-def add_routers(app: FastAPI, service: Service, workers: WorkerPool, jobs: DocumentJobs) -> None:
-    """Add the routes of all protocols."""
+def make_routers(service: Service, workers: WorkerPool, jobs: DocumentJobs) -> list[APIRouter]:
+    """Return the routes of all protocols."""
     glossaries = GlossaryStore(service.settings.glossary_folder)
-    app.include_router(make_router(service, workers, glossaries))
-    app.include_router(make_document_router(workers, jobs, glossaries))
-    app.include_router(make_glossary_router(service, workers, glossaries))
-    app.include_router(make_exploration_router(service, workers))
-    app.include_router(make_description_router(service, workers))
-    app.include_router(make_libretranslate_router(service, workers, jobs))
-    app.include_router(make_deepl_router(service, workers, jobs, glossaries))
+    return [
+        make_router(service, workers, glossaries),
+        make_document_router(workers, jobs, glossaries),
+        make_glossary_router(service, workers, glossaries),
+        make_exploration_router(service, workers),
+        make_description_router(service, workers),
+        make_libretranslate_router(service, workers, jobs),
+        make_deepl_router(service, workers, jobs, glossaries),
+    ]
 
 
 @asynccontextmanager
@@ -161,9 +167,9 @@ async def stop_at_end(app: FastAPI) -> AsyncIterator[None]:
 def render_exception(request: Request, error: Exception) -> Response:
     """Answer with an error in the form of the protocol of the path."""
     context = get_current_request()
-    given = dict(getattr(error, "headers", None) or {})  # such as Retry-After
+    given: dict[str, str] = {}
     if isinstance(error, HTTPException) and error.status_code == 405:
-        given["Allow"] = allowed = list_methods(request) or given["Allow"]
+        given["Allow"] = allowed = list_methods(request) or (error.headers or {})["Allow"]
         error = RequestError(405, "method_not_allowed", f"this path does not take {context.method}, but {allowed}")
     status, headers, body = format_error(context.path, to_request_error(error))
     return Response(body, status, {**given, **{name.decode(): value.decode() for name, value in headers}})

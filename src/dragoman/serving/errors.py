@@ -142,7 +142,9 @@ def to_request_error(error: Exception) -> RequestError:
         return RequestError(400, "bad_request", str(error))
     if str(getattr(error, "detail", "")) == "There was an error parsing the body":  # FastAPI, of bytes that are no text
         return RequestError(400, "invalid_json", "the body is not valid JSON in UTF-8")
+    headers = getattr(error, "headers", None) or {}
     status: int = getattr(error, "status_code")  # noqa: B009 - an HTTPException; commands import this file without FastAPI
     codes = {404: "not_found", 413: "too_large", 429: "busy"}
     detail = "there is nothing at this path" if status == 404 else str(getattr(error, "detail", ""))
-    return RequestError(status, codes.get(status, "bad_request"), detail)
+    retry_after = int(headers.get("Retry-After", 0))
+    return RequestError(status, codes.get(status, "bad_request"), detail, retry_after=retry_after)

@@ -11,7 +11,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
-from dragoman.serving.errors import RequestError, describe_invalid
+from dragoman.serving.errors import EXPECTED_TYPES, RequestError, describe_invalid
 
 _M = TypeVar("_M", bound=BaseModel)
 URL_ENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
@@ -52,15 +52,23 @@ def is_json(request: Request) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-async def read_json_object(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the body of a request."""
+async def read_json(request: Request) -> Any:
+    """Return the JSON value in the body of a request."""
     try:
-        value = json.loads(await request.body())
-    except (ValueError, RecursionError):  # ValueError: also wrong UTF-8
-        raise RequestError(400, "invalid_json", "the body is not valid JSON") from None
+        return json.loads(await request.body())
+    except json.JSONDecodeError as error:
+        message = f"the body is not valid JSON: {error.msg} at character {error.pos}"
+        raise RequestError(400, "invalid_json", message) from None
+    except ValueError:
+        raise RequestError(400, "invalid_json", "the body is not valid JSON in UTF-8") from None
+
+
+async def read_record(request: Request, model: type[_M]) -> _M:
+    """Return the JSON object in the body of a request as a record, as FastAPI does for an argument of a handler."""
+    value = await read_json(request) if is_json(request) else await request.body()
     if not isinstance(value, dict):
-        raise RequestError(400, "invalid_json", "Invalid JSON format: the body must be an object")
-    return value
+        raise RequestError(400, "invalid_field", f"body: should {EXPECTED_TYPES['model_attributes_type']}")
+    return parse_fields(model, value)
 
 
 async def read_form(request: Request) -> list[tuple[str, str | Upload]]:
@@ -96,7 +104,12 @@ async def read_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, 
 
     Of a form, the fields in `lists` are lists, since they may be repeated. Of others, the first value counts.
     """
-    return await read_json_object(request) if is_json(request) else await read_form_fields(request, lists)
+    if not is_json(request):
+        return await read_form_fields(request, lists)
+    value = await read_json(request)
+    if not isinstance(value, dict):
+        raise RequestError(400, "invalid_json", "Invalid JSON format: the body must be an object")
+    return value
 
 
 async def read_form_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, Any]:
@@ -117,6 +130,11 @@ def parse_fields(model: type[_M], fields: Mapping[str, Any]) -> _M:
         return model.model_validate(fields)
     except ValidationError as error:
         raise describe_invalid([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
+
+
+def describe_record(model: type[BaseModel]) -> dict[str, Any]:
+    """Return what OpenAPI says about a body that is read with `read_record`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
 def describe_body(model: type[BaseModel], *, with_file: bool = False) -> dict[str, Any]:

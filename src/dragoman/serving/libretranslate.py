@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from threading import Event
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import to_json
 
 from dragoman.documents.formats import list_suffixes
 from dragoman.serving.access import authorize
@@ -86,7 +88,7 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
     router = APIRouter(tags=[LIBRETRANSLATE])
 
     @router.post("/translate", openapi_extra=describe_body(TranslateFields))
-    async def translate(http: Request) -> dict[str, Any]:
+    async def translate(http: Request) -> Response:
         """Translate a text, or a list of texts."""
         raw = require_fields(await read_fields(http), "q", "source", "target")
         if not is_json(http):  # forms have CRLF
@@ -94,8 +96,11 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
         fields = parse_fields(TranslateFields, raw)
         request = make_request(service, fields)
         authorize(http, fields.api_key, request.characters, len(request.texts))
-        translations = await workers.run(lambda cancelled: service.translate(request, cancelled))
-        return describe_for_libretranslate(fields, translations)
+
+        def work(cancelled: Event) -> bytes:
+            return to_json(describe_for_libretranslate(fields, service.translate(request, cancelled)))
+
+        return Response(await workers.run(work), media_type="application/json")
 
     @router.post("/detect", openapi_extra=describe_body(DetectFields))
     async def detect(http: Request) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from dragoman.errors import UserError
 from dragoman.serving.access import KEYED_PREFIXES, OPEN_PATHS, Access, read_header_key, read_query_key
-from dragoman.serving.errors import RequestError, ResponseAborted, render_error
+from dragoman.serving.errors import RequestError, ResponseAborted, render_error, to_request_error
 from dragoman.serving.observability import RequestLog, ServerMetrics
 from dragoman.serving.request_context import CURRENT_REQUEST, AsgiMessage, RequestContext
 from dragoman.serving.settings import ServerSettings
@@ -98,8 +99,8 @@ class RequestMiddleware:
         try:
             self._admit(request, headers, scope.get("query_string", b""), limit)
             await self.app(scope, self._limit_body(request, receive, limit), respond)
-        except RequestError as error:
-            await self._answer_error(request, error, respond)
+        except (RequestError, UserError, HTTPException) as error:  # of direct routes and of `_admit`
+            await self._answer_error(request, to_request_error(error), respond)
         except RecursionError:
             too_deep = RequestError(400, "too_deep", "the body is nested too deeply")
             await self._answer_error(request, too_deep, respond)
@@ -248,4 +249,6 @@ def find_path_template(scope: Scope, request: RequestContext) -> str:
     route = scope.get("route")
     if route is not None:
         return str(route.path)
+    if request.path_template:
+        return request.path_template
     return "page" if request.status in (200, 304) else "unknown"
