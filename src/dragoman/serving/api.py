@@ -20,6 +20,7 @@ from dragoman.serving.errors import RequestError, render_own, to_request_error
 from dragoman.serving.fields import RequestFields, describe_record, read_record
 from dragoman.serving.glossaries import GlossaryStore
 from dragoman.serving.service import AUTO, Service, SourceCode, Translation, TranslationRequest
+from dragoman.serving.text_batches import TextBatches
 from dragoman.serving.workers import StreamEnd, WorkerPool
 
 
@@ -138,7 +139,7 @@ def describe_translation(translation: Translation, text: str) -> dict[str, Any]:
     }
 
 
-def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore) -> APIRouter:
+def make_router(service: Service, workers: WorkerPool, batches: TextBatches, glossaries: GlossaryStore) -> APIRouter:
     """Return the routes of our own API."""
     router = APIRouter(prefix="/api")
 
@@ -158,10 +159,10 @@ def make_router(service: Service, workers: WorkerPool, glossaries: GlossaryStore
         service.check(request)
         authorize(http, None, request.characters, len(request.texts))
 
-        def work(cancelled: Event) -> bytes:
-            return to_json(describe_translations(service.translate(request, cancelled), request.texts))
+        def describe(translations: list[Translation]) -> bytes:
+            return to_json(describe_translations(translations, request.texts))
 
-        return Response(await workers.run(work), media_type="application/json")
+        return Response(await batches.translate(request, describe), media_type="application/json")
 
     @router.post("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(body: TranslateBody, http: Request) -> StreamingResponse:

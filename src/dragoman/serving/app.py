@@ -38,6 +38,7 @@ from dragoman.serving.openapi import describe_api
 from dragoman.serving.service import Service
 from dragoman.serving.settings import ServerSettings
 from dragoman.serving.state import Runs, ServerState, name_runs
+from dragoman.serving.text_batches import TextBatches
 from dragoman.serving.workers import WorkerPool
 
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -136,15 +137,15 @@ def make_app(runs: Runs, settings: ServerSettings, *, load: bool = True) -> Fast
 
 def make_routers(service: Service, workers: WorkerPool, jobs: DocumentJobs) -> list[APIRouter]:
     """Return the routes of all protocols."""
-    glossaries = GlossaryStore(service.settings.glossary_folder)
+    glossaries, batches = GlossaryStore(service.settings.glossary_folder), TextBatches(service, workers)
     return [
-        make_router(service, workers, glossaries),
+        make_router(service, workers, batches, glossaries),
         make_document_router(workers, jobs, glossaries),
         make_glossary_router(service, workers, glossaries),
         make_exploration_router(service, workers),
         make_description_router(service, workers),
-        make_libretranslate_router(service, workers, jobs),
-        make_deepl_router(service, workers, jobs, glossaries),
+        make_libretranslate_router(service, workers, batches, jobs),
+        make_deepl_router(service, workers, batches, jobs, glossaries),
     ]
 
 

@@ -40,6 +40,7 @@ from dragoman.serving.glossaries import (
 )
 from dragoman.serving.language_index import UNDETERMINED, name_code, parse_code
 from dragoman.serving.service import AUTO, Service, Translation, TranslationRequest
+from dragoman.serving.text_batches import TextBatches
 from dragoman.serving.workers import WorkerPool
 
 UNLIMITED = 1_000_000_000_000  # characters: what DeepL says to accounts without a limit
@@ -133,11 +134,11 @@ class DocumentKeyFields(RequestFields):
 
 
 def make_deepl_router(
-    service: Service, workers: WorkerPool, jobs: DocumentJobs, glossaries: GlossaryStore
+    service: Service, workers: WorkerPool, batches: TextBatches, jobs: DocumentJobs, glossaries: GlossaryStore
 ) -> APIRouter:
     """Return the routes of DeepL."""
     router = APIRouter(prefix="/v2", tags=["DeepL"])
-    add_text_routes(router, service, workers, glossaries)
+    add_text_routes(router, service, workers, batches, glossaries)
     add_document_routes(router, service, workers, jobs, glossaries)
     add_glossary_routes(router, service, workers, glossaries)
     return router
@@ -170,7 +171,9 @@ async def respond_in_time(task: asyncio.Task[bytes]) -> Response:
     return StreamingResponse(send(), media_type="application/json")
 
 
-def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, glossaries: GlossaryStore) -> None:
+def add_text_routes(
+    router: APIRouter, service: Service, workers: WorkerPool, batches: TextBatches, glossaries: GlossaryStore
+) -> None:
     @router.get("/translate", include_in_schema=False)  # of old clients, with everything in the query string
     @router.post("/translate", openapi_extra=describe_body(TextFields))
     async def translate_texts(http: Request) -> Response:
@@ -185,11 +188,11 @@ def add_text_routes(router: APIRouter, service: Service, workers: WorkerPool, gl
         service.check(request)
         authorize(http, read_query_key(http.url.query.encode()), request.characters, len(request.texts))
 
-        def work(cancelled: Event) -> bytes:
-            pairs = zip(fields.text, service.translate(request, cancelled), strict=True)
+        def describe(translations: list[Translation]) -> bytes:
+            pairs = zip(fields.text, translations, strict=True)
             return to_json({"translations": [describe_for_deepl(text, found, fields) for text, found in pairs]})
 
-        task = asyncio.create_task(workers.run(work))
+        task = asyncio.create_task(batches.translate(request, describe))
         return await respond_in_time(task)
 
     @router.post("/usage", include_in_schema=False)  # of old clients

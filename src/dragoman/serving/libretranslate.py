@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from threading import Event
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -33,6 +32,7 @@ from dragoman.serving.fields import (
 )
 from dragoman.serving.language_index import UNDETERMINED, name_code, parse_code
 from dragoman.serving.service import AUTO, Detection, Service, Translation, TranslationRequest
+from dragoman.serving.text_batches import TextBatches
 from dragoman.serving.workers import WorkerPool
 
 LIBRETRANSLATE, LIBRETRANSLATE_VERSION = "LibreTranslate", "1.9.6"  # in OpenAPI documents
@@ -83,7 +83,9 @@ class FileFields(RequestFields):
     api_key: str | None = Field(None, description="API key")
 
 
-def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: DocumentJobs) -> APIRouter:
+def make_libretranslate_router(
+    service: Service, workers: WorkerPool, batches: TextBatches, jobs: DocumentJobs
+) -> APIRouter:
     """Return the routes of LibreTranslate."""
     router = APIRouter(tags=[LIBRETRANSLATE])
 
@@ -97,10 +99,10 @@ def make_libretranslate_router(service: Service, workers: WorkerPool, jobs: Docu
         request = make_request(service, fields)
         authorize(http, fields.api_key, request.characters, len(request.texts))
 
-        def work(cancelled: Event) -> bytes:
-            return to_json(describe_for_libretranslate(fields, service.translate(request, cancelled)))
+        def describe(translations: list[Translation]) -> bytes:
+            return to_json(describe_for_libretranslate(fields, translations))
 
-        return Response(await workers.run(work), media_type="application/json")
+        return Response(await batches.translate(request, describe), media_type="application/json")
 
     @router.post("/detect", openapi_extra=describe_body(DetectFields))
     async def detect(http: Request) -> list[dict[str, Any]]:

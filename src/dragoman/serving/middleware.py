@@ -70,7 +70,7 @@ class RequestMiddleware:
         self.app, self.settings, self.access, self.metrics, self.log = app, settings, access, metrics, log
         self.is_ready, self.is_stopping = is_ready, is_stopping
         self.allowed_hosts = {"localhost", "127.0.0.1", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)}
-        self.trusts_machine = settings.trusts_machine
+        self.trusts_machine, self.key_required = settings.trusts_machine, settings.key_required
         self.max_bodies = max(MAX_BODIES, settings.max_document_bytes + MULTIPART_ALLOWANCE)
         # Of all unfinished requests; only used by the thread of the event loop.
         self.body_bytes = self.unverified_bytes = 0
@@ -171,7 +171,7 @@ class RequestMiddleware:
             self.access.identify(request, key or read_query_key(query))
         elif key and self.access.store:
             request.key = self.access.store.find(key)  # if it is wrong, the body may have another one
-        request.is_unverified = self.settings.key_required and request.key is None
+        request.is_unverified = self.key_required and request.key is None
         if not self.is_ready() and not self.is_stopping() and not BEFORE_READY.match(path):
             raise RequestError(503, "loading", "the models are being loaded; try again later", retry_after=5)
 

@@ -6,11 +6,11 @@ waits for the result any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from weakref import ref
 
 from pydantic import AfterValidator
@@ -94,6 +94,26 @@ class Translation:
         return self.hypotheses[0].text
 
 
+NbestLists = list[list[Hypothesis]]
+
+
+class LinesToTranslate(NamedTuple):
+    """Lines that a model is to translate, and in which manner."""
+
+    lines: list[Line]
+    model: ServedModel
+    tag: str
+    beam: int | None
+    nbest: int
+    align: bool
+
+    @property
+    def manner(self) -> Hashable:
+        """What is equal for lines that one call can translate."""
+        return self[1:]
+
+
+Plan = Generator[LinesToTranslate, NbestLists | None, list[Translation]]  # of a request
 RouteChoice = tuple[Route | None, Detection | None]  # what Service.choose_route returns
 LeasedModels = tuple[list[RouteChoice], dict[str, ServedModel]]  # the choices for texts, and models by name
 
@@ -137,6 +157,34 @@ class Service:
 
     def translate(self, request: TranslationRequest, cancelled: Event) -> list[Translation]:
         """Return the translation of each text of a request that was checked, in order."""
+        [found] = self.translate_together([request], cancelled)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def translate_together(
+        self, requests: Sequence[TranslationRequest], cancelled: Event
+    ) -> list[list[Translation] | Exception]:
+        """Return what `translate` returns for each request, or the exception that it raises.
+
+        The lines of all requests that a model translates in the same way are translated by one call.
+        """
+        plans = [self.plan(request, cancelled) for request in requests]
+        found = [advance(plan, None) for plan in plans]
+        while True:
+            groups: dict[Hashable, list[int]] = {}
+            for number, each in enumerate(found):
+                if isinstance(each, LinesToTranslate):
+                    groups.setdefault(each.manner, []).append(number)
+            if not groups:
+                return found  # type: ignore[return-value]
+            for numbers in groups.values():
+                nbest_lists = translate_lines([found[number] for number in numbers], cancelled)  # type: ignore[misc]
+                for number, nbest in zip(numbers, nbest_lists, strict=True):
+                    found[number] = advance(plans[number], nbest)
+
+    def plan(self, request: TranslationRequest, cancelled: Event) -> Plan:
+        """Yield the lines of a request that a model is to translate, once per model; return the translations."""
         translations: dict[int, Translation] = {}
         groups: dict[Route, list[int]] = {}
         with self.lease_models(request.texts, request) as (choices, models):
@@ -146,29 +194,27 @@ class Service:
                 else:
                     translations[index] = self.copy_text(request.texts[index], request, detection)
             for route, indices in groups.items():
-                texts = [request.texts[index] for index in indices]
-                translate = self.translate_texts if request.markup == "text" else self.translate_marked
-                nbest_lists = translate(texts, models[route.model], route, request, cancelled)
+                texts, model = [request.texts[index] for index in indices], models[route.model]
+                if request.markup == "text":
+                    nbest_lists = yield from self.plan_texts(texts, model, route, request)
+                else:
+                    nbest_lists = self.translate_marked(texts, model, route, request, cancelled)
                 for index, nbest in zip(indices, nbest_lists, strict=True):
                     source, target = route.direction.source, route.direction.target
                     translations[index] = Translation(nbest, source, target, route.model, choices[index][1])
         return [translations[index] for index in range(len(request.texts))]
 
-    def translate_texts(
-        self,
-        texts: list[str],
-        model: ServedModel,
-        route: Route,
-        request: TranslationRequest,
-        cancelled: Event,
-    ) -> list[list[Hypothesis]]:
-        """Return the n best translations of each text by a model in the direction of the route."""
+    def plan_texts(
+        self, texts: list[str], model: ServedModel, route: Route, request: TranslationRequest
+    ) -> Generator[LinesToTranslate, NbestLists, NbestLists]:
+        """Yield the lines of texts without tags; return the n best translations of each text."""
         layouts = [split_text(text, request, route) for text in texts]
-        translator = model.bind(cancelled)
-        beam = request.beam or (request.nbest if request.nbest > translator.recipe.search.beam else None)
-        options = translator.make_options(beam=beam, count=request.nbest, align=request.align, tag=route.direction.tag)
-        lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, options.context)]
-        nbest_lists = iter(translator.translate_nbest(lines, options))
+        beam = request.beam or (request.nbest if request.nbest > model.translator.recipe.search.beam else None)
+        context = model.translator.choose_context(None)
+        lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, context)]
+        nbest_lists = iter(
+            (yield LinesToTranslate(lines, model, route.direction.tag, beam, request.nbest, request.align))
+        )
         return [layout.join_nbest([next(nbest_lists) for _ in layout.lines], request.nbest) for layout in layouts]
 
     def translate_marked(
@@ -327,6 +373,32 @@ class Service:
             line = Line(text, terms=terms, avoid=request.avoid, prefix=prefix, context=before)
             lines.append(request.glossary.add_terms(line) if request.glossary else line)
         return lines
+
+
+def advance(plan: Plan, nbest_lists: NbestLists | Exception | None) -> LinesToTranslate | list[Translation] | Exception:
+    """Give a plan the translations of its lines; return its next lines, or what it returns or raises."""
+    try:
+        return plan.throw(nbest_lists) if isinstance(nbest_lists, Exception) else plan.send(nbest_lists)
+    except StopIteration as end:
+        result: list[Translation] = end.value
+        return result
+    except Exception as error:
+        return error
+
+
+def translate_lines(calls: Sequence[LinesToTranslate], cancelled: Event) -> Sequence[NbestLists | Exception]:
+    """Return the n best translations of the lines of each call, which are to be translated in the same way.
+
+    If that fails, translate those of each call alone, and return the exception where that fails again.
+    """
+    first = calls[0]
+    try:
+        translator = first.model.bind(cancelled)
+        options = translator.make_options(beam=first.beam, count=first.nbest, align=first.align, tag=first.tag)
+        nbest_lists = iter(translator.translate_nbest([line for call in calls for line in call.lines], options))
+    except Exception as error:
+        return [error] if len(calls) == 1 else [translate_lines([call], cancelled)[0] for call in calls]
+    return [[next(nbest_lists) for _ in call.lines] for call in calls]
 
 
 def split_text(text: str, request: TranslationRequest, route: Route) -> LineLayout:

@@ -10,8 +10,9 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -54,8 +55,7 @@ class WorkerPool:
 
     async def run(self, work: Callable[[Event], ValueT]) -> ValueT:
         """Return the result of `work` in a thread. Its argument is set when the result is not needed any more."""
-        cancelled = Event()
-        self._admit(cancelled)
+        cancelled = self._admit()
         # The executor keeps abandoned tasks queued; clearing the list frees what they hold.
         tasks: list[Callable[[], ValueT]] = [partial(copy_context().run, self._work, work, cancelled)]
         future = self.executor.submit(run_task, tasks)
@@ -114,7 +114,31 @@ class WorkerPool:
     def waiting(self) -> int:
         return self.admitted - self.running
 
-    def _admit(self, cancelled: Event) -> None:
+    @contextmanager
+    def admit(self) -> Iterator[Event]:
+        """Count a request as admitted; yield the event that is set when its result is not needed any more."""
+        cancelled = self._admit()
+        try:
+            yield cancelled
+        finally:
+            cancelled.set()
+            self._release(cancelled)
+
+    @contextmanager
+    def count_running(self, requests: int = 1) -> Iterator[None]:
+        """Count requests as running in this thread, and note how long they take."""
+        start = time.perf_counter()
+        with self.lock:
+            self.running += requests
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running -= requests
+                self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
+
+    def _admit(self) -> Event:
+        cancelled = Event()
         with self.lock:
             if self.is_stopped:
                 raise make_stopping_error()
@@ -125,6 +149,7 @@ class WorkerPool:
                 raise RequestError(429, "busy", message, retry_after=wait)
             self.admitted += 1
             self.events.add(cancelled)
+        return cancelled
 
     def _release(self, cancelled: Event) -> None:
         with self.lock:
@@ -132,17 +157,10 @@ class WorkerPool:
             self.events.discard(cancelled)
 
     def _work(self, work: Callable[[Event], ValueT], cancelled: Event) -> ValueT:
-        start = time.perf_counter()
-        with self.lock:
-            self.running += 1
-        try:
+        with self.count_running():
             if cancelled.is_set():
                 raise RequestCancelled
             return work(cancelled)
-        finally:
-            with self.lock:
-                self.running -= 1
-                self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
 
 
 def run_task(tasks: list[Callable[[], ValueT]]) -> ValueT:
