@@ -156,7 +156,7 @@ class GatedService:
     """In place of a service: translates a batch when the test lets it."""
 
     def __init__(self, threads: int = 1) -> None:
-        self.pool = SimpleNamespace(threads=threads - 1, models={})
+        self.pool, self.threads = SimpleNamespace(threads=1, models={}), threads
         self.begun, self.permits = threading.Semaphore(0), threading.Semaphore(0)
         self.batches: list[list[str]] = []
 
@@ -175,6 +175,7 @@ def run(
     """Run a test with batches of a service that the test controls."""
     workers = WorkerPool(**{"threads": 4, "queue": 100, "timeout": WAIT, **limits})  # type: ignore[arg-type]
     batches = TextBatches(service, workers)  # type: ignore[arg-type]
+    batches.max_threads = service.threads
 
     async def check_all() -> None:
         await check(batches, service)
@@ -234,7 +235,7 @@ def test_a_batch_has_a_limit() -> None:
         others = [start(batches, text) for text in texts]
         service.permits.release(100)
         await asyncio.gather(first, *others)
-        assert [len(batch) for batch in service.batches] == [1, MAX_CHARACTERS // SMALL_CHARACTERS, 2]
+        assert [len(batch) for batch in service.batches] == [1, *[MAX_CHARACTERS // SMALL_CHARACTERS] * 3]
 
     run(check, GatedService())
 

@@ -37,6 +37,7 @@ from dragoman.serving.errors import RequestCancelled
 
 ResultT = TypeVar("ResultT")
 MAX_BATCH_ROWS = 64  # sentences of a batch of SharedBatchEngine
+ENOUGH_ROWS = 8  # with which a batch is hardly faster if it gets more
 MAX_BATCH_TOKENS = 2048  # of its sources, padding included
 
 
@@ -103,7 +104,10 @@ class SharedTorchEngine(SharedEngine):
 
 
 class SharedBatchEngine(SharedEngine):
-    """An engine for whole batches: decoding threads each take what waits whenever their last batch is decoded."""
+    """An engine for whole batches: decoding threads each take what waits whenever their last batch is decoded.
+
+    Calls with enough jobs for batches of their own go to the engine at once, which has threads and a queue itself.
+    """
 
     engine: Engine
 
@@ -122,6 +126,8 @@ class SharedBatchEngine(SharedEngine):
             thread.start()
 
     def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
+        if len(jobs) >= ENOUGH_ROWS:
+            return self.decode_alone(jobs, search, cancelled)
         submission = Submission(jobs, cancelled)
         with self.condition:
             if self.closed:
@@ -137,6 +143,17 @@ class SharedBatchEngine(SharedEngine):
         finally:
             with self.condition:
                 self.submissions.discard(submission)
+
+    def decode_alone(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
+        """Return the results of jobs that share their batches with no others."""
+        found: Results = [[] for _ in jobs]
+        self.counts.add(steps=math.ceil(len(jobs) / MAX_BATCH_ROWS), slots=len(jobs))
+        for index, results in self.engine.iter_results(jobs, search):
+            if cancelled.is_set():
+                raise RequestCancelled
+            found[index] = results
+        self.counts.add(sentences=len(jobs))
+        return found
 
     def decode_batches(self) -> None:
         """Decode batches until the engine is closed."""

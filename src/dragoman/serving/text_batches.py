@@ -21,7 +21,7 @@ from dragoman.serving.service import Service, Translation, TranslationRequest
 from dragoman.serving.workers import WorkerPool, wait_for_result
 
 SMALL_TEXTS, SMALL_CHARACTERS = 8, 2000  # of a request; larger ones have a thread of their own
-MAX_REQUESTS, MAX_CHARACTERS = 64, 8000  # of a batch, whose requests all wait for the last one
+MAX_REQUESTS, MAX_CHARACTERS = 16, 4000  # of a batch; larger ones are hardly faster, and all wait for the last text
 Describe = Callable[[list[Translation]], bytes]  # makes the body of an answer
 
 
@@ -64,7 +64,7 @@ class TextBatches:
 
     def __init__(self, service: Service, workers: WorkerPool) -> None:
         self.service, self.workers = service, workers
-        self.max_threads = service.pool.threads + 1  # one prepares a batch while the others wait for the engine
+        self.max_threads = service.pool.threads + 2  # so that a batch is ready for each thread of the engine
         self.lock = threading.Lock()  # for what follows
         self.waiting: OrderedDict[PendingRequest, None] = OrderedDict()  # oldest first
         self.threads = 0  # that translate batches, or are about to begin

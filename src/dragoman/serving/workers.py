@@ -26,6 +26,7 @@ from dragoman.serving.request_context import CURRENT_REQUEST
 
 ValueT = TypeVar("ValueT")
 EndT = TypeVar("EndT")
+UNWATCHED_SECONDS = 0.1  # of a request, in which it does not matter whether the client has gone
 LONGEST_WAIT = 60  # seconds that a refused client is told to wait at most
 CLIENT_GONE = 499  # status in logs and metrics of a request that nobody waited for
 
@@ -178,11 +179,14 @@ async def wait_for_result(result: asyncio.Future[ValueT], timeout: float) -> Val
     That is when the client has gone or the time is over; the work is cancelled then. Raise RequestCancelled if others
     have cancelled it.
     """
-    request = CURRENT_REQUEST.get()
-    gone = asyncio.ensure_future(request.wait_for_disconnect()) if request and request.has_body else None
+    request, gone = CURRENT_REQUEST.get(), None
     try:
-        awaited: set[asyncio.Future[Any]] = {result, gone} if gone else {result}
-        done, _ = await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({result}, timeout=min(timeout, UNWATCHED_SECONDS))
+        if not done and timeout > UNWATCHED_SECONDS:
+            gone = asyncio.ensure_future(request.wait_for_disconnect()) if request and request.has_body else None
+            awaited: set[asyncio.Future[Any]] = {result, gone} if gone else {result}
+            left = timeout - UNWATCHED_SECONDS
+            done, _ = await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if result in done:
             if result.cancelled():
                 raise RequestCancelled
