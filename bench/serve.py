@@ -1,13 +1,15 @@
 """Measure the server: with batching, without batching, and against serving one request at a time with CTranslate2.
 
     python bench/serve.py RUN [--clients 64] [--rounds 3] [--seconds 8] [--engines auto ctranslate2] [--out F]
-    python bench/serve.py RUN --soak 15 [--engines ctranslate2] [--out F]
+    python bench/serve.py RUN --device cuda --engines auto [--clients 256] [--out F]
+    python bench/serve.py RUN --soak 15 [--engines ctranslate2] [--replace 5] [--out F]
 
 Every system is a process of its own, reached by HTTP. Each client sends its next sentence when it has the translation
 of the last one, over a connection that stays open. Rounds are interleaved, in rotating order, and the first one is not
 counted; numbers are medians over the rounds, and a ratio is the median of the ratios within each round. Load generator
 and server share the cores, so the generator's share of the CPU is part of the result. With --soak, one server is loaded
-for some minutes with requests of all kinds, of which some clients leave early, and its memory is measured.
+for some minutes with requests of all kinds, of which some clients leave early, and its memory is measured; with
+--device cuda, that of the GPU as well. With --replace, its model is replaced so many times meanwhile.
 """
 
 from __future__ import annotations
@@ -22,16 +24,20 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvloop
 
 from dragoman.hardware import cpu_name, usable_cores
 from dragoman.inference.loading import open_run
 from dragoman.phrasebook.generate import generate_pairs
+from dragoman.serving.keys import add_key
 
 HERE = Path(__file__).parent
 BATCHED, UNBATCHED, DIRECT = "server, {}", "server without batching, {}", "one request at a time, raw ctranslate2 {}"
@@ -139,14 +145,21 @@ class Load:
         }
 
 
-def start_systems(run: Path, engines: list[str], beam: int) -> list[ServerProcess]:
+def make_command(options: argparse.Namespace, engine: str) -> list[str]:
+    command = ["-m", "dragoman", "serve", str(options.run), "--port", "0", "--engine", engine, "--no-log-requests"]
+    return [*command, "--device", options.device]
+
+
+def start_systems(options: argparse.Namespace, beam: int) -> list[ServerProcess]:
     systems = []
-    for engine in engines:
-        command = ["-m", "dragoman", "serve", str(run), "--port", "0", "--engine", engine, "--no-log-requests"]
-        systems.append(ServerProcess(BATCHED.format(engine), [*command, "--device", "cpu"]))
-        systems.append(ServerProcess(UNBATCHED.format(engine), [*command, "--device", "cpu", "--no-batching"]))
-        if quantization := QUANTIZATIONS.get(engine):
-            command = [str(HERE / "peers" / "ctranslate2_server.py"), str(run), quantization, str(beam)]
+    for engine in options.engines:
+        command = make_command(options, engine)
+        systems.append(ServerProcess(BATCHED.format(engine), command))
+        if options.batching_only:
+            continue
+        systems.append(ServerProcess(UNBATCHED.format(engine), [*command, "--no-batching"]))
+        if options.device == "cpu" and (quantization := QUANTIZATIONS.get(engine)):
+            command = [str(HERE / "peers" / "ctranslate2_server.py"), str(options.run), quantization, str(beam)]
             systems.append(ServerProcess(DIRECT.format(quantization), command))
     return systems
 
@@ -230,23 +243,76 @@ async def leave_early(system: ServerProcess, bodies: list[bytes], until: float) 
         writer.close()
 
 
-async def soak(system: ServerProcess, bodies: list[bytes], clients: int, minutes: float) -> dict[str, Any]:
-    """Load a server for some minutes; return the measurements with its resident memory over time."""
+def used_gpu_mib() -> int:
+    """Return the used memory of the GPU, by all processes: the server keeps what it has allocated for its tensors."""
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) >> 20
+
+
+async def replace_model(system: ServerProcess, run: Path, key: str, times: int, seconds: float) -> list[float]:
+    """Replace the model by itself, spread over a time; return the seconds that each replacement took."""
+    url, body = (
+        f"http://127.0.0.1:{system.port}/api/models/{run.resolve().name}",
+        json.dumps({"run": str(run)}).encode(),
+    )
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    found = []
+    for _ in range(times):
+        await asyncio.sleep(seconds / (times + 1))
+        start = time.perf_counter()
+        request = urllib.request.Request(url, body, headers, method="PUT")
+        (await asyncio.to_thread(urllib.request.urlopen, request)).close()
+        found.append(round(time.perf_counter() - start, 2))
+    return found
+
+
+def read_gauges(system: ServerProcess) -> dict[str, float]:
+    """Return the numbers of requests that the server has, and of those that use a model."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{system.port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    names = ("dragoman_requests_waiting", "dragoman_requests_running", "dragoman_model_leases")
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if name.startswith(names)}
+
+
+def run_soak(options: argparse.Namespace, bodies: list[bytes], systems: list[ServerProcess]) -> dict[str, Any]:
+    """Start a server, which is added to `systems`, and load it; return the measurements."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.json"
+        key = add_key(keys, "bench", rights=("admin",))
+        command = [*make_command(options, options.engines[0]), "--keys-file", str(keys), "--open-access"]
+        system = ServerProcess(BATCHED.format(options.engines[0]), command)
+        systems.append(system)
+        system.wait_until_ready()
+        found = uvloop.run(soak(system, bodies, options, key))
+        time.sleep(1)  # for requests whose clients have left
+        return found | {"at_the_end": read_gauges(system)}
+
+
+async def soak(system: ServerProcess, bodies: list[bytes], options: argparse.Namespace, key: str) -> dict[str, Any]:
+    """Load a server for some minutes; return the measurements with its memory over time."""
+    clients, minutes, device = options.clients, options.soak, options.device
     memory: list[int] = []
+    gpu_memory: list[int] = []
     until = time.perf_counter() + 60 * minutes
 
     async def watch() -> None:
         while time.perf_counter() < until:
             memory.append(system.resident_bytes() >> 20)
+            if device != "cpu":
+                gpu_memory.append(used_gpu_mib())
             await asyncio.sleep(min(10, 6 * minutes))
 
     load = Load()
     watching = asyncio.gather(watch(), *(leave_early(system, bodies, until) for _ in range(2)))
+    replacing = asyncio.create_task(replace_model(system, options.run, key, options.replace, 60 * minutes))
     found = await load.run(system, bodies, clients, 60 * minutes)
     await watching
     quarter = max(len(memory) // 4, 1)
     second, last = statistics.mean(memory[quarter : 2 * quarter] or memory), statistics.mean(memory[-quarter:])
-    growth = {"second_quarter_mib": round(second), "last_quarter_mib": round(last), "resident_mib": memory}
+    growth: dict[str, Any] = {"second_quarter_mib": round(second), "last_quarter_mib": round(last)}
+    growth |= {"resident_mib": memory} | ({"gpu_mib": gpu_memory} if gpu_memory else {})
+    if options.replace:
+        growth["seconds_to_replace_the_model"] = await replacing
     return {"minutes": minutes, "system": system.name, **found, "messages": sorted(set(load.errors))[:5], **growth}
 
 
@@ -257,6 +323,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds of a turn")
     parser.add_argument("--engines", nargs="+", default=["auto", "ctranslate2", "ctranslate2-int8"])
+    parser.add_argument("--device", default="cpu", help="device of the servers")
+    parser.add_argument("--batching-only", action="store_true", help="leave out the servers without batching")
+    parser.add_argument("--replace", type=int, default=0, help="times that the model is replaced during --soak")
     parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES")
     parser.add_argument("--quick", action="store_true", help="only check that the benchmark runs")
     parser.add_argument("--out", type=Path, help="results are written to OUT.json and OUT.md")
@@ -266,14 +335,17 @@ def main() -> None:
     beam = open_run(options.run, device="cpu").recipe.search.beam
     lines = [pair.source for pair in generate_pairs("test", 1000, seed=7)]
     found: dict[str, Any] = {"command": "python bench/serve.py " + " ".join(sys.argv[1:])}
-    found |= {"machine": f"{cpu_name()}, {usable_cores()} cores", "clients": options.clients, "beam": beam}
-    systems = start_systems(options.run, options.engines[:1] if options.soak else options.engines, beam)
+    machine = f"{cpu_name()}, {usable_cores()} cores"
+    if options.device != "cpu":
+        machine = f"{torch.cuda.get_device_name(options.device)}; {machine}"
+    found |= {"machine": machine, "clients": options.clients, "beam": beam}
+    systems = [] if options.soak else start_systems(options, beam)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
     try:
         for system in systems:
             system.wait_until_ready()
         if options.soak:
-            found["soak"] = uvloop.run(soak(systems[0], make_mixed_bodies(lines), options.clients, options.soak))
+            found["soak"] = run_soak(options, make_mixed_bodies(lines), systems)
             report = json.dumps(found, indent=1) + "\n"
         else:
             bodies = [json.dumps({"text": line, "source": "en", "target": "de"}).encode() for line in lines]

@@ -30,7 +30,9 @@ def test_the_server_is_compared_with_itself_without_batching(toy: Toy, tmp_path:
 
 
 def test_a_soak_has_no_errors_and_measures_memory(toy: Toy, tmp_path: Path) -> None:
-    soak = run_bench(toy, tmp_path / "soak", "--soak", "0.02")["soak"]
+    soak = run_bench(toy, tmp_path / "soak", "--soak", "0.02", "--replace", "1")["soak"]
     assert isinstance(soak, dict)
     assert soak["errors"] == 0
     assert soak["resident_mib"]
+    assert len(soak["seconds_to_replace_the_model"]) == 1
+    assert set(soak["at_the_end"].values()) == {0.0}
