@@ -156,7 +156,7 @@ class GatedService:
     """In place of a service: translates a batch when the test lets it."""
 
     def __init__(self, threads: int = 1) -> None:
-        self.pool, self.threads = SimpleNamespace(threads=1, models={}), threads
+        self.pool, self.threads = SimpleNamespace(threads=threads, models={}), threads
         self.begun, self.permits = threading.Semaphore(0), threading.Semaphore(0)
         self.batches: list[list[str]] = []
 

@@ -17,6 +17,7 @@ from dragoman.serving.batching import SharedEngine, share_engine
 from dragoman.serving.errors import RequestError
 from dragoman.types import Line
 
+YOUNG_OBJECTS = 10_000  # after so many new objects, those that are garbage are collected
 WARMUP_TEXT = "a"  # translated before a model is served: the first translation of a process takes longer
 
 
@@ -120,8 +121,10 @@ class ModelPool:
 def freeze_objects() -> None:
     """Exempt all objects from garbage collection until the next call, which collects those that are garbage by then.
 
-    Modules and models have so many that each full collection would stop all requests for a tenth of a second.
+    Modules and models have so many that each full collection would stop all requests for a tenth of a second. The
+    objects of requests are seldom parts of cycles, so that collections of these are made rarer, too.
     """
+    gc.set_threshold(YOUNG_OBJECTS)
     gc.unfreeze()
     gc.collect()
     gc.freeze()

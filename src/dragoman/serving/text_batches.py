@@ -64,7 +64,8 @@ class TextBatches:
 
     def __init__(self, service: Service, workers: WorkerPool) -> None:
         self.service, self.workers = service, workers
-        self.max_threads = service.pool.threads + 2  # so that a batch is ready for each thread of the engine
+        self.engine_threads = service.pool.threads
+        self.max_threads = self.engine_threads + 1  # one prepares a batch while the others wait for the engine
         self.lock = threading.Lock()  # for what follows
         self.waiting: OrderedDict[PendingRequest, None] = OrderedDict()  # oldest first
         self.threads = 0  # that translate batches, or are about to begin
@@ -108,11 +109,15 @@ class TextBatches:
             finish_requests(batch, results)
 
     def take_batch(self) -> list[PendingRequest]:
-        """Remove and return the oldest requests; leave their part to idle threads. If there are none, end a thread."""
+        """Remove and return the oldest requests; leave their part to idle threads of the engine.
+
+        If there are none, this thread ends.
+        """
         batch: list[PendingRequest] = []
         characters = 0
         with self.lock:
-            count = min(math.ceil(len(self.waiting) / (1 + self.max_threads - self.threads)), MAX_REQUESTS)
+            idle = max(self.engine_threads - self.threads, 0)
+            count = min(math.ceil(len(self.waiting) / (1 + idle)), MAX_REQUESTS)
             while len(batch) < count and characters < MAX_CHARACTERS:
                 pending, _ = self.waiting.popitem(last=False)
                 batch.append(pending)
