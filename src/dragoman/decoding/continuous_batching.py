@@ -157,7 +157,7 @@ class StaticSlots(Slots):
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], Results]:
         """Start copying the results of these slots to the host; return a function that waits for and returns them."""
-        joined = join_fields(self.search.select(slots))
+        joined = pack_state(self.search.select(slots))
         on_host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=joined.is_cuda)
         on_host.copy_(joined, non_blocking=True)
         end_of_copy = torch.cuda.current_stream().record_event() if joined.is_cuda else None
@@ -165,7 +165,7 @@ class StaticSlots(Slots):
         def wait() -> Results:
             if end_of_copy:
                 end_of_copy.synchronize()
-            return self.search.results(split_fields(on_host, self.search.state))
+            return self.search.results(unpack_state(on_host, self.search.state))
 
         return wait
 
@@ -184,7 +184,7 @@ class StaticSlots(Slots):
             self.job_numbers[slot] = number
 
 
-def join_fields(state: BeamState) -> Tensor:
+def pack_state(state: BeamState) -> Tensor:
     """Return all fields as one tensor with a row per slot, which can be copied to the host at once.
 
     float64 represents ids and float32 values exactly.
@@ -192,8 +192,8 @@ def join_fields(state: BeamState) -> Tensor:
     return torch.cat([field.double().reshape(len(field), -1) for field in state], 1)
 
 
-def split_fields(joined: Tensor, like: BeamState) -> BeamState:
-    """Return the state of which `join_fields` has made these rows; `like` has the same shapes but for the slots."""
+def unpack_state(joined: Tensor, like: BeamState) -> BeamState:
+    """Return the state of which `pack_state` has made these rows; `like` has the same shapes but for the slots."""
     parts = torch.split(joined, [field[0].numel() for field in like], 1)
     pairs = zip(parts, like, strict=True)
     return BeamState(*[part.reshape(-1, *field.shape[1:]).to(field.dtype) for part, field in pairs])

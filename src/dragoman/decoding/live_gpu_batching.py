@@ -28,9 +28,9 @@ from dragoman.decoding.continuous_batching import (
     Slots,
     StaticSlots,
     capture_graph,
-    join_fields,
+    pack_state,
     release_gpu_memory,
-    split_fields,
+    unpack_state,
 )
 from dragoman.decoding.live_batching import LiveQueue, LiveScheduler
 from dragoman.decoding.protocol import SearchJob, StepModel
@@ -59,7 +59,7 @@ class LiveSlots(StaticSlots):
         self.split_new(self.host_new)[1].fill_(-1)
         super().__init__(model, search, [FREE] * self.count, fresh, [EMPTY_JOB] * self.count)
         if not is_gpu:
-            self.host_state_BX = join_fields(search.state)
+            self.host_state_BX = pack_state(search.state)
 
     def split_new(self, joined: Tensor) -> tuple[Tensor, Tensor]:
         """Return the two parts of `new`: job_GX and row_B."""
@@ -67,7 +67,7 @@ class LiveSlots(StaticSlots):
         return first.view(self.GROUP, -1), second
 
     def capture(self) -> None:
-        joined_BX = join_fields(self.search.state)
+        joined_BX = pack_state(self.search.state)
         self.host_state_BX = torch.empty(joined_BX.shape, dtype=joined_BX.dtype, pin_memory=True)
         self.start_graph = capture_graph(self.start_group, self.memory_pool)
         self.graph = capture_graph(self.take_steps, self.memory_pool)
@@ -95,7 +95,7 @@ class LiveSlots(StaticSlots):
         """Advance all sentences, and copy the state of the search to the host."""
         for _ in range(self.steps):
             self.step()
-        self.host_state_BX.copy_(join_fields(self.search.state), non_blocking=True)
+        self.host_state_BX.copy_(pack_state(self.search.state), non_blocking=True)
 
     def start_jobs(self, numbers: Sequence[int], jobs: Sequence[SearchJob]) -> None:
         """Start new jobs in free slots. The GPU has finished the last turn, since `advance` waits for it."""
@@ -126,7 +126,7 @@ class LiveSlots(StaticSlots):
 
     def read_state(self, slots: Sequence[int]) -> BeamState:
         """Return the state of the search in these slots, on the host."""
-        return split_fields(self.host_state_BX[list(slots)], self.search.state)
+        return unpack_state(self.host_state_BX[list(slots)], self.search.state)
 
 
 def replace_where(is_new_B: Tensor, old_B: Tensor, new_B: Tensor) -> None:

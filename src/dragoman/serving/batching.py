@@ -9,7 +9,8 @@ threads that all requests share, and blocks until they are decoded, or until the
                        next one has all sentences that wait, up to a limit
     SharedEngine       no batching: each request decodes its own sentences, one request per thread at a time
 
-There is no waiting for a batch to become full in any of them. What requests compute apart from searches, such as
+There is no waiting for a batch to become full in any of them. With SharedBatchEngine, small requests have no threads of
+their own: one thread translates all that wait (text_batches.py). What requests compute apart from searches, such as
 alignments, also runs for as many requests at a time as there are threads that decode, each with one thread of PyTorch.
 """
 

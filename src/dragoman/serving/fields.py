@@ -52,7 +52,7 @@ def is_json(request: Request) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-async def read_json(request: Request) -> Any:
+async def read_json_body(request: Request) -> Any:
     """Return the JSON value in the body of a request."""
     try:
         return json.loads(await request.body())
@@ -65,7 +65,7 @@ async def read_json(request: Request) -> Any:
 
 async def read_record(request: Request, model: type[_M]) -> _M:
     """Return the JSON object in the body of a request as a record, as FastAPI does for an argument of a handler."""
-    value = await read_json(request) if is_json(request) else await request.body()
+    value = await read_json_body(request) if is_json(request) else await request.body()
     if not isinstance(value, dict):
         raise RequestError(400, "invalid_field", f"body: should {EXPECTED_TYPES['model_attributes_type']}")
     return parse_fields(model, value)
@@ -106,7 +106,7 @@ async def read_fields(request: Request, lists: Iterable[str] = ()) -> dict[str, 
     """
     if not is_json(request):
         return await read_form_fields(request, lists)
-    value = await read_json(request)
+    value = await read_json_body(request)
     if not isinstance(value, dict):
         raise RequestError(400, "invalid_json", "Invalid JSON format: the body must be an object")
     return value
