@@ -59,8 +59,6 @@ class SlotState(SearchState, Protocol):
 class Slots:
     """Sentences that are decoded together, one per slot. `job_numbers` has the index of each slot's job, or FREE."""
 
-    steps = 1  # of `advance`
-
     def __init__(
         self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[SearchJob]
     ) -> None:
@@ -84,16 +82,6 @@ class Slots:
         logp_NV, state = self.model.step(self.token_N, self.state)
         rows_N, self.token_N = self.search.advance(logp_NV)
         self.state = state if rows_N is None else state.select(rows_N)
-
-    def advance(self) -> list[int]:
-        """Advance every sentence by `steps` tokens; return the slots of those that are finished."""
-        self.step()
-        self.state = self.state.reset_finished(self.search.done_B)
-        return self.done
-
-    def read_state(self, slots: Sequence[int]) -> Any:
-        """Return the state of the search in these slots after `advance`."""
-        return self.search.select(slots)
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[SearchJob]) -> None:
         """Start new jobs in free slots. `fresh` is their state before the first token, with one row per job."""
@@ -133,10 +121,16 @@ class StaticSlots(Slots):
         self.state = self.state.make_indirect(capacity=search.max_length + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if search.device.type == "cuda":
-            self.capture()
-
-    def capture(self) -> None:
-        self.graph = capture_graph(self.step)
+            side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side_stream):
+                for _ in range(WARMUP_STEPS):
+                    self.step()
+            torch.cuda.current_stream().wait_stream(side_stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.step()
+            self.graph = graph
 
     def step(self) -> None:
         """Advance every sentence by one token and copy the new values into the old tensors.
@@ -157,7 +151,9 @@ class StaticSlots(Slots):
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], Results]:
         """Start copying the results of these slots to the host; return a function that waits for and returns them."""
-        joined = pack_state(self.search.select(slots))
+        state = self.search.select(slots)
+        # All tensors are joined to one and copied at once. float64 represents ids and float32 values exactly.
+        joined = torch.cat([field.double().reshape(len(slots), -1) for field in state], 1)
         on_host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=joined.is_cuda)
         on_host.copy_(joined, non_blocking=True)
         end_of_copy = torch.cuda.current_stream().record_event() if joined.is_cuda else None
@@ -165,7 +161,9 @@ class StaticSlots(Slots):
         def wait() -> Results:
             if end_of_copy:
                 end_of_copy.synchronize()
-            return self.search.results(unpack_state(on_host, self.search.state))
+            parts = torch.split(on_host, [field[0].numel() for field in state], 1)
+            fields = [part.reshape(field.shape).to(field.dtype) for part, field in zip(parts, state, strict=True)]
+            return self.search.results(BeamState(*fields))
 
         return wait
 
@@ -182,49 +180,6 @@ class StaticSlots(Slots):
         self.token_N.view(len(self.job_numbers), -1).index_fill_(0, index_K, BOS)
         for slot, number in zip(slots, numbers, strict=True):
             self.job_numbers[slot] = number
-
-
-def pack_state(state: BeamState) -> Tensor:
-    """Return all fields as one tensor with a row per slot, which can be copied to the host at once.
-
-    float64 represents ids and float32 values exactly.
-    """
-    return torch.cat([field.double().reshape(len(field), -1) for field in state], 1)
-
-
-def unpack_state(joined: Tensor, like: BeamState) -> BeamState:
-    """Return the state of which `pack_state` has made these rows; `like` has the same shapes but for the slots."""
-    parts = torch.split(joined, [field[0].numel() for field in like], 1)
-    pairs = zip(parts, like, strict=True)
-    return BeamState(*[part.reshape(-1, *field.shape[1:]).to(field.dtype) for part, field in pairs])
-
-
-_capture_lock = threading.Lock()  # to begin a capture, a thread waits for the whole GPU, which fails during others
-
-
-def capture_graph(work: Callable[[], None], memory_pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Run `work` a few times, then capture it as a CUDA graph, and return that.
-
-    Other threads may use the GPU meanwhile. Graphs with the same `memory_pool` share their memory: they must not run at
-    the same time, nor leave tensors there that others read later.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with _capture_lock:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_STEPS):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, memory_pool, stream, capture_error_mode="thread_local"):
-            work()
-    return graph
-
-
-def release_gpu_memory() -> None:
-    """Return freed memory to the system, for other processes."""
-    with _capture_lock:
-        torch.cuda.empty_cache()
 
 
 class JobQueue:

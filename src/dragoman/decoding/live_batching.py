@@ -97,17 +97,9 @@ class LiveQueue(JobQueue):
     """The waiting jobs of one kind, oldest first: they may share a batch. `jobs` has those of all kinds by number."""
 
     def __init__(
-        self,
-        jobs: dict[int, SearchJob],
-        key: Hashable,
-        make_search: SearchFactory,
-        width: int,
-        max_length: int,
-        *,
-        is_plain: bool,
+        self, jobs: dict[int, SearchJob], key: Hashable, make_search: SearchFactory, width: int, max_length: int
     ) -> None:
         self.jobs, self.key, self.make_search, self.width, self.max_length = jobs, key, make_search, width, max_length
-        self.is_plain = is_plain  # whether the search is beam search without constraints
         self.rows = make_search(max_length, torch.device("cpu")).width  # rows of the model per sentence
         self.waiting: deque[int] = deque()  # type: ignore[assignment]
         self.users = 0  # number of threads that have a batch of this kind, or are about to begin one
@@ -122,8 +114,6 @@ class LiveScheduler(Scheduler):
     If a step raises an exception, the sentences of its batch are decoded again one by one, so that only the callers
     whose sentences cannot be decoded get the exception.
     """
-
-    min_width = 1  # of the padded sources
 
     def __init__(
         self, model: StepModel[Any], device: torch.device, rows: int, threads: int, fixed_slots: int = 0
@@ -156,8 +146,7 @@ class LiveScheduler(Scheduler):
 
         `is_plain_beam`: jobs without constraints are searched by their own kind of beam search, in their own batches.
 
-        `observe` is called, in a thread of the scheduler, with the state of each sentence after each of its steps, or
-        after every few of them (`Slots.steps`).
+        `observe` is called, in a thread of the scheduler, with the state of each sentence after each of its steps.
         """
         submission = Submission(jobs, cancelled, observe)
         search_key: Hashable = make_search
@@ -169,14 +158,13 @@ class LiveScheduler(Scheduler):
             for index, job in enumerate(jobs):
                 if not job.max_tokens:
                     continue
-                width, limit = round_to_bucket(max(len(job.ids) + 1, self.min_width)), MIN_LENGTH_LIMIT
+                width, limit = round_to_bucket(len(job.ids) + 1), MIN_LENGTH_LIMIT
                 while limit < job.max_tokens:
                     limit *= 2
                 # What jobs must have in common to share a batch.
-                is_plain = is_plain_beam and not job.constraints.is_constrained
-                key = (width, limit, is_plain, search_key)
+                key = (width, limit, is_plain_beam and not job.constraints.is_constrained, search_key)
                 if key not in self.queues:
-                    self.queues[key] = LiveQueue(self.jobs, key, make_search, width, limit, is_plain=is_plain)
+                    self.queues[key] = LiveQueue(self.jobs, key, make_search, width, limit)
                 number = next(self.numbers)
                 self.jobs[number], self.entries[number] = job, (submission, index)
                 self.queues[key].waiting.append(number)
@@ -282,14 +270,11 @@ class LiveScheduler(Scheduler):
         return joining
 
     def start(self, batches: dict[LiveQueue, Slots], queue: LiveQueue, numbers: list[int]) -> None:
-        """Start jobs in the batch of their queue, or in a new one."""
-        if slots := batches.get(queue):
-            self.join(slots, queue, numbers)
-        else:
+        """Start jobs in free slots of the batch of their queue, or in added ones, or in a new batch."""
+        slots = batches.get(queue)
+        if slots is None:
             batches[queue] = self.make_slots(queue, numbers)
-
-    def join(self, slots: Slots, queue: LiveQueue, numbers: list[int]) -> None:
-        """Start jobs in free slots of a batch, or in added ones."""
+            return
         if (missing := len(numbers) - len(slots.free)) > 0:
             slots.resize(range(len(slots.job_numbers)), missing)
         rows = max(self.fixed_slots, len(numbers))
@@ -305,19 +290,20 @@ class LiveScheduler(Scheduler):
         return Slots(self.model, search, padded, *self.encode_sources(queue, padded))
 
     def advance(self, batches: dict[LiveQueue, Slots], queue: LiveQueue) -> None:
-        """Advance a batch, deliver what is finished, and remove free slots once they are a third."""
+        """Advance a batch by one step, deliver what is finished, and remove free slots once they are a third."""
         slots = batches[queue]
-        done = slots.advance()
+        slots.step()
+        slots.state = slots.state.reset_finished(slots.search.done_B)
         for slot, number in enumerate(slots.job_numbers):
             if number != FREE and (submission := self.entries[number][0]).observe:
                 try:
-                    submission.observe(slots.read_state([slot]))
+                    submission.observe(slots.search.select([slot]))
                 except Exception as error:  # such as StreamClosed: the caller has stopped reading
                     submission.fail(error)
-        used = len(slots.job_numbers) - len(slots.free)
-        self.counts.add(steps=slots.steps, slots=slots.steps * used, sentences=len(done))
+        done = slots.done
+        self.counts.add(steps=1, slots=len(slots.job_numbers) - len(slots.free), sentences=len(done))
         if done:
-            for slot, results in zip(done, slots.search.results(slots.read_state(done)), strict=True):
+            for slot, results in zip(done, slots.search.results(slots.search.select(done)), strict=True):
                 submission, index = self.entries[slots.job_numbers[slot]]
                 submission.deliver(index, results)
                 self.forget([slots.job_numbers[slot]])
@@ -357,7 +343,8 @@ class LiveScheduler(Scheduler):
 
     def decode_singly(self, queue: LiveQueue, number: int) -> list[SearchResult]:
         slots = self.make_slots(queue, [number])
-        while not (done := slots.advance()):
-            self.counts.add(steps=slots.steps, slots=slots.steps)
-        self.counts.add(steps=slots.steps, slots=slots.steps, sentences=1)
-        return slots.search.results(slots.read_state(done))[0]
+        while not slots.done:
+            slots.step()
+            self.counts.add(steps=1, slots=1)
+        self.counts.add(sentences=1)
+        return slots.search.results(slots.search.select([0]))[0]

@@ -28,10 +28,9 @@ import torch
 
 from dragoman.decoding.continuous_batching import Observer
 from dragoman.decoding.live_batching import DecodingCounts, LiveScheduler, Submission
-from dragoman.decoding.live_gpu_batching import LiveGpuScheduler
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import IndexedResults, Results, SearchFactory, SearchJob
-from dragoman.hardware import BATCH_ROWS, set_current_gpu
+from dragoman.hardware import BATCH_ROWS
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine, choose_rows, choose_threads
 from dragoman.inference.translator import Translator
@@ -43,12 +42,6 @@ ENOUGH_ROWS = 8  # with which a batch is hardly faster if it gets more
 MAX_BATCH_TOKENS = 2048  # of its sources, padding included
 
 
-def prepare_thread(device: torch.device) -> None:
-    """Prepare a thread that computes on this device; a new thread has GPU 0."""
-    torch.set_num_threads(1)
-    set_current_gpu(device)
-
-
 class SharedEngine:
     """An engine without batching. `engine` is None if the translator has a decoder of its own."""
 
@@ -57,9 +50,8 @@ class SharedEngine:
     def __init__(self, engine: Engine | None, threads: int) -> None:
         self.engine = engine
         self.counts = DecodingCounts()
-        device = engine.device if isinstance(engine, TorchEngine) else torch.device("cpu")
         self.pool = ThreadPoolExecutor(
-            threads, thread_name_prefix="model", initializer=prepare_thread, initargs=(device,)
+            threads, thread_name_prefix="model", initializer=torch.set_num_threads, initargs=(1,)
         )
 
     def bind(self, cancelled: threading.Event) -> Engine:
@@ -102,11 +94,9 @@ class SharedTorchEngine(SharedEngine):
 
     def __init__(self, engine: TorchEngine, threads: int) -> None:
         super().__init__(engine, threads)
-        model, device = engine.model, engine.device
-        if device.type == "cpu":
-            self.scheduler = LiveScheduler(model, device, choose_rows(model, device), threads)
-        else:
-            self.scheduler = LiveGpuScheduler(model, device, BATCH_ROWS[device.type])
+        rows, on_cpu = choose_rows(engine.model, engine.device), engine.device.type == "cpu"
+        slots = 0 if on_cpu else BATCH_ROWS[engine.device.type]
+        self.scheduler = LiveScheduler(engine.model, engine.device, rows, threads, slots)
         self.counts = self.scheduler.counts
 
     def close(self) -> None:
