@@ -31,7 +31,7 @@ from dragoman.inference.translator import Translator
 from dragoman.serving import service as service_module
 from dragoman.serving.batching import SharedBatchEngine, SharedEngine, SharedTorchEngine, share_engine
 from dragoman.serving.errors import RequestCancelled, RequestError
-from dragoman.serving.model_pool import ModelPool, ServedModel
+from dragoman.serving.model_pool import ModelPool, ServedModel, tune_garbage_collection
 from dragoman.serving.service import UNITS_PER_STEP, Service, TranslationRequest
 from dragoman.serving.settings import ServerSettings
 from toy_clients import bind, finish, make_tasks, translate_together
@@ -519,9 +519,8 @@ def test_phrase_based_systems_are_served_one_request_at_a_time() -> None:
 
 def test_a_server_of_its_own_keeps_nothing_of_replaced_models(toy: Toy) -> None:
     """What is loaded is exempt from garbage collection, also in cycles, but not when it has been replaced."""
-    pool = ModelPool()
-    pool.owns_process = True
-    try:
+    pool, thresholds = ModelPool(), gc.get_threshold()
+    with tune_garbage_collection(pool):
         replaced = pool.load("toy", toy.run)
         replaced.itself = replaced  # type: ignore[attr-defined]  # a cycle
         reference = ref(replaced)
@@ -529,6 +528,21 @@ def test_a_server_of_its_own_keeps_nothing_of_replaced_models(toy: Toy) -> None:
         assert gc.get_freeze_count() > 0
         pool.load("toy", toy.run)
         assert reference() is None
-    finally:
-        gc.unfreeze()
-        pool.close()
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, thresholds)
+    pool.close()
+
+
+@pytest.mark.gpu
+def test_500_requests_on_a_gpu_get_what_a_translator_gives(toy: Toy) -> None:
+    """But for rounding, since a translator chooses other shapes of batches."""
+    plain = load_as(Translator, toy.run, device="cuda")
+    tasks, shared = make_tasks(plain, constraints=False), share_engine(plain, 1)
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        found = list(clients.map(lambda task: finish(bind(plain, shared), task), tasks))
+    shared.close()
+    ours, theirs = (
+        [one for lists in each for nbest in lists for one in nbest]
+        for each in (found, translate_together(plain, tasks))
+    )
+    assert [one.text for one in ours] == [one.text for one in theirs]
+    assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-4)

@@ -21,7 +21,7 @@ from dragoman.serving.errors import RequestCancelled, RequestError
 from dragoman.serving.model_pool import ModelPool
 from dragoman.serving.service import Service, Translation, TranslationRequest
 from dragoman.serving.settings import ServerSettings
-from dragoman.serving.text_batches import MAX_CHARACTERS, SMALL_CHARACTERS, SMALL_TEXTS, TextBatches
+from dragoman.serving.text_batches import MAX_CHARACTERS, SMALL_BEAM, SMALL_CHARACTERS, SMALL_LINES, TextBatches
 from dragoman.serving.workers import WorkerPool
 from toy_run import make_sentences
 from toy_server import ToyServer, serve_in_thread
@@ -299,7 +299,60 @@ def test_which_requests_share_batches(ctranslate2_server: ToyServer, toy_server:
     small = TranslationRequest(texts=["a"])
     assert batches[0].shares_batches(small)
     assert not batches[1].shares_batches(small)  # PyTorch batches continuously
-    others: list[dict[str, Any]] = [{"texts": ["a"] * (SMALL_TEXTS + 1)}, {"texts": ["a" * 3000]}, {"markup": "html"}]
+    others: list[dict[str, Any]] = [
+        {"texts": ["a"] * (SMALL_LINES + 1)},
+        {"texts": ["a" * 3000]},
+        {"markup": "html"},
+        {"texts": ["a\n" * SMALL_LINES]},
+        {"beam": SMALL_BEAM + 1},
+        {"context": ("a" * 3000,)},
+    ]
     for other in others:
         assert not batches[0].shares_batches(replace(small, **other))
     assert all(isinstance(each.engine, SharedBatchEngine) for each in batches[0].service.pool.models.values())
+
+
+def test_other_work_gets_its_turn_between_batches() -> None:
+    order = list[str]()
+
+    async def check(batches: TextBatches, service: GatedService) -> None:
+        first = start(batches, "first")
+        await wait_for_batch(service)
+        other = asyncio.create_task(batches.workers.run(lambda _: order.extend([*service.batches[-1], "other"])))
+        while batches.workers.admitted < 2:
+            await asyncio.sleep(0)
+        second = start(batches, "second")
+        while not batches.waiting:
+            await asyncio.sleep(0)
+        service.permits.release(2)
+        await asyncio.gather(first, other, second)
+        assert order == ["first", "other"]
+
+    run(check, GatedService(), threads=1)
+
+
+def test_a_defect_fails_its_batch_only() -> None:
+    async def check(batches: TextBatches, service: GatedService) -> None:
+        service.permits.release(2)
+        translate_together = service.translate_together
+        service.translate_together = None  # type: ignore[assignment, method-assign]
+        with pytest.raises(TypeError):
+            await start(batches, "first")
+        service.translate_together = translate_together  # type: ignore[method-assign]
+        assert await start(batches, "second") == b"second"
+
+    run(check, GatedService())
+
+
+def test_a_request_that_is_given_up_counts_until_its_batch_ends() -> None:
+    async def check(batches: TextBatches, service: GatedService) -> None:
+        first = start(batches, "first")
+        await wait_for_batch(service)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert (batches.workers.admitted, batches.workers.waiting) == (1, 0)
+        service.permits.release()
+        while batches.threads:
+            await asyncio.sleep(0.001)
+
+    run(check, GatedService())

@@ -159,10 +159,10 @@ def make_router(service: Service, workers: WorkerPool, batches: TextBatches, glo
         service.check(request)
         authorize(http, None, request.characters, len(request.texts))
 
-        def describe(translations: list[Translation]) -> bytes:
+        def write_answer(translations: list[Translation]) -> bytes:
             return to_json(describe_translations(translations, request.texts))
 
-        return Response(await batches.translate(request, describe), media_type="application/json")
+        return Response(await batches.translate(request, write_answer), media_type="application/json")
 
     @router.post("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(body: TranslateBody, http: Request) -> StreamingResponse:

@@ -38,7 +38,7 @@ from dragoman.serving.errors import RequestCancelled
 
 ResultT = TypeVar("ResultT")
 MAX_BATCH_ROWS = 64  # sentences of a batch of SharedBatchEngine
-ENOUGH_ROWS = 8  # with which a batch is hardly faster if it gets more
+MIN_OWN_ROWS = 8  # sentences of a call that gets batches of its own, since larger ones are hardly faster
 MAX_BATCH_TOKENS = 2048  # of its sources, padding included
 
 
@@ -105,9 +105,10 @@ class SharedTorchEngine(SharedEngine):
 
 
 class SharedBatchEngine(SharedEngine):
-    """An engine for whole batches: decoding threads each take what waits whenever their last batch is decoded.
+    """An engine for whole batches that has threads of its own, such as CTranslate2.
 
-    Calls with enough jobs for batches of their own go to the engine at once, which has threads and a queue itself.
+    Decoding threads each take what waits whenever their last batch is decoded. Calls with enough jobs for batches of
+    their own go to the engine at once.
     """
 
     engine: Engine
@@ -127,7 +128,7 @@ class SharedBatchEngine(SharedEngine):
             thread.start()
 
     def decode(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
-        if len(jobs) >= ENOUGH_ROWS:
+        if len(jobs) >= MIN_OWN_ROWS:
             return self.decode_alone(jobs, search, cancelled)
         submission = Submission(jobs, cancelled)
         with self.condition:
@@ -146,7 +147,7 @@ class SharedBatchEngine(SharedEngine):
                 self.submissions.discard(submission)
 
     def decode_alone(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
-        """Return the results of jobs that share their batches with no others."""
+        """Decode jobs in batches that no other request shares; the engine keeps few of them in its queue."""
         found: Results = [[] for _ in jobs]
         self.counts.add(steps=math.ceil(len(jobs) / MAX_BATCH_ROWS), slots=len(jobs))
         for index, results in self.engine.iter_results(jobs, search):

@@ -188,11 +188,11 @@ def add_text_routes(
         service.check(request)
         authorize(http, read_query_key(http.url.query.encode()), request.characters, len(request.texts))
 
-        def describe(translations: list[Translation]) -> bytes:
+        def write_answer(translations: list[Translation]) -> bytes:
             pairs = zip(fields.text, translations, strict=True)
             return to_json({"translations": [describe_for_deepl(text, found, fields) for text, found in pairs]})
 
-        task = asyncio.create_task(batches.translate(request, describe))
+        task = asyncio.create_task(batches.translate(request, write_answer))
         return await respond_in_time(task)
 
     @router.post("/usage", include_in_schema=False)  # of old clients

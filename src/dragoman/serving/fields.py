@@ -59,8 +59,10 @@ async def read_json_body(request: Request) -> Any:
     except json.JSONDecodeError as error:
         message = f"the body is not valid JSON: {error.msg} at character {error.pos}"
         raise RequestError(400, "invalid_json", message) from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise RequestError(400, "invalid_json", "the body is not valid JSON in UTF-8") from None
+    except ValueError:
+        raise RequestError(400, "invalid_json", "the body has a number with too many digits") from None
 
 
 async def read_record(request: Request, model: type[_M]) -> _M:

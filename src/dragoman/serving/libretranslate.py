@@ -99,10 +99,10 @@ def make_libretranslate_router(
         request = make_request(service, fields)
         authorize(http, fields.api_key, request.characters, len(request.texts))
 
-        def describe(translations: list[Translation]) -> bytes:
+        def write_answer(translations: list[Translation]) -> bytes:
             return to_json(describe_for_libretranslate(fields, translations))
 
-        return Response(await batches.translate(request, describe), media_type="application/json")
+        return Response(await batches.translate(request, write_answer), media_type="application/json")
 
     @router.post("/detect", openapi_extra=describe_body(DetectFields))
     async def detect(http: Request) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from dragoman.serving.batching import SharedEngine, share_engine
 from dragoman.serving.errors import RequestError
 from dragoman.types import Line
 
-YOUNG_OBJECTS = 10_000  # after so many new objects, those that are garbage are collected
+COLLECTION_THRESHOLD = 10_000  # new objects after which those of them that are garbage are collected
 WARMUP_TEXT = "a"  # translated before a model is served: the first translation of a process takes longer
 
 
@@ -50,7 +50,7 @@ class ModelPool:
         self.threads = torch.get_num_threads()  # of this thread; those that decode have a single one
         self.lock = threading.Lock()
         self.models: dict[str, ServedModel] = {}
-        self.owns_process = False  # whether garbage collection may be tuned, which concerns the whole process
+        self.freezes_objects = False  # see `tune_garbage_collection`
 
     def load(self, name: str, run: str | Path) -> ServedModel:
         """Load a run and serve it under this name, in place of the model that had the name before.
@@ -74,7 +74,7 @@ class ModelPool:
         if old:
             self.retire(old)
             del old
-        if self.owns_process:
+        if self.freezes_objects:
             freeze_objects()
         return model
 
@@ -118,13 +118,27 @@ class ModelPool:
             self.remove(name)
 
 
-def freeze_objects() -> None:
-    """Exempt all objects from garbage collection until the next call, which collects those that are garbage by then.
+@contextmanager
+def tune_garbage_collection(pool: ModelPool) -> Iterator[None]:
+    """Let garbage collections be short and rare, in a process that only serves the models of a pool.
 
-    Modules and models have so many that each full collection would stop all requests for a tenth of a second. The
-    objects of requests are seldom parts of cycles, so that collections of these are made rarer, too.
+    Libraries and models have a million objects. A collection that visits all of them would stop the requests for a
+    tenth of a second, so whatever exists when a model has been loaded is exempt. What requests create is seldom part of
+    a cycle.
     """
-    gc.set_threshold(YOUNG_OBJECTS)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECTION_THRESHOLD, *thresholds[1:])
+    pool.freezes_objects = True
+    try:
+        yield
+    finally:
+        pool.freezes_objects = False
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def freeze_objects() -> None:
+    """Collect all garbage, then exempt what is left from collections until the next call."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

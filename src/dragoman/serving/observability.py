@@ -39,21 +39,15 @@ class ServerMetrics:
         self.texts = Counter("dragoman_texts", "texts of requests", ("route",), **own)
         self.characters = Counter("dragoman_characters", "characters of the texts of requests", ("route",), **own)
         self.registry.register(StateCollector(pool, workers, is_ready))
-        self.children: dict[tuple[str, str, int], tuple[Any, ...]] = {}  # the metrics for each set of labels
 
     def observe(self, request: RequestContext, seconds: float) -> None:
         """Count a request that has been answered."""
         method = request.method if request.method in HTTP_METHODS else "other"  # clients may send any word
-        route, status = request.path_template, request.status
-        if (method, route, status) not in self.children:
-            by_route = [metric.labels(route) for metric in (self.seconds, self.texts, self.characters)]
-            self.children[method, route, status] = (self.requests.labels(method, route, status), *by_route)
-        requests, durations, texts, characters = self.children[method, route, status]
-        requests.inc()
-        durations.observe(seconds)
+        self.requests.labels(method, request.path_template, request.status).inc()
+        self.seconds.labels(request.path_template).observe(seconds)
         if request.texts:
-            texts.inc(request.texts)
-            characters.inc(request.characters)
+            self.texts.labels(request.path_template).inc(request.texts)
+            self.characters.labels(request.path_template).inc(request.characters)
 
     def render(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""

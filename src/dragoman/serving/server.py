@@ -26,6 +26,7 @@ from dragoman.progress import WARNING, log
 from dragoman.serving.app import make_app
 from dragoman.serving.document_jobs import DocumentJobs
 from dragoman.serving.errors import ResponseAborted
+from dragoman.serving.model_pool import tune_garbage_collection
 from dragoman.serving.settings import ServerSettings
 from dragoman.serving.state import Runs, ServerState
 
@@ -276,10 +277,9 @@ def run_server(runs: Runs, settings: ServerSettings, announce: Callable[[str], N
     """Serve runs; return the server when it has stopped. The port is open while the models are being loaded."""
     app = make_app(runs, settings, load=False)
     server = Server(app)
-    app.state.server.pool.owns_process = True
     errors: list[BaseException] = []
 
-    with listen(settings.host, settings.port) as listening:
+    with listen(settings.host, settings.port) as listening, tune_garbage_collection(server.state.pool):
         port = listening.getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
 

@@ -98,22 +98,24 @@ NbestLists = list[list[Hypothesis]]
 
 
 class LinesToTranslate(NamedTuple):
-    """Lines that a model is to translate, and in which manner."""
+    """Lines that a model is to translate, and how."""
 
     lines: list[Line]
     model: ServedModel
+    is_constrained: bool  # engines may refuse all lines of a call with constraints
     tag: str
     beam: int | None
     nbest: int
     align: bool
 
     @property
-    def manner(self) -> Hashable:
-        """What is equal for lines that one call can translate."""
+    def call_key(self) -> Hashable:
+        """The key of lines that one call can translate."""
         return self[1:]
 
 
-Plan = Generator[LinesToTranslate, NbestLists | None, list[Translation]]  # of a request
+# The translation of a request: yields lines, is sent their n-best lists, returns the translations.
+Plan = Generator[LinesToTranslate, NbestLists | None, list[Translation]]
 RouteChoice = tuple[Route | None, Detection | None]  # what Service.choose_route returns
 LeasedModels = tuple[list[RouteChoice], dict[str, ServedModel]]  # the choices for texts, and models by name
 
@@ -170,21 +172,24 @@ class Service:
         The lines of all requests that a model translates in the same way are translated by one call.
         """
         plans = [self.plan(request, cancelled) for request in requests]
-        found = [advance(plan, None) for plan in plans]
+        found = [resume(plan, None) for plan in plans]
         while True:
             groups: dict[Hashable, list[int]] = {}
             for number, each in enumerate(found):
                 if isinstance(each, LinesToTranslate):
-                    groups.setdefault(each.manner, []).append(number)
+                    groups.setdefault(each.call_key, []).append(number)
             if not groups:
                 return found  # type: ignore[return-value]
             for numbers in groups.values():
                 nbest_lists = translate_lines([found[number] for number in numbers], cancelled)  # type: ignore[misc]
                 for number, nbest in zip(numbers, nbest_lists, strict=True):
-                    found[number] = advance(plans[number], nbest)
+                    found[number] = resume(plans[number], nbest)
 
     def plan(self, request: TranslationRequest, cancelled: Event) -> Plan:
-        """Yield the lines of a request that a model is to translate, once per model; return the translations."""
+        """Yield the lines of a request, once for each route; return the translations.
+
+        Texts with tags are translated inside, since their parts may be translated more than once.
+        """
         translations: dict[int, Translation] = {}
         groups: dict[Route, list[int]] = {}
         with self.lease_models(request.texts, request) as (choices, models):
@@ -212,8 +217,13 @@ class Service:
         beam = request.beam or (request.nbest if request.nbest > model.translator.recipe.search.beam else None)
         context = model.translator.choose_context(None)
         lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, context)]
+        is_constrained = any(line.terms or line.avoid or line.prefix for line in lines)
         nbest_lists = iter(
-            (yield LinesToTranslate(lines, model, route.direction.tag, beam, request.nbest, request.align))
+            (
+                yield LinesToTranslate(
+                    lines, model, is_constrained, route.direction.tag, beam, request.nbest, request.align
+                )
+            )
         )
         return [layout.join_nbest([next(nbest_lists) for _ in layout.lines], request.nbest) for layout in layouts]
 
@@ -375,8 +385,8 @@ class Service:
         return lines
 
 
-def advance(plan: Plan, nbest_lists: NbestLists | Exception | None) -> LinesToTranslate | list[Translation] | Exception:
-    """Give a plan the translations of its lines; return its next lines, or what it returns or raises."""
+def resume(plan: Plan, nbest_lists: NbestLists | Exception | None) -> LinesToTranslate | list[Translation] | Exception:
+    """Resume a plan with the translations of its lines; return its next lines, or what it returns or raises."""
     try:
         return plan.throw(nbest_lists) if isinstance(nbest_lists, Exception) else plan.send(nbest_lists)
     except StopIteration as end:
@@ -384,10 +394,12 @@ def advance(plan: Plan, nbest_lists: NbestLists | Exception | None) -> LinesToTr
         return result
     except Exception as error:
         return error
+    finally:
+        del plan, nbest_lists  # the traceback of an exception has this frame, which would refer to the exception
 
 
 def translate_lines(calls: Sequence[LinesToTranslate], cancelled: Event) -> Sequence[NbestLists | Exception]:
-    """Return the n best translations of the lines of each call, which are to be translated in the same way.
+    """Return the n best translations of the lines of each call, all with the same key.
 
     If that fails, translate those of each call alone, and return the exception where that fails again.
     """

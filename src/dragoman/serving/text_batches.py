@@ -1,4 +1,4 @@
-"""Small requests for translations of texts, which a free thread prepares, translates and describes together.
+"""Translate small requests together: a thread prepares several, translates their lines in one call, writes the answers.
 
 With an engine that decodes whole batches, such as CTranslate2, a sentence takes so little time that a thread for each
 request would spend more on waiting for Python's global lock than on its work.
@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -20,9 +21,11 @@ from dragoman.serving.errors import RequestCancelled, make_stopping_error
 from dragoman.serving.service import Service, Translation, TranslationRequest
 from dragoman.serving.workers import WorkerPool, wait_for_result
 
-SMALL_TEXTS, SMALL_CHARACTERS = 8, 2000  # of a request; larger ones have a thread of their own
-MAX_REQUESTS, MAX_CHARACTERS = 16, 4000  # of a batch; larger ones are hardly faster, and all wait for the last text
-Describe = Callable[[list[Translation]], bytes]  # makes the body of an answer
+# Limits of a request that shares a batch; larger ones have a thread of their own.
+SMALL_LINES, SMALL_CHARACTERS, SMALL_BEAM = 8, 2000, 5
+# A batch with so many takes no further request: larger ones are hardly faster, and all requests wait for the last line.
+MAX_REQUESTS, MAX_CHARACTERS = 16, 4000
+WriteAnswer = Callable[[list[Translation]], bytes]
 
 
 @dataclass(eq=False)
@@ -30,7 +33,7 @@ class PendingRequest:
     """A request that waits to be translated."""
 
     request: TranslationRequest
-    describe: Describe
+    write_answer: WriteAnswer
     cancelled: Event  # set when nobody waits for the result any more
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     result: asyncio.Future[bytes] = field(init=False)
@@ -49,7 +52,7 @@ class PendingRequest:
 
 
 class AllCancelled(Event):
-    """Is set when all requests of a batch are cancelled."""
+    """An event that is set once all requests of a batch are cancelled. Only `is_set` works."""
 
     def __init__(self, pending: Sequence[PendingRequest]) -> None:
         super().__init__()
@@ -66,30 +69,38 @@ class TextBatches:
         self.service, self.workers = service, workers
         self.engine_threads = service.pool.threads
         self.max_threads = self.engine_threads + 1  # one prepares a batch while the others wait for the engine
-        self.lock = threading.Lock()  # for what follows
+        self.lock = threading.Lock()  # guards the fields below
         self.waiting: OrderedDict[PendingRequest, None] = OrderedDict()  # oldest first
-        self.threads = 0  # that translate batches, or are about to begin
+        self.threads = 0  # that translate a batch, or are about to
 
-    async def translate(self, request: TranslationRequest, describe: Describe) -> bytes:
-        """Return the body of the answer to a request that was checked; `describe` makes it in a thread."""
+    async def translate(self, request: TranslationRequest, write_answer: WriteAnswer) -> bytes:
+        """Return the answer to a request that was checked; `write_answer` makes it, in a thread."""
         if not self.shares_batches(request):
-            return await self.workers.run(lambda cancelled: describe(self.service.translate(request, cancelled)))
-        with self.workers.admit() as cancelled:
-            pending = PendingRequest(request, describe, cancelled)
+            return await self.workers.run(lambda cancelled: write_answer(self.service.translate(request, cancelled)))
+        pending = PendingRequest(request, write_answer, self.workers.admit())
+        try:
             self.add(pending)
-            try:
-                return await wait_for_result(pending.result, self.workers.timeout)
-            except RequestCancelled:
-                raise make_stopping_error() from None
-            finally:
-                with self.lock:
-                    self.waiting.pop(pending, None)
+            return await wait_for_result(pending.result, self.workers.timeout)
+        except RequestCancelled:
+            raise make_stopping_error() from None
+        finally:
+            pending.cancelled.set()
+            with self.lock:
+                never_began = self.waiting.pop(pending, self) is None
+            if never_began:
+                self.workers.release(pending.cancelled)
 
     def shares_batches(self, request: TranslationRequest) -> bool:
         """Return whether a request is small, and all engines decode whole batches. Texts with tags take longer."""
-        is_small = len(request.texts) <= SMALL_TEXTS and request.characters <= SMALL_CHARACTERS
+        lines = len(request.texts) + sum(text.count("\n") for text in request.texts)
+        characters = request.characters + sum(map(len, request.entries))
+        is_small = lines <= SMALL_LINES and characters <= SMALL_CHARACTERS and request.markup == "text"
         engines = (model.engine for model in list(self.service.pool.models.values()))
-        return is_small and request.markup == "text" and all(isinstance(each, SharedBatchEngine) for each in engines)
+        return (
+            is_small
+            and max(request.nbest, request.beam or 1) <= SMALL_BEAM
+            and all(isinstance(engine, SharedBatchEngine) for engine in engines)
+        )
 
     def add(self, pending: PendingRequest) -> None:
         """Let a request wait for a thread, and begin one unless there are enough."""
@@ -98,21 +109,41 @@ class TextBatches:
             needs_thread = self.threads < self.max_threads
             self.threads += needs_thread
         if needs_thread:
-            self.workers.executor.submit(self.translate_batches).add_done_callback(self.end_waiting)
+            self.begin_thread()
 
-    def translate_batches(self) -> None:
-        """Translate what waits until nothing does."""
-        while batch := self.take_batch():
+    def begin_thread(self) -> None:
+        """Let the executor translate a batch as soon as it has a thread for that."""
+        try:
+            self.workers.executor.submit(self.translate_batch).add_done_callback(self.end_thread)
+        except RuntimeError:  # the server stops
+            self.fail_waiting()
+
+    def end_thread(self, ended: Future[None]) -> None:
+        """Begin the next thread, after all that the executor has to do by now, if requests wait."""
+        if ended.cancelled():  # before it began, since the server stops
+            self.fail_waiting()
+            return
+        with self.lock:
+            is_needed = bool(self.waiting)
+            self.threads -= not is_needed
+        if is_needed:
+            self.begin_thread()
+
+    def translate_batch(self) -> None:
+        """Translate the requests that wait, or as many as a batch may have."""
+        batch = self.take_batch()
+        try:
             with self.workers.count_running(len(batch)):
                 found = self.service.translate_together([each.request for each in batch], AllCancelled(batch))
-                results = [describe_result(*pair) for pair in zip(batch, found, strict=True)]
-            finish_requests(batch, results)
+                results = [write_result(*pair) for pair in zip(batch, found, strict=True)]
+        except Exception as error:  # a defect: exceptions of single requests are results
+            results = [error] * len(batch)
+        for each in batch:
+            self.workers.release(each.cancelled)
+        finish_requests(batch, results)
 
     def take_batch(self) -> list[PendingRequest]:
-        """Remove and return the oldest requests; leave their part to idle threads of the engine.
-
-        If there are none, this thread ends.
-        """
+        """Remove and return the oldest requests; leave their share to idle threads of the engine."""
         batch: list[PendingRequest] = []
         characters = 0
         with self.lock:
@@ -122,33 +153,37 @@ class TextBatches:
                 pending, _ = self.waiting.popitem(last=False)
                 batch.append(pending)
                 characters += pending.request.characters
-            self.threads -= not batch
         return batch
 
-    def end_waiting(self, thread: Future[None]) -> None:
-        """End the requests that wait if a thread for them never began, since the server stops."""
-        if thread.cancelled():
-            with self.lock:
-                abandoned, self.waiting = list(self.waiting), OrderedDict()
-            finish_requests(abandoned, [RequestCancelled() for _ in abandoned])
+    def fail_waiting(self) -> None:
+        """End the requests that wait and the thread that was to translate them, since the server stops."""
+        with self.lock:
+            self.threads -= 1
+            abandoned, self.waiting = list(self.waiting), OrderedDict()
+        for each in abandoned:
+            self.workers.release(each.cancelled)
+        finish_requests(abandoned, [RequestCancelled() for _ in abandoned])
 
 
-def describe_result(pending: PendingRequest, result: list[Translation] | Exception) -> bytes | Exception:
-    """Return the body of the answer, or the exception that prevents it."""
+def write_result(pending: PendingRequest, result: list[Translation] | Exception) -> bytes | Exception:
+    """Return the answer to a request, or the exception that prevents it."""
     if isinstance(result, Exception):
         return result
     try:
-        return pending.describe(result)
+        return pending.write_answer(result)
     except Exception as error:
         return error
 
 
 def finish_requests(batch: Sequence[PendingRequest], results: Sequence[bytes | Exception]) -> None:
-    """Let the event loop set the results of requests: of all at once, since each call wakes it up."""
+    """Let the event loop set the results of requests, in one callback, since each callback wakes the loop up."""
+    pairs = list(zip(batch, results, strict=True))
+    for loop in {each.loop for each in batch}:  # an application may be called in several
 
-    def finish_all() -> None:
-        for pending, result in zip(batch, results, strict=True):
-            pending.finish(result)
+        def finish_all(loop: asyncio.AbstractEventLoop = loop) -> None:
+            for pending, result in pairs:
+                if pending.loop is loop:
+                    pending.finish(result)
 
-    if batch:
-        batch[0].loop.call_soon_threadsafe(finish_all)
+        with suppress(RuntimeError):  # the loop is closed, so that nobody waits
+            loop.call_soon_threadsafe(finish_all)

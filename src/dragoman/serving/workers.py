@@ -26,7 +26,7 @@ from dragoman.serving.request_context import CURRENT_REQUEST
 
 ValueT = TypeVar("ValueT")
 EndT = TypeVar("EndT")
-UNWATCHED_SECONDS = 0.1  # of a request, in which it does not matter whether the client has gone
+UNWATCHED_SECONDS = 0.1  # after which a request sees that its client has gone: to watch costs more than most requests
 LONGEST_WAIT = 60  # seconds that a refused client is told to wait at most
 CLIENT_GONE = 499  # status in logs and metrics of a request that nobody waited for
 
@@ -56,11 +56,11 @@ class WorkerPool:
 
     async def run(self, work: Callable[[Event], ValueT]) -> ValueT:
         """Return the result of `work` in a thread. Its argument is set when the result is not needed any more."""
-        cancelled = self._admit()
+        cancelled = self.admit()
         # The executor keeps abandoned tasks queued; clearing the list frees what they hold.
         tasks: list[Callable[[], ValueT]] = [partial(copy_context().run, self._work, work, cancelled)]
         future = self.executor.submit(run_task, tasks)
-        future.add_done_callback(lambda _: self._release(cancelled))
+        future.add_done_callback(lambda _: self.release(cancelled))
         try:
             return await wait_for_result(asyncio.wrap_future(future), self.timeout)
         except RequestCancelled:
@@ -116,18 +116,8 @@ class WorkerPool:
         return self.admitted - self.running
 
     @contextmanager
-    def admit(self) -> Iterator[Event]:
-        """Count a request as admitted; yield the event that is set when its result is not needed any more."""
-        cancelled = self._admit()
-        try:
-            yield cancelled
-        finally:
-            cancelled.set()
-            self._release(cancelled)
-
-    @contextmanager
     def count_running(self, requests: int = 1) -> Iterator[None]:
-        """Count requests as running in this thread, and note how long they take."""
+        """Count requests as running in this thread, and update the mean of their durations."""
         start = time.perf_counter()
         with self.lock:
             self.running += requests
@@ -138,7 +128,11 @@ class WorkerPool:
                 self.running -= requests
                 self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
 
-    def _admit(self) -> Event:
+    def admit(self) -> Event:
+        """Count a request as admitted; return the event to set when its result is not needed any more.
+
+        Raise a RequestError if there are too many. `release` must be called for the event in the end.
+        """
         cancelled = Event()
         with self.lock:
             if self.is_stopped:
@@ -152,7 +146,8 @@ class WorkerPool:
             self.events.add(cancelled)
         return cancelled
 
-    def _release(self, cancelled: Event) -> None:
+    def release(self, cancelled: Event) -> None:
+        """Note that nothing is done for an admitted request any more."""
         with self.lock:
             self.admitted -= 1
             self.events.discard(cancelled)
@@ -176,7 +171,8 @@ def run_task(tasks: list[Callable[[], ValueT]]) -> ValueT:
 async def wait_for_result(result: asyncio.Future[ValueT], timeout: float) -> ValueT:
     """Return the result of what works for the current request; raise a RequestError if nobody waits for it any more.
 
-    That is when the client has gone or the time is over; the work is cancelled then. Raise RequestCancelled if others
+    That is when the client has gone (which is noticed after UNWATCHED_SECONDS) or the time is over; the work is
+    cancelled then. Raise RequestCancelled if others
     have cancelled it.
     """
     request, gone = CURRENT_REQUEST.get(), None
