@@ -115,6 +115,10 @@ def test_a_root_path_changes_nothing(toy: Toy, tmp_path: Path, is_mounted: bool)
     assert list(post("/v2/nothing").json()) == ["message", "detail"]
     fields, file = {"source": "en", "target": "de"}, {"file": ("a.txt", b"ba." * 1000)}
     assert "API key" in post("/translate_file", data=fields, files=file).json()["error"]  # not too large
+    key = {"Authorization": f"Bearer {add_key(tmp_path / 'keys.json', 'b')}"}
+    app.state.server.keys.refresh()
+    assert post("/translate", json={"q": "ba.", "source": "en", "target": "de"}, headers=key).status_code == 200
+    assert 'route="/translate",status="200"' in send(outer, "GET", "/mt/metrics", root=root, headers=key).text
     app.state.server.is_loaded = False
     assert send(outer, "GET", "/mt/health", root=root).status_code == 200
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -356,3 +357,52 @@ def test_a_request_that_is_given_up_counts_until_its_batch_ends() -> None:
             await asyncio.sleep(0.001)
 
     run(check, GatedService())
+
+
+def test_a_batch_translates_no_cancelled_requests() -> None:
+    async def check(batches: TextBatches, service: GatedService) -> None:
+        first = start(batches, "first")
+        await wait_for_batch(service)
+        others = [start(batches, text) for text in ("second", "third")]
+        while len(batches.waiting) < 2:
+            await asyncio.sleep(0)
+        next(iter(batches.waiting)).cancelled.set()  # as a server does that stops
+        service.permits.release(2)
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+        assert [each if isinstance(each, bytes) else getattr(each, "code", each) for each in found] == [
+            b"first", "stopping", b"third",
+        ]  # fmt: skip
+        assert service.batches == [["first"], ["third"]]
+
+    run(check, GatedService())
+
+
+def test_refused_requests_leave_their_neighbours_together(
+    ctranslate2_server: ToyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, calls = Service(ctranslate2_server.app.state.server.pool, ServerSettings()), list[int]()
+    translate_nbest = Translator.translate_nbest
+
+    def count_lines(translator: Translator, lines: Any, *arguments: Any) -> Any:
+        calls.append(len(lines))
+        return translate_nbest(translator, lines, *arguments)
+
+    monkeypatch.setattr(Translator, "translate_nbest", count_lines)
+    good = TranslationRequest(texts=["ba del fo!"], source="en", target="de")
+    refused = [replace(good, terms=("wex",)), replace(good, context=("a",)), replace(good, avoid=("wex",))]
+    found = service.translate_together([good, good, *refused, good], threading.Event())
+    assert [isinstance(each, UserError) for each in found] == [False, False, True, True, True, False]
+    assert calls == [3, 3, 1, 1, 1]
+
+
+def test_an_application_may_be_called_in_several_event_loops(ctranslate2_server: ToyServer) -> None:
+    async def send(number: int) -> str:
+        transport = httpx.ASGITransport(ctranslate2_server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"text": "ba del fo!", "source": "en", "target": "de", "nbest": 1 + number % 2}
+            answer = await asyncio.wait_for(client.post("/api/translate", json=body), WAIT)
+            return str(answer.json()["translations"][0]["text"])
+
+    with ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(lambda number: asyncio.run(send(number)), range(60)))
+    assert found == ["ol ebi ak!"] * 60

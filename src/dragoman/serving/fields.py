@@ -67,7 +67,9 @@ async def read_json_body(request: Request) -> Any:
 
 async def read_record(request: Request, model: type[_M]) -> _M:
     """Return the JSON object in the body of a request as a record, as FastAPI does for an argument of a handler."""
-    value = await read_json_body(request) if is_json(request) else await request.body()
+    if not await request.body():
+        raise RequestError(400, "missing_field", "body: missing")
+    value = await read_json_body(request) if is_json(request) else None
     if not isinstance(value, dict):
         raise RequestError(400, "invalid_field", f"body: should {EXPECTED_TYPES['model_attributes_type']}")
     return parse_fields(model, value)

@@ -246,9 +246,9 @@ def find_route_path(scope: Scope) -> str:
 
 def find_path_template(scope: Scope, request: RequestContext) -> str:
     """Return the template of the path of a request, for metrics and logs: there are unlimited numbers of paths."""
+    if request.path_template:  # of a direct route; `route` may be that of an application around this one
+        return request.path_template
     route = scope.get("route")
     if route is not None:
         return str(route.path)
-    if request.path_template:
-        return request.path_template
     return "page" if request.status in (200, 304) else "unknown"

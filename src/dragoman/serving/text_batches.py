@@ -130,17 +130,19 @@ class TextBatches:
             self.begin_thread()
 
     def translate_batch(self) -> None:
-        """Translate the requests that wait, or as many as a batch may have."""
+        """Translate the requests that wait, or as many as a batch may have, but none that is cancelled."""
         batch = self.take_batch()
+        needed = [each for each in batch if not each.cancelled.is_set()]
+        results: dict[PendingRequest, bytes | Exception] = {}
         try:
-            with self.workers.count_running(len(batch)):
-                found = self.service.translate_together([each.request for each in batch], AllCancelled(batch))
-                results = [write_result(*pair) for pair in zip(batch, found, strict=True)]
+            with self.workers.count_running(len(needed)):
+                found = self.service.translate_together([each.request for each in needed], AllCancelled(needed))
+                results = {each: write_result(each, one) for each, one in zip(needed, found, strict=True)}
         except Exception as error:  # a defect: exceptions of single requests are results
-            results = [error] * len(batch)
+            results = dict.fromkeys(needed, error)
         for each in batch:
             self.workers.release(each.cancelled)
-        finish_requests(batch, results)
+        finish_requests(batch, [results.get(each, RequestCancelled()) for each in batch])
 
     def take_batch(self) -> list[PendingRequest]:
         """Remove and return the oldest requests; leave their share to idle threads of the engine."""

@@ -51,7 +51,7 @@ class WorkerPool:
         self.admitted = 0  # requests that wait, or whose thread has not ended
         self.running = 0  # requests in threads
         self.events: set[Event] = set()  # of admitted requests
-        self.mean_seconds = 1.0  # recent duration of a request, for Retry-After
+        self.mean_seconds = 1.0  # that a thread needed for a request recently, for Retry-After
         self.is_stopped = False
 
     async def run(self, work: Callable[[Event], ValueT]) -> ValueT:
@@ -117,7 +117,7 @@ class WorkerPool:
 
     @contextmanager
     def count_running(self, requests: int = 1) -> Iterator[None]:
-        """Count requests as running in this thread, and update the mean of their durations."""
+        """Count requests as running in this thread, and update the mean time that a thread needs for one."""
         start = time.perf_counter()
         with self.lock:
             self.running += requests
@@ -126,7 +126,8 @@ class WorkerPool:
         finally:
             with self.lock:
                 self.running -= requests
-                self.mean_seconds += 0.1 * (time.perf_counter() - start - self.mean_seconds)
+                seconds = (time.perf_counter() - start) / max(requests, 1)
+                self.mean_seconds += 0.1 * (seconds - self.mean_seconds)
 
     def admit(self) -> Event:
         """Count a request as admitted; return the event to set when its result is not needed any more.
