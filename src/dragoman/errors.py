@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import suppress
 from types import FrameType
 
@@ -36,6 +37,7 @@ class Stop(Exception):
 
 
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT, as shells report a process that a signal has ended
+REPEAT_SECONDS = 0.05  # after which Ctrl-C is handled again if that was not possible at once
 TERMINATED = 143  # exit code after SIGTERM: 128 + SIGTERM
 interrupt_is_caught = False  # set by a caller that catches KeyboardInterrupt; otherwise Ctrl-C ends the process
 # Whether KeyboardInterrupt was raised. If so, a later exception may be one into which a library converted it.
@@ -56,4 +58,16 @@ def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:
             os.write(2, b"dragoman: stopped\n")
         os._exit(INTERRUPTED)
     interrupt_was_raised = True
-    signal.default_int_handler(signal_number, frame)
+    if is_in_destructor(frame):  # Python ignores exceptions there, so that Ctrl-C would be lost
+        repeat = threading.Timer(REPEAT_SECONDS, signal.pthread_kill, [threading.get_ident(), signal_number])
+        repeat.daemon = True
+        repeat.start()
+    else:
+        signal.default_int_handler(signal_number, frame)
+
+
+def is_in_destructor(frame: FrameType | None) -> bool:
+    """Return whether a frame, or one that has called it, is that of a `__del__` method."""
+    while frame and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -89,3 +90,24 @@ def test_closed_stream_is_a_user_error(stream: int) -> None:
     done = run("-c", code)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "dragoman: standard input and output must be open; use /dev/null for nothing\n"
+
+
+class Interrupted:
+    """An object during whose destruction Ctrl-C comes."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python only prints exceptions that are raised there."""
+    monkeypatch.setattr(errors, "interrupt_is_caught", True)
+    monkeypatch.setattr(errors, "interrupt_was_raised", False)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        errors.handle_interrupts()
+        Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+    finally:
+        signal.signal(signal.SIGINT, handler)
