@@ -147,7 +147,7 @@ class SharedBatchEngine(SharedEngine):
                 self.submissions.discard(submission)
 
     def decode_alone(self, jobs: Sequence[SearchJob], search: SearchSettings, cancelled: threading.Event) -> Results:
-        """Decode jobs in batches that no other request shares; the engine keeps few of them in its queue."""
+        """Decode jobs in batches that no other request shares."""
         found: Results = [[] for _ in jobs]
         self.counts.add(steps=math.ceil(len(jobs) / MAX_BATCH_ROWS), slots=len(jobs))
         for index, results in self.engine.iter_results(jobs, search):

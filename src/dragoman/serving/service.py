@@ -102,7 +102,7 @@ class LinesToTranslate(NamedTuple):
 
     lines: list[Line]
     model: ServedModel
-    is_special: bool  # has constraints or context, for which an engine or a model may refuse the whole call
+    may_be_refused: bool  # has constraints or context, for which an engine or a model may refuse the whole call
     tag: str
     beam: int | None
     nbest: int
@@ -217,9 +217,13 @@ class Service:
         beam = request.beam or (request.nbest if request.nbest > model.translator.recipe.search.beam else None)
         context = model.translator.choose_context(None)
         lines = [line for layout in layouts for line in self.make_lines(layout.lines, request, context)]
-        is_special = any(line.terms or line.avoid or line.prefix or line.context for line in lines)
+        may_be_refused = any(line.terms or line.avoid or line.prefix or line.context for line in lines)
         nbest_lists = iter(
-            (yield LinesToTranslate(lines, model, is_special, route.direction.tag, beam, request.nbest, request.align))
+            (
+                yield LinesToTranslate(
+                    lines, model, may_be_refused, route.direction.tag, beam, request.nbest, request.align
+                )
+            )
         )
         return [layout.join_nbest([next(nbest_lists) for _ in layout.lines], request.nbest) for layout in layouts]
 
